@@ -68,9 +68,7 @@ def set_load(monkeypatch: pytest.MonkeyPatch, *loads: float) -> None:
     monkeypatch.setattr(program, "wait_until_quiet", read)
 
 
-def test_a_report_is_printed_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_is_printed_and_written(tmp_path, capsys):
     file = tmp_path / "report.json"
     assert program.main(["nothing", "--pairs", "2", "--limit-s", "9", "--json", str(file)]) == 0
     assert "nothing: none  1.00 s (1.00 to 1.00)" in capsys.readouterr().out
@@ -79,7 +77,7 @@ def test_a_report_is_printed_and_written(
     assert str(tmp_path) not in file.read_text()
 
 
-def test_a_benchmark_that_cannot_run_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_that_cannot_run_leaves_the_others(capsys):
     assert program.main(["failing", "nothing"]) == 1
     shown = capsys.readouterr()
     assert "nothing: none" in shown.out
@@ -94,17 +92,13 @@ def test_a_benchmark_that_cannot_run_leaves_the_others(capsys: pytest.CaptureFix
         (["--limit-s", "-1"], "--limit-s -1: 0 is the least"),
     ],
 )
-def test_wrong_arguments_are_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_are_refused(arguments, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         program.main(arguments)
     assert said in capsys.readouterr().err
 
 
-def test_rows_are_recorded_as_each_benchmark_ends_and_the_rest_is_named(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_are_recorded_as_each_benchmark_ends_and_the_rest_is_named(page, capsys):
     assert program.main(["nothing", "interrupted", "failing", "--record"]) == 130
     assert page.read_text().count(LINE) == 1
     assert "interrupted:" not in page.read_text()
@@ -112,16 +106,14 @@ def test_rows_are_recorded_as_each_benchmark_ends_and_the_rest_is_named(
     assert left in capsys.readouterr().err
 
 
-def test_rows_of_a_benchmark_replace_those_that_were_recorded_before(page: Path) -> None:
+def test_rows_of_a_benchmark_replace_those_that_were_recorded_before(page):
     for _ in range(2):
         assert program.main(["nothing", "--record"]) == 0
     assert page.read_text().count(LINE) == 1
     assert "make bench 'ARGS=nothing --record'" in page.read_text()
 
 
-def test_nothing_is_recorded_on_a_busy_machine(
-    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_recorded_on_a_busy_machine(page, monkeypatch, capsys):
     set_load(monkeypatch, 1.2)
     before = page.read_text()
     assert program.main(["nothing", "--record"]) == 2
@@ -135,22 +127,20 @@ def test_nothing_is_recorded_on_a_busy_machine(
     assert "nothing: none" in capsys.readouterr().out
 
 
-def test_work_that_begins_meanwhile_ends_a_recording_with_what_it_has(
-    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_work_that_begins_meanwhile_ends_a_recording_with_what_it_has(page, monkeypatch, capsys):
     set_load(monkeypatch, 0.2, 3.0)
     assert program.main(["nothing", "failing", "--record"]) == 2
     assert page.read_text().count(LINE) == 1
     assert "type make bench 'ARGS=failing --record'" in capsys.readouterr().err
 
 
-def test_the_load_of_the_benchmark_before_is_waited_for() -> None:
+def test_the_load_of_the_benchmark_before_is_waited_for():
     loads, slept = [3.0, 1.5, 0.9, 0.1], []
     assert wait_until_quiet(lambda: loads.pop(0), slept.append) == 0.9
     assert len(slept) == 2
 
 
-def test_reports_are_put_into_the_docs(tmp_path: Path, page: Path) -> None:
+def test_reports_are_put_into_the_docs(tmp_path, page):
     file = tmp_path / "report.json"
     assert program.main(["nothing", "--json", str(file)]) == 0
     for _ in range(2):
@@ -158,12 +148,7 @@ def test_reports_are_put_into_the_docs(tmp_path: Path, page: Path) -> None:
     assert page.read_text().count(LINE) == 1
 
 
-def test_a_report_of_a_busy_machine_is_not_put_into_the_docs(
-    tmp_path: Path,
-    page: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_report_of_a_busy_machine_is_not_put_into_the_docs(tmp_path, page, monkeypatch, capsys):
     set_load(monkeypatch, 2.5)
     file = tmp_path / "report.json"
     assert program.main(["nothing", "--json", str(file)]) == 0
@@ -175,7 +160,7 @@ def test_a_report_of_a_busy_machine_is_not_put_into_the_docs(
     assert f"make bench 'ARGS=nothing --json {file}'" in said
 
 
-def test_what_is_no_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_report_is_refused(tmp_path, capsys):
     file = tmp_path / "report.json"
     for text in ("{}", "[]", '{"reports": [{}]}', '{"reports": 1}'):
         file.write_text(text)
@@ -183,7 +168,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "is not a report" in capsys.readouterr().err
 
 
-def test_how_long_each_benchmark_takes_is_in_the_docs() -> None:
+def test_how_long_each_benchmark_takes_is_in_the_docs():
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     rows = re.findall(r"^\| (\d+) \| ([a-z, -]+) \|$", text, re.MULTILINE)
     told = {name: int(limit_s) for limit_s, names in rows for name in names.split(", ")}
@@ -193,7 +178,7 @@ def test_how_long_each_benchmark_takes_is_in_the_docs() -> None:
     )
 
 
-def test_every_benchmark_is_explained_in_the_docs() -> None:
+def test_every_benchmark_is_explained_in_the_docs():
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     assert BEGIN in (ROOT / "docs" / "benchmark-results.md").read_text()
     assert [name for name in BENCHMARKS if f"### {name}\n" not in page] == []

@@ -16,7 +16,7 @@ def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
-def test_both_sides_get_one_thread_and_nothing_of_an_outer_run() -> None:
+def test_both_sides_get_one_thread_and_nothing_of_an_outer_run():
     given = {
         "HOME": "/home/me",
         "OMP_NUM_THREADS": "8",
@@ -37,7 +37,7 @@ def test_both_sides_get_one_thread_and_nothing_of_an_outer_run() -> None:
 ECHO = "import sys\nfor number, _ in enumerate(sys.stdin): print(number, flush=True)"
 
 
-def test_a_program_that_answers_stays_between_samples_and_ends_afterwards() -> None:
+def test_a_program_that_answers_stays_between_samples_and_ends_afterwards():
     with answering(python(f"import os; print(os.getpid(), flush=True)\n{ECHO}")) as ask:
         pid = int(ask())
         assert [ask(), ask()] == ["0\n", "1\n"]
@@ -45,18 +45,18 @@ def test_a_program_that_answers_stays_between_samples_and_ends_afterwards() -> N
     assert not psutil.pid_exists(pid)
 
 
-def test_a_command_that_fails_is_shown_with_its_last_lines() -> None:
+def test_a_command_that_fails_is_shown_with_its_last_lines():
     with pytest.raises(BenchmarkError, match=r"exit code 3 of: .*(?s:.*)last words"):
         run(python("import sys; print('last words'); sys.exit(3)"))
 
 
-def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(commands, "TIMEOUT_S", 0.5)
     with pytest.raises(BenchmarkError, match="did not end within"):
         run(python("import signal; signal.pause()"))
 
 
-def test_the_processor_time_of_a_command_is_its_own_and_not_the_time_that_it_sleeps() -> None:
+def test_the_processor_time_of_a_command_is_its_own_and_not_the_time_that_it_sleeps():
     busy = run((sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"))
     idle = run((sys.executable, "-S", "-c", "import time; time.sleep(0.3)"))
     assert busy.processor_s > 0.29

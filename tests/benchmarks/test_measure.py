@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.intervals import Interval
 from benchmarks.measure import JSON, Goal, Measurement, Report, Reports, Row
 
 
@@ -37,9 +36,7 @@ def row(ours: float, theirs: float | None = None, goal: Goal | None = None, note
         (0.26, 9.0, Goal(of="seconds", most=0.25), False),
     ],
 )
-def test_a_goal_is_reached_missed_or_cannot_be_told(
-    ours: float, theirs: float | None, goal: Goal | None, ok: bool | None
-) -> None:
+def test_a_goal_is_reached_missed_or_cannot_be_told(ours, theirs, goal, ok):
     assert row(ours, theirs, goal).ok is ok
 
 
@@ -54,15 +51,13 @@ def test_a_goal_is_reached_missed_or_cannot_be_told(
         ((0.0, math.inf), None, True),
     ],
 )
-def test_a_goal_within_the_interval_is_neither_reached_nor_missed(
-    interval: Interval, ok: bool | None, is_open: bool
-) -> None:
+def test_a_goal_within_the_interval_is_neither_reached_nor_missed(interval, ok, is_open):
     middle = sum(interval) / 2
     measured_row = replace(row(middle, 1.0, Goal(of="ratio", most=0.5)), interval=interval)
     assert (measured_row.ok, measured_row.is_open) == (ok, is_open)
 
 
-def test_a_goal_in_seconds_is_judged_by_the_interval_of_the_median() -> None:
+def test_a_goal_in_seconds_is_judged_by_the_interval_of_the_median():
     seconds = row(0.2, 9.0, Goal(of="seconds", most=0.25))
     assert replace(seconds, interval=(0.0, math.inf), median_interval=(0.1, 0.24)).ok
     assert replace(seconds, interval=(0.02, 0.03), median_interval=(0.1, 0.3)).is_open
@@ -78,14 +73,14 @@ def test_a_goal_in_seconds_is_judged_by_the_interval_of_the_median() -> None:
     ],
 )
 def test_a_row_is_sure_when_its_interval_is_narrower_than_the_distance_to_its_goal(
-    interval: Interval, is_sure: bool
-) -> None:
+    interval, is_sure
+):
     judged = row(0.4, 1.0, Goal(of="ratio", most=0.5))
     assert replace(judged, interval=interval).is_sure is is_sure
     assert replace(judged, interval=interval, goal=None).is_sure
 
 
-def test_a_report_survives_its_way_through_json() -> None:
+def test_a_report_survives_its_way_through_json():
     report = Report(
         benchmark="start",
         command="make bench ARGS=start",

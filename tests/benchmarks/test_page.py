@@ -10,7 +10,7 @@ ORDER = ("start", "render", "help")
 EMPTY = f"# Title\n\n{BEGIN}\n{END}\n\nend\n"
 
 
-def test_a_section_replaces_that_of_its_benchmark_alone() -> None:
+def test_a_section_replaces_that_of_its_benchmark_alone():
     page = EMPTY
     for name, text in (("start", "one"), ("help", "two"), ("start", "three")):
         page = replace_section(page, name, text, ORDER)
@@ -23,6 +23,6 @@ def test_a_section_replaces_that_of_its_benchmark_alone() -> None:
 
 
 @pytest.mark.parametrize("page", ["", BEGIN, f"text {END}"])
-def test_a_page_without_its_markers_is_refused(page: str) -> None:
+def test_a_page_without_its_markers_is_refused(page):
     with pytest.raises(ValueError, match="lacks"):
         replace_section(page, "start", "new", ORDER)

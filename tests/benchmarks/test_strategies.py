@@ -10,10 +10,8 @@ from benchmarks.strategies import ACTIVATIONS, BATCH, TENSOR, UNIT_WEIGHTS, WEIG
 from train.config import parse_config
 from train.workloads import charlm
 
-"""Bytes of a step beside the strategy's own: what ranks tell each other about stops."""
 
-
-def test_the_formulas_are_those_of_the_model_that_is_measured() -> None:
+def test_the_formulas_are_those_of_the_model_that_is_measured():
     config = parse_config(strategy_ranks.OPTIONS)
     model: Any = charlm.build_model(config)
     size = charlm.SIZES[config.model_size]

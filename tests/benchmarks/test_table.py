@@ -48,8 +48,6 @@ REPORT = Report(
         ),
     ),
 )
-
-
 TABLE = """\
 what              ours                   theirs                 ratio                   goal                        ok    pairs
 start: to a step  4.10 s (4.00 to 4.40)  4.00 s (3.90 to 4.20)  1.025 (0.950 to 1.040)  ratio <= 1.05               yes   3
@@ -60,7 +58,6 @@ start: slow       300 ms (300 to 300)    -                      -               
 Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). 2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
 start: peer not installed
 """  # noqa: E501
-
 MARKDOWN = """\
 ## start
 
@@ -80,11 +77,11 @@ make bench ARGS=start
 start: peer not installed."""  # noqa: E501
 
 
-def test_the_table_is_aligned_and_tells_how_it_was_measured() -> None:
+def test_the_table_is_aligned_and_tells_how_it_was_measured():
     assert render_table(REPORT) == TABLE
 
 
-def test_the_section_of_the_docs_holds_the_command_and_the_notes() -> None:
+def test_the_section_of_the_docs_holds_the_command_and_the_notes():
     assert render_markdown(REPORT) == MARKDOWN
 
 
@@ -100,13 +97,11 @@ def test_the_section_of_the_docs_holds_the_command_and_the_notes() -> None:
         ((1234.5,), "1230 s (1234 to 1234)"),
     ],
 )
-def test_three_digits_are_told_in_the_unit_that_suits_the_median(
-    samples_s: tuple[float, ...], text: str
-) -> None:
+def test_three_digits_are_told_in_the_unit_that_suits_the_median(samples_s, text):
     assert format_measurement(Measurement(samples_s=samples_s)) == text
 
 
-def test_an_end_that_two_samples_leave_at_millions_is_not_told() -> None:
+def test_an_end_that_two_samples_leave_at_millions_is_not_told():
     side = Measurement(samples_s=(1.0, 2.0))
     row = Row(benchmark="b", what="w", ours=side, theirs=side, interval=(0.001, 4897598.6))
     assert "  1.000 (0.001 to ?)  " in render_row(row)

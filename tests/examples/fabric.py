@@ -23,10 +23,7 @@ def train(fabric: Fabric) -> float:
 def main() -> None:
     workers, workers_here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     fabric = Fabric(
-        accelerator="auto",
-        devices=workers_here,
-        num_nodes=workers // workers_here,
-        strategy="ddp",
+        accelerator="auto", devices=workers_here, num_nodes=workers // workers_here, strategy="ddp"
     )
     fabric.launch()
 

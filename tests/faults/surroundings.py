@@ -230,6 +230,12 @@ def put(started: Started, index: int, **fields: Any) -> Any:
     return server.put("pods", pod(f"{run_id}-{index}-x7k2p", labels, **fields))
 
 
+def put_both_waiting(started: Started, reason: str, message: str) -> None:
+    for index in (0, 1):
+        state = {"waiting": {"reason": reason, "message": message}}
+        put(started, index, phase="Pending", state=state)
+
+
 def fail_job(started: Started, **fields: str) -> None:
     """What its controller says of the job when all is over."""
     server = started.bed.at
@@ -243,9 +249,7 @@ def fail_job(started: Started, **fields: str) -> None:
 
 def no_image(started: Started) -> None:
     words = 'failed to pull "registry.example/team/train:7": manifest unknown'
-    for index in (0, 1):
-        state = {"waiting": {"reason": "ImagePullBackOff", "message": words}}
-        put(started, index, phase="Pending", state=state)
+    put_both_waiting(started, "ImagePullBackOff", words)
 
 
 def no_place(started: Started) -> None:
@@ -278,10 +282,8 @@ def no_quota(started: Started) -> None:
 
 
 def no_secret(started: Started) -> None:
-    for index in (0, 1):
-        words = 'secret "registry-token" not found'
-        state = {"waiting": {"reason": "CreateContainerConfigError", "message": words}}
-        put(started, index, phase="Pending", state=state)
+    words = 'secret "registry-token" not found'
+    put_both_waiting(started, "CreateContainerConfigError", words)
 
 
 def out_of_memory(started: Started) -> None:

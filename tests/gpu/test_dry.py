@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.gpu.__main__ import find_branches, find_unrun, render_page
 
 
-def test_the_page_shows_each_result_and_the_lines_that_never_ran() -> None:
+def test_the_page_shows_each_result_and_the_lines_that_never_ran():
     page = render_page("a machine", [("restart", "failed", 3.0, "SIGSEGV")])
     assert "| restart | A killed CUDA worker is started again" in page
     assert "| failed | 3 | SIGSEGV |" in page

@@ -168,17 +168,8 @@ class Host:
         """Switches it on and waits for its sshd."""
         # It goes with this process, also where that is killed before it could remove its hosts.
         argv = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self.namespace}"]
-        argv += [
-            "unshare",
-            "--mount",
-            "--uts",
-            "--ipc",
-            "--pid",
-            "--fork",
-            "--kill-child=SIGKILL",
-            "--mount-proc",
-        ]
-        argv += ["bash", str(INIT), str(self.folder), self.name]
+        argv += ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL"]
+        argv += ["--mount-proc", "bash", str(INIT), str(self.folder), self.name]
         with (self.folder / "console").open("ab") as console:
             self._init = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-from tests.hosts.places import Host
-from tests.hosts.typist import Typist
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 
 
-ROOT = Path(__file__).parents[2]
-
-
-def test_a_host_whose_disk_is_full_is_named_before_anything_starts(
-    small_disk: Host, typist: Typist
-) -> None:
+def test_a_host_whose_disk_is_full_is_named_before_anything_starts(small_disk, typist):
     host = small_disk
     host.run("sh", "-c", "head -c 16m /dev/zero >/root/.launcher/full", check=False)
     typist.write("print('never')")
     # Else the run would begin on others.
-    done = typist("run", "job.yaml", "--nnodes", "2", "--include", "gpu1,gpu2")
-    assert done.returncode == 3
-    assert "gpu2: " in done.stderr
-    assert "No space left on device" in done.stderr
-    assert "make room there" in done.stderr
+    told = typist.fails(3, "run", "job.yaml", "--nnodes", "2", "--include", "gpu1,gpu2")
+    assert "gpu2: " in told
+    assert "No space left on device" in told
+    assert "make room there" in told

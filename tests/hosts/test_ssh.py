@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ def ssh_of(network: Network, **fields: object) -> tuple[Ssh, list[Host]]:
     return Ssh(replace(inventory, **fields)), list(hosts)  # type: ignore[arg-type]
 
 
-def test_each_host_tells_its_facts(four_hosts: Network) -> None:
+def test_each_host_tells_its_facts(four_hosts):
     ssh, hosts = ssh_of(four_hosts)
 
     def facts(host: Host) -> HostReport:
@@ -50,9 +49,7 @@ def test_each_host_tells_its_facts(four_hosts: Network) -> None:
         assert found.state_dir == "/root/.launcher"
 
 
-def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(
-    four_hosts: Network,
-) -> None:
+def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(four_hosts):
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         shutil.rmtree(make_control_dir())
@@ -61,7 +58,7 @@ def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(
             assert not other.call(CODE)
 
 
-def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
+def test_what_a_login_shell_prints_is_dropped(four_hosts):
     ssh, hosts = ssh_of(four_hosts)
     place = four_hosts.hosts[1]
     place.run("bash", "-c", f"echo \"echo '12 0'; echo welcome\" >{HOME}/.bashrc")
@@ -72,9 +69,7 @@ def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
         place.run("rm", f"{HOME}/.bashrc")
 
 
-def test_an_unknown_host_key_is_refused_and_accepted_by_choice_alone(
-    four_hosts: Network, tmp_path: Path
-) -> None:
+def test_an_unknown_host_key_is_refused_and_accepted_by_choice_alone(four_hosts, tmp_path):
     config = tmp_path / "config"
     known = tmp_path / "known_hosts"
     text = four_hosts.ssh_config.read_text()
@@ -98,7 +93,7 @@ def test_an_unknown_host_key_is_refused_and_accepted_by_choice_alone(
         ssh.open(host)
 
 
-def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts: Network) -> None:
+def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts):
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         with pytest.raises(TargetError, match="gpu1: /proc/x: "):

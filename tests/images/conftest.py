@@ -23,7 +23,6 @@ from tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"fabric-train:test-{os.getpid()}"
-
 Docker = Callable[..., str]
 Inspect = Callable[[str], dict[str, Any]]
 

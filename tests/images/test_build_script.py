@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -30,7 +29,7 @@ def fake_docker(folder: Path, version: str, *, buildx: bool, says: str = "") -> 
     return client
 
 
-def test_without_an_engine_it_exits_3_and_says_what_to_do(project) -> None:
+def test_without_an_engine_it_exits_3_and_says_what_to_do(project):
     done = project.build(**NO_ENGINE)
     assert done.returncode == 3
     what, fix = done.stderr.splitlines()
@@ -38,7 +37,7 @@ def test_without_an_engine_it_exits_3_and_says_what_to_do(project) -> None:
     assert fix.startswith("  fix: ")
 
 
-def test_if_possible_never_fails_and_leaves_the_reason_for_the_launcher(project) -> None:
+def test_if_possible_never_fails_and_leaves_the_reason_for_the_launcher(project):
     done = project.build("--if-possible", **NO_ENGINE)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
@@ -47,9 +46,7 @@ def test_if_possible_never_fails_and_leaves_the_reason_for_the_launcher(project)
     assert "; fix: " in reason
 
 
-def test_proxies_of_the_environment_reach_the_build_and_their_values_no_log(
-    project, tmp_path: Path
-) -> None:
+def test_proxies_of_the_environment_reach_the_build_and_their_values_no_log(project, tmp_path):
     client = fake_docker(tmp_path / "bin", "28.2.2", buildx=True)
     client.write_text('#!/bin/sh\n[ "$1" = image ] && echo sha256:0\nexit 0\n')
     variables = {"http_proxy": "http://me:password@proxy:1", "NO_PROXY": "localhost"}
@@ -64,7 +61,7 @@ def test_proxies_of_the_environment_reach_the_build_and_their_values_no_log(
 
 
 @pytest.mark.docker
-def test_if_possible_takes_the_reason_back_when_it_builds(built_project) -> None:
+def test_if_possible_takes_the_reason_back_when_it_builds(built_project):
     built_project.build("--if-possible", **NO_ENGINE)
     reason = built_project.root / ".image/cpu.reason"
     assert reason.exists()
@@ -84,9 +81,7 @@ def test_if_possible_takes_the_reason_back_when_it_builds(built_project) -> None
         ),
     ],
 )
-def test_a_wrong_option_exits_2_before_any_engine_is_asked(
-    project, arguments: list[str], variables: dict[str, str], said: str
-) -> None:
+def test_a_wrong_option_exits_2_before_any_engine_is_asked(project, arguments, variables, said):
     done = project.build(*arguments, **variables, **NO_ENGINE)
     assert done.returncode == 2
     assert said in done.stderr
@@ -94,25 +89,23 @@ def test_a_wrong_option_exits_2_before_any_engine_is_asked(
 
 
 def test_a_client_without_buildkit_is_passed_over_for_one_with_it(
-    build_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    build_script, tmp_path, monkeypatch
+):
     new = fake_docker(tmp_path / "new", "28.2.2", buildx=False)
     old = fake_docker(tmp_path / "old", "20.10.24+dfsg1", buildx=False)
     monkeypatch.setenv("PATH", f"{tmp_path}/empty:{new.parent}:{old.parent}")
     assert build_script.find_client() == (str(old), (str(old), "build"))
 
 
-def test_a_newer_client_builds_by_its_buildx_plugin(
-    build_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_client_builds_by_its_buildx_plugin(build_script, tmp_path, monkeypatch):
     client = str(fake_docker(tmp_path / "new", "28.2.2", buildx=True))
     monkeypatch.setenv("PATH", str(tmp_path / "new"))
     assert build_script.find_client() == (client, (client, "buildx", "build", "--load"))
 
 
 def test_a_machine_without_a_fit_client_is_told_which_one_lacks_what(
-    build_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    build_script, tmp_path, monkeypatch
+):
     fake_docker(tmp_path / "new", "28.2.2", buildx=False)
     monkeypatch.setenv("PATH", str(tmp_path / "new"))
     with pytest.raises(build_script.BuildError, match=r"no BuildKit in .*/new/docker \(28\.2\.2\)"):
@@ -134,9 +127,7 @@ def test_a_machine_without_a_fit_client_is_told_which_one_lacks_what(
         pytest.param({"FLAVOR": "cuda", "CUDA_VERSION": ""}, 36, "", id="a CPU build for cuda"),
     ],
 )
-def test_the_cuda_version_follows_from_flavor_and_source(
-    build_script: ModuleType, variables: dict[str, str], wheels: int, cuda: str
-) -> None:
+def test_the_cuda_version_follows_from_flavor_and_source(build_script, variables, wheels, cuda):
     decided, remark = build_script.decide_cuda_version(
         build_script.parse_options(variables), wheels
     )
@@ -145,7 +136,7 @@ def test_the_cuda_version_follows_from_flavor_and_source(
     assert bool(remark) == (bool(cuda) != flavor_has_cuda and cuda != "12.8")
 
 
-def test_root_installs_whatever_the_base_s_user_and_the_image_ends_with_a_number() -> None:
+def test_root_installs_whatever_the_base_s_user_and_the_image_ends_with_a_number():
     text = (ROOT / "images/Dockerfile").read_text()
     stages = {part.split("\n")[0].split(" AS ")[-1]: part for part in text.split("\nFROM ")[1:]}
     users = {name: re.findall(r"^USER (.+)$", part, re.MULTILINE) for name, part in stages.items()}
@@ -158,9 +149,7 @@ def test_root_installs_whatever_the_base_s_user_and_the_image_ends_with_a_number
     }
 
 
-def test_the_default_cuda_base_is_of_the_cuda_that_torch_is_built_for(
-    build_script: ModuleType,
-) -> None:
+def test_the_default_cuda_base_is_of_the_cuda_that_torch_is_built_for(build_script):
     base = build_script.parse_default_base((ROOT / "images/Dockerfile").read_text(), "cuda")
     assert f":{build_script.INDEX_CUDA_VERSION}." in base
 
@@ -168,28 +157,21 @@ def test_the_default_cuda_base_is_of_the_cuda_that_torch_is_built_for(
 @pytest.mark.parametrize(
     ("log", "error"),
     [
-        pytest.param(
-            "#9 1.20 error: a\n#9 1.20   fix: b\n#9 ERROR: executor failed\n", ("a", "b"), id="ours"
-        ),
-        pytest.param(
-            "#9 1.2 error: a\n#9 1.3   fix: b\n#9 2.0 error: c\n#9 2.0   fix: d\n",
-            ("c", "d"),
-            id="the last of ours",
-        ),
-        pytest.param(
-            "#1 x\nERROR: process failed\n", ("ERROR: process failed", "see the log"), id="theirs"
-        ),
+        pytest.param("#9 1.20 error: a\n#9 1.20   fix: b\n#9 ERROR: executor failed\n", ("a", "b"),
+            id="ours"),
+        pytest.param("#9 1.2 error: a\n#9 1.3   fix: b\n#9 2.0 error: c\n#9 2.0   fix: d\n",
+            ("c", "d"), id="the last of ours"),
+        pytest.param("#1 x\nERROR: process failed\n", ("ERROR: process failed", "see the log"),
+            id="theirs"),
         pytest.param("#1 killed", ("killed", "see the log"), id="no error at all"),
         pytest.param("", ("?", "see the log"), id="an empty log"),
     ],
-)
-def test_the_error_and_its_fix_are_found_in_the_build_log(
-    build_script: ModuleType, log: str, error: tuple[str, str]
-) -> None:
+)  # fmt: skip
+def test_the_error_and_its_fix_are_found_in_the_build_log(build_script, log, error):
     assert build_script.parse_error(log) == error
 
 
-def test_a_wheelhouse_for_another_python_than_the_images_is_not_downloaded() -> None:
+def test_a_wheelhouse_for_another_python_than_the_images_is_not_downloaded():
     done = run_program((sys.executable, ROOT / "images/wheelhouse"), env={"IMAGE_PYTHON": "3.99"})
     assert done.returncode == 1
     assert "the cpu image has Python 3.99" in done.stderr

@@ -21,14 +21,14 @@ def append(file: Path, line: str) -> str:
     return before
 
 
-def test_a_build_without_a_change_gives_the_same_image(built_project, image, inspect) -> None:
+def test_a_build_without_a_change_gives_the_same_image(built_project, image, inspect):
     before = inspect(image)["Id"]
     done = built_project.build()
     assert "is up to date" in done.stdout
     assert inspect(image)["Id"] == before
 
 
-def test_a_change_elsewhere_in_pyproject_changes_no_layer(built_project, image, inspect) -> None:
+def test_a_change_elsewhere_in_pyproject_changes_no_layer(built_project, image, inspect):
     before = layers(inspect(image))
     pyproject = built_project.root / "pyproject.toml"
     original = append(pyproject, "[tool.another]\nkey = 1")
@@ -39,7 +39,7 @@ def test_a_change_elsewhere_in_pyproject_changes_no_layer(built_project, image, 
         pyproject.write_text(original)
 
 
-def test_wheels_for_another_python_fail_the_build_with_what_to_do(project, image, inspect) -> None:
+def test_wheels_for_another_python_fail_the_build_with_what_to_do(project, image, inspect):
     wheelhouse = project.root / "wheelhouse"
     wheelhouse.mkdir()
     wheel = "torch-2.13.0-cp39-cp39-manylinux_2_28_x86_64.whl"

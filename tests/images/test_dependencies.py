@@ -14,7 +14,7 @@ IMAGE_TAGS = (
 )
 
 
-def test_torch_is_listed_first_because_it_decides_the_build_of_the_rest() -> None:
+def test_torch_is_listed_first_because_it_decides_the_build_of_the_rest():
     extra = EXTRA.format('["lightning==2.6.6", "torch==2.13.0", "scikit-learn>=1.6,<2"]')
     assert parse_requirements(extra) == (
         "torch==2.13.0",
@@ -24,12 +24,12 @@ def test_torch_is_listed_first_because_it_decides_the_build_of_the_rest() -> Non
 
 
 @pytest.mark.parametrize("extra", ['["torch>=2.13"]', '["lightning"]', '["torch==1", "torch==2"]'])
-def test_a_torch_that_is_not_pinned_to_one_version_is_refused(extra: str) -> None:
+def test_a_torch_that_is_not_pinned_to_one_version_is_refused(extra):
     with pytest.raises(DependencyError, match=r"does not pin torch.*\n  fix: "):
         parse_requirements(EXTRA.format(extra))
 
 
-def test_dots_in_a_wheels_name_mean_one_tag_or_the_other() -> None:
+def test_dots_in_a_wheels_name_mean_one_tag_or_the_other():
     assert wheel_tags("six-1.16.0-py2.py3-none-any.whl") == {"py2-none-any", "py3-none-any"}
 
 
@@ -42,14 +42,11 @@ def test_dots_in_a_wheels_name_mean_one_tag_or_the_other() -> None:
         pytest.param(["2-cp312-cp312-manylinux_2_28_x86_64"], False, id="another Python"),
         pytest.param(["2-cp311-cp311-macosx_14_0_arm64"], False, id="another system"),
         pytest.param(["2-1-cp312-cp312-manylinux_2_28_x86_64"], False, id="with a build number"),
-        pytest.param(
-            ["2-cp311-cp311-manylinux_2_28_x86_64", "2-cp312-cp312-manylinux_2_28_x86_64"],
-            True,
-            id="one of two",
-        ),
+        pytest.param(["2-cp311-cp311-manylinux_2_28_x86_64", "2-cp312-cp312-manylinux_2_28_x86_64"],
+            True, id="one of two"),
     ],
-)
-def test_a_distribution_is_unfit_if_not_one_of_its_wheels_fits(tags: list[str], fits: bool) -> None:
+)  # fmt: skip
+def test_a_distribution_is_unfit_if_not_one_of_its_wheels_fits(tags, fits):
     wheels = [f"torch-{tag}.whl" for tag in tags]
     other = "numpy-2-cp311-cp311-manylinux_2_28_x86_64.whl"
     assert list(find_unfit_wheels([*wheels, other], IMAGE_TAGS)) == ([] if fits else wheels)

@@ -22,9 +22,7 @@ CUDA = {"torch": "2.13.0+cu130", "cuda": "13.0"}
         pytest.param("2.12.0", "12.8", CUDA, ["is 2.12.0", "to have 12.8 CUDA"], id="both"),
     ],
 )
-def test_each_label_that_differs_is_named_with_its_fix(
-    torch: str, cuda: str, found: dict[str, str], lies: list[str]
-) -> None:
+def test_each_label_that_differs_is_named_with_its_fix(torch, cuda, found, lies):
     told = find_lies("cpu", {"torch": torch, "cuda": cuda}, found)
     assert len(told) == len(lies)
     for line, part in zip(told, lies, strict=True):

@@ -15,7 +15,6 @@ from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import RenderedManifest, render_manifest
 
 Fields = dict[str, Any]
-
 DURABLE = {"checkpoint": "pvc/fabric-train"}
 GPUS: Fields = {
     "image": "ghcr.io/me/train:1.4",
@@ -44,7 +43,6 @@ PLACED: Fields = {
     "host_network": True,
     "rdma_resource": "rdma/hca_shared_devices_a",
 }
-
 PLAIN: Fields = {"nproc_per_node": 1, "kubernetes": {}}
 ELASTIC: Fields = {
     "nnodes": "2:4",
@@ -107,7 +105,6 @@ CODE = PackedCode(
 )
 """What jobs with ``takes_code`` take along."""
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
-
 TABLE: dict[str, Fields] = {
     f"{kind}-{name}": {**fields, "kubernetes": {**fields["kubernetes"], "kind": kind}}
     for kind in KINDS

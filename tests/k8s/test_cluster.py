@@ -79,9 +79,7 @@ def accuracy(text: str) -> float:
     return float(found[-1])
 
 
-def test_an_indexed_job_trains_and_survives_the_loss_of_a_pod(
-    namespace: str, launcher: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_an_indexed_job_trains_and_survives_the_loss_of_a_pod(namespace, launcher):
     run = launcher("run", *job(namespace, "job"))
     until(lambda: len(pods(namespace)) == 2, "two pods run")
     kubectl("delete", "-n", namespace, pods(namespace)[1], "--grace-period=0", "--force")
@@ -96,9 +94,7 @@ def test_an_indexed_job_trains_and_survives_the_loss_of_a_pod(
     assert len(epochs) == len(set(epochs))
 
 
-def test_an_indexed_job_is_scaled_and_stopped(
-    namespace: str, launcher: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_an_indexed_job_is_scaled_and_stopped(namespace, launcher):
     words = ("run", *job(namespace, "job"), "--detach")
     run_id = launcher(*words).communicate(timeout=LIMIT_S)[0].split()[-1]
     until(lambda: len(pods(namespace)) == 2, "two pods run")
@@ -109,8 +105,8 @@ def test_an_indexed_job_is_scaled_and_stopped(
 
 
 def test_a_run_goes_on_without_its_launcher_and_its_logs_are_followed_from_the_cluster(
-    namespace: str, launcher: Callable[..., subprocess.Popen[str]]
-) -> None:
+    namespace, launcher
+):
     run = launcher("run", *job(namespace, "job"))
     until(lambda: len(pods(namespace)) == 2, "two pods run")
     run.kill()
@@ -131,9 +127,7 @@ def fixed(kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", sorted(CRDS))
-def test_an_operators_kind_trains_where_its_controller_runs(
-    kind: str, namespace: str, launcher: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_an_operators_kind_trains_where_its_controller_runs(kind, namespace, launcher):
     needs_crd(kind)
     run = launcher("run", *job(namespace, kind), *fixed(kind))
     asked = ("get", CRDS[kind], "digits", "-n", namespace, "--ignore-not-found", "-o")

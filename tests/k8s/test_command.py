@@ -34,18 +34,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--set", "kubernetes.kind=job"], ["ConfigMap", "Service", "Job"]),
     ],
 )
-def test_objects_are_printed_in_the_order_in_which_they_are_needed(
-    argv: list[str], kinds: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_objects_are_printed_in_the_order_in_which_they_are_needed(argv, kinds, capsys):
     assert run_command(["render", "job.yaml", "--on", "kubernetes", *argv]) == 0
     printed = capsys.readouterr()
     assert [one["kind"] for one in yaml.safe_load_all(printed.out)] == kinds
     assert printed.err == ""
 
 
-def test_an_argument_of_two_lines_stays_inside_of_the_comment(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_argument_of_two_lines_stays_inside_of_the_comment(capsys, monkeypatch):
     words = ["render", "job.yaml", "--on", "kubernetes", "--", "--prompt", "one\ntwo: x"]
     monkeypatch.setattr("sys.argv", ["launcher", *words])
     assert run_command(words) == 0
@@ -54,9 +50,7 @@ def test_an_argument_of_two_lines_stays_inside_of_the_comment(
     assert [one["kind"] for one in yaml.safe_load_all(text)] == ["ConfigMap", "PyTorchJob"]
 
 
-def test_what_pod_security_loses_is_said_beside_the_manifest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_pod_security_loses_is_said_beside_the_manifest(capsys):
     opt_in = ["--set", "kubernetes.host_network=true"]
     assert run_command(["render", "job.yaml", "--on", "kubernetes", *opt_in]) == 0
     said = capsys.readouterr().err
@@ -74,9 +68,7 @@ def test_what_pod_security_loses_is_said_beside_the_manifest(
         ),
     ],
 )
-def test_what_cannot_be_rendered_is_bad_input_with_a_fix(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_rendered_is_bad_input_with_a_fix(argv, says, capsys):
     assert run_command(argv) == 2
     told = capsys.readouterr()
     assert says in told.err

@@ -44,6 +44,22 @@ class Server:
         self.core, self.batch = client.CoreV1Api(api), client.BatchV1Api(api)
         self.custom = client.CustomObjectsApi(api)
 
+    def has_account(self) -> bool:
+        try:
+            self.core.read_namespaced_service_account("default", self.namespace)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def put(self, kind: str, item: Object) -> None:
+        """Makes an object of Kubernetes' own, such as a ``pod``."""
+        if self.fake is not None:
+            self.fake.put(f"{kind.replace('_', '')}s", item)
+        else:
+            getattr(self.core, f"create_namespaced_{kind}")(self.namespace, item)
+
     def create_job(self, item: Object, **options: str) -> Any:
         return self.batch.create_namespaced_job(self.namespace, item, **options)
 
@@ -91,23 +107,10 @@ def server(
     file = os.environ.get("KUBECONFIG", "~/.kube/config")
     made = Server(config.new_client_from_config(file), f"contract-{secrets.token_hex(3)}", None)
     made.core.create_namespace({"metadata": {"name": made.namespace}})
-    wait_for_account(made)
+    # No pod is admitted before a controller has made the namespace's service account.
+    waited(made.has_account, "a service account")
     yield made
     made.core.delete_namespace(made.namespace)
-
-
-def wait_for_account(server: Server) -> None:
-    """No pod is admitted before a controller has made the namespace's service account, which on a
-    cluster that was just started takes a while."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            server.core.read_namespaced_service_account("default", server.namespace)
-            return
-        except ApiException as error:
-            if error.status != 404 or time.monotonic() > deadline:
-                raise
-        time.sleep(0.2)
 
 
 def job(**spec: Any) -> Object:
@@ -147,8 +150,8 @@ def refused(call: Callable[[], object]) -> tuple[int, str, str]:
 
 
 def test_a_cluster_is_known_by_its_kube_system_and_by_its_address_where_that_may_not_be_read(
-    server: Server,
-) -> None:
+    server,
+):
     if server.fake is not None:
         system = {"metadata": {"name": "kube-system", "uid": "0a1b"}}
         server.fake.objects["namespaces", "kube-system"] = system
@@ -164,9 +167,7 @@ def test_a_cluster_is_known_by_its_kube_system_and_by_its_address_where_that_may
     assert cluster.read_identity() == {key: found[key] for key in ("server", "authority")}
 
 
-def test_a_job_that_is_suspended_has_no_pods_and_says_so_whoever_suspended_it(
-    server: Server,
-) -> None:
+def test_a_job_that_is_suspended_has_no_pods_and_says_so_whoever_suspended_it(server):
     server.create_job(job())
     assert server.core.list_namespaced_pod(server.namespace).items == []
     found = server.patch_job({"spec": {"suspend": False}})
@@ -177,9 +178,7 @@ def test_a_job_that_is_suspended_has_no_pods_and_says_so_whoever_suspended_it(
 # -- objects --------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_is_admitted_or_refused_as_the_real_one_and_leaves_nothing(
-    server: Server,
-) -> None:
+def test_a_dry_run_is_admitted_or_refused_as_the_real_one_and_leaves_nothing(server):
     server.create_job(job(), dry_run="All")
     assert refused(server.read_job)[:2] == (404, "NotFound")
     wrong = job(completions="many")
@@ -188,7 +187,7 @@ def test_a_dry_run_is_admitted_or_refused_as_the_real_one_and_leaves_nothing(
     assert refused(lambda: server.create_job(job(), dry_run="All"))[:2] == (409, "AlreadyExists")
 
 
-def test_strict_validation_refuses_a_field_that_nobody_knows(server: Server) -> None:
+def test_strict_validation_refuses_a_field_that_nobody_knows(server):
     wrong = job(unheard=1)
     status, reason, message = refused(
         lambda: server.create_job(wrong, field_validation="Strict", dry_run="All")
@@ -198,14 +197,14 @@ def test_strict_validation_refuses_a_field_that_nobody_knows(server: Server) -> 
     assert "unheard" in message
 
 
-def test_nothing_is_made_in_a_namespace_that_is_not_there(server: Server) -> None:
+def test_nothing_is_made_in_a_namespace_that_is_not_there(server):
     call = server.batch.create_namespaced_job
     status, reason, message = refused(lambda: call("not-there-at-all", job()))
     assert (status, reason) == (404, "NotFound")
     assert 'namespaces "not-there-at-all" not found' in message
 
 
-def test_deleting_takes_what_the_object_owns_with_it(server: Server) -> None:
+def test_deleting_takes_what_the_object_owns_with_it(server):
     owner = server.create_job(job())
     reference = {
         "apiVersion": "batch/v1", "kind": "Job", "name": "digits", "uid": owner.metadata.uid
@@ -231,9 +230,7 @@ def test_deleting_takes_what_the_object_owns_with_it(server: Server) -> None:
 # -- patches --------------------------------------------------------------------------------------
 
 
-def test_an_apply_makes_an_object_then_changes_it_and_drops_what_it_no_longer_names(
-    server: Server,
-) -> None:
+def test_an_apply_makes_an_object_then_changes_it_and_drops_what_it_no_longer_names(server):
     first = server.apply({**config_map("a"), "data": {"key": "a", "other": "b"}}, "configmaps")
     second = server.apply(config_map("c"), "configmaps")
     assert second["data"] == {"key": "c"}
@@ -241,7 +238,7 @@ def test_an_apply_makes_an_object_then_changes_it_and_drops_what_it_no_longer_na
     assert second["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
 
 
-def test_an_indexed_job_is_resized_by_both_counts_at_once_and_not_by_one(server: Server) -> None:
+def test_an_indexed_job_is_resized_by_both_counts_at_once_and_not_by_one(server):
     server.create_job(job())
     found = server.patch_job({"spec": {"completions": 1, "parallelism": 1}})
     assert (found["spec"]["completions"], found["spec"]["parallelism"]) == (1, 1)
@@ -262,7 +259,7 @@ def raw_items(server: Server, root: str, plural: str) -> list[Object]:
     return found
 
 
-def test_the_items_of_a_typed_list_have_neither_kind_nor_version(server: Server) -> None:
+def test_the_items_of_a_typed_list_have_neither_kind_nor_version(server):
     server.create_job(job())
     server.apply(config_map(), "configmaps")
     jobs = raw_items(server, "/apis/batch/v1", "jobs")
@@ -273,9 +270,7 @@ def test_the_items_of_a_typed_list_have_neither_kind_nor_version(server: Server)
         assert not {"kind", "apiVersion"} & item.keys()
 
 
-def test_a_watch_tells_what_comes_after_its_version_and_ends_when_its_time_is_over(
-    server: Server,
-) -> None:
+def test_a_watch_tells_what_comes_after_its_version_and_ends_when_its_time_is_over(server):
     server.create_job(job())
     version = server.batch.list_namespaced_job(server.namespace).metadata.resource_version
     server.patch_job({"metadata": {"labels": {"new": "1"}}})
@@ -295,7 +290,7 @@ def test_a_watch_tells_what_comes_after_its_version_and_ends_when_its_time_is_ov
     assert "ADDED" not in types
 
 
-def test_a_watch_from_a_forgotten_version_is_gone(server: Server) -> None:
+def test_a_watch_from_a_forgotten_version_is_gone(server):
     if server.fake is not None:
         server.fake.expire()
     call = server.batch.list_namespaced_job
@@ -315,24 +310,16 @@ def test_a_watch_from_a_forgotten_version_is_gone(server: Server) -> None:
 # -- logs -----------------------------------------------------------------------------------------
 
 
-def test_the_log_of_a_pod_that_is_not_there_is_not_found(server: Server) -> None:
+def test_the_log_of_a_pod_that_is_not_there_is_not_found(server):
     call = server.core.read_namespaced_pod_log
     assert refused(lambda: call("digits-0", server.namespace))[:2] == (404, "NotFound")
 
 
 @pytest.mark.parametrize("previous", [False, True])
-def test_the_log_of_a_container_that_has_not_started_is_a_bad_request(
-    previous: bool, server: Server
-) -> None:
+def test_the_log_of_a_container_that_has_not_started_is_a_bad_request(previous, server):
     waiting = {"waiting": {"reason": "ContainerCreating"}}
     item = pod("digits-0", {"app": "digits"}, phase="Pending", state=waiting)
-    if server.fake is not None:
-        server.fake.put("pods", item)
-    else:
-        spec = {"containers": [{"name": "node", "image": "registry.invalid/none:1"}]}
-        server.core.create_namespaced_pod(
-            server.namespace, {"metadata": {"name": "digits-0"}, "spec": spec}
-        )
+    server.put("pod", item if server.fake is not None else one_pod())
     call = server.core.read_namespaced_pod_log
     found = refused(lambda: call("digits-0", server.namespace, previous=previous))
     assert found[:2] == (400, "BadRequest")
@@ -345,8 +332,8 @@ def test_the_log_of_a_container_that_has_not_started_is_a_bad_request(
     ("script", "why"), [(RECEIVE, ""), ("echo no space >&2; exit 3", "no space")]
 )
 def test_a_program_in_a_pod_gets_its_whole_input_and_how_it_ended_is_told(
-    script: str, why: str, server: Server, tmp_path: Path
-) -> None:
+    script, why, server, tmp_path
+):
     pipe, kept, data = subprocess.PIPE, "/tmp/runs/a/code.tar.gz", os.urandom(3_000_000)
     if server.fake is not None:
         kept = str(tmp_path / "a/code.tar.gz")
@@ -374,7 +361,7 @@ def test_a_program_in_a_pod_gets_its_whole_input_and_how_it_ended_is_told(
 # -- what a launcher without the run's folder reads ---------------------------------------------
 
 
-def test_a_config_map_with_the_largest_plan_is_taken_and_found_by_its_run(server: Server) -> None:
+def test_a_config_map_with_the_largest_plan_is_taken_and_found_by_its_run(server):
     manifest = manifest_of(**TABLE["job-long"])
     config = json.loads(json.dumps(manifest.objects[0]))
     config["metadata"].pop("namespace", None)
@@ -388,9 +375,7 @@ def test_a_config_map_with_the_largest_plan_is_taken_and_found_by_its_run(server
     assert kept.metadata.creation_timestamp is not None
 
 
-def test_a_config_map_takes_a_part_of_the_code_and_no_more_than_one_mebibyte(
-    server: Server,
-) -> None:
+def test_a_config_map_takes_a_part_of_the_code_and_no_more_than_one_mebibyte(server):
     def of(size: int) -> Object:
         data = base64.b64encode(os.urandom(size)).decode()
         return {**config_map(), "data": {}, "binaryData": {"code.tar.gz.00": data}}
@@ -401,7 +386,7 @@ def test_a_config_map_takes_a_part_of_the_code_and_no_more_than_one_mebibyte(
     assert "1048576 bytes" in message
 
 
-def test_a_selector_may_say_which_label_an_object_has_not(server: Server) -> None:
+def test_a_selector_may_say_which_label_an_object_has_not(server):
     server.apply(config_map(), "configmaps")
     for label, found in (("other", ["digits-agent"]), ("app", [])):
         call = server.core.list_namespaced_config_map
@@ -410,7 +395,7 @@ def test_a_selector_may_say_which_label_an_object_has_not(server: Server) -> Non
         assert [name for name in names if name != "kube-root-ca.crt"] == found
 
 
-def test_an_event_says_what_it_is_about_and_when(server: Server) -> None:
+def test_an_event_says_what_it_is_about_and_when(server):
     made = server.create_job(job())
     about = {
         "kind": "Job", "apiVersion": "batch/v1", "name": "digits", "uid": made.metadata.uid,
@@ -421,15 +406,8 @@ def test_an_event_says_what_it_is_about_and_when(server: Server) -> None:
         "involvedObject": about, "reason": "FailedCreate", "message": "exceeded quota",
         "type": "Warning", "count": 3, "lastTimestamp": "2026-01-01T00:00:03Z",
     }  # fmt: skip
-    if server.fake is not None:
-        server.fake.put("events", event)
-    else:
-        server.core.create_namespaced_event(server.namespace, event)
-    response = server.api.call_api(
-        f"/api/v1/namespaces/{server.namespace}/events", "GET", auth_settings=["BearerToken"],
-        _preload_content=False, _return_http_data_only=True,
-    )  # fmt: skip
-    listed = json.loads(response.data)["items"]
+    server.put("event", event)
+    listed = raw_items(server, "/api/v1", "events")
     (found,) = [one for one in listed if one["metadata"]["name"] == "digits.1"]
     assert (found["involvedObject"]["uid"], found["count"]) == (made.metadata.uid, 3)
     assert (message_of(found), event_time(found)) == ("exceeded quota", 1767225603.0)
@@ -466,7 +444,7 @@ def needs(server: Server, group: str, version: str, plural: str) -> None:
 
 
 @pytest.mark.parametrize("name", CUSTOM)
-def test_what_is_rendered_for_an_operator_is_admitted_strictly(name: str, server: Server) -> None:
+def test_what_is_rendered_for_an_operator_is_admitted_strictly(name, server):
     needs(server, *CUSTOM[name])
     group, version, plural = CUSTOM[name]
     place, strictly = (group, version, server.namespace), {"field_validation": "Strict"}
@@ -483,7 +461,7 @@ def test_what_is_rendered_for_an_operator_is_admitted_strictly(name: str, server
             server.custom.delete_namespaced_custom_object(*place, RUNTIMES, name)
 
 
-def test_a_kind_that_the_cluster_does_not_have_is_404_without_its_name(server: Server) -> None:
+def test_a_kind_that_the_cluster_does_not_have_is_404_without_its_name(server):
     call = server.custom.list_namespaced_custom_object
     with pytest.raises(ApiException) as told:
         call("unheard.example", "v1", server.namespace, "unheards")
@@ -518,21 +496,14 @@ def one_pod(image: str = NO_IMAGE, **container: Any) -> Object:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "digits-0", "labels": {"app": "digits"}},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "containers": [own],
-        },
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [own]},
     }
 
 
 def no_pods(server: Server) -> None:
     """A quota that admits none."""
     quota = {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}}
-    if server.fake is not None:
-        server.fake.put("resourcequotas", quota)
-    else:
-        server.core.create_namespaced_resource_quota(server.namespace, quota)
+    server.put("resource_quota", quota)
 
 
 def try_pod(server: Server, item: Object) -> str:
@@ -546,13 +517,13 @@ def try_pod(server: Server, item: Object) -> str:
     return ""
 
 
-def test_a_pod_beyond_the_quota_is_forbidden_in_a_dry_run_too(server: Server) -> None:
+def test_a_pod_beyond_the_quota_is_forbidden_in_a_dry_run_too(server):
     no_pods(server)
     said = waited(lambda: "exceeded quota" in (m := try_pod(server, one_pod())) and m, "a quota")
     assert said.startswith('pods "digits-0" is forbidden: exceeded quota: small, requested: pods=1')
 
 
-def test_a_job_that_may_make_no_pod_has_events_that_its_name_finds(server: Server) -> None:
+def test_a_job_that_may_make_no_pod_has_events_that_its_name_finds(server):
     no_pods(server)
     server.create_job(job(suspend=False))
     if server.fake is not None:
@@ -573,9 +544,7 @@ def test_a_job_that_may_make_no_pod_has_events_that_its_name_finds(server: Serve
 
 
 @pytest.mark.parametrize("enforced", [True, False])
-def test_pod_security_warns_of_a_job_and_refuses_its_pods_where_it_is_enforced(
-    enforced: bool, server: Server
-) -> None:
+def test_pod_security_warns_of_a_job_and_refuses_its_pods_where_it_is_enforced(enforced, server):
     if server.fake is not None:
         server.fake.level, server.fake.warn_level = "restricted" * enforced, "restricted"
     else:
@@ -596,9 +565,7 @@ def test_pod_security_warns_of_a_job_and_refuses_its_pods_where_it_is_enforced(
 @pytest.mark.parametrize(
     ("verb", "resource"), [("get", "pods/log"), ("list", "jobs"), ("delete", "jobs")]
 )
-def test_what_a_user_may_not_do_is_forbidden_before_it_is_looked_for(
-    verb: str, resource: str, server: Server
-) -> None:
+def test_what_a_user_may_not_do_is_forbidden_before_it_is_looked_for(verb, resource, server):
     if server.fake is not None:
         server.fake.denied.add((verb, resource))
     else:
@@ -635,23 +602,21 @@ def container_state(server: Server, kind: str, reason: str, **container: Any) ->
 
 
 @OF_A_KUBELET
-def test_a_program_that_is_not_in_the_image_is_a_start_error_with_code_128(server: Server) -> None:
+def test_a_program_that_is_not_in_the_image_is_a_start_error_with_code_128(server):
     found = container_state(server, "terminated", "StartError", command=["/no/such/program"])
     assert found.exit_code == 128
     assert "no such file" in found.message
 
 
 @OF_A_KUBELET
-def test_a_secret_that_is_missing_keeps_a_container_waiting_and_is_named(server: Server) -> None:
+def test_a_secret_that_is_missing_keeps_a_container_waiting_and_is_named(server):
     reference = {"secretKeyRef": {"name": "digits-secrets", "key": "KEY"}}
     env = [{"name": "KEY", "valueFrom": reference}]
     found = container_state(server, "waiting", "CreateContainerConfigError", env=env)
     assert found.message == 'secret "digits-secrets" not found'
 
 
-def test_a_log_begins_each_line_with_its_time_and_the_last_event_of_a_pod_holds_its_end(
-    server: Server,
-) -> None:
+def test_a_log_begins_each_line_with_its_time_and_the_last_event_of_a_pod_holds_its_end(server):
     if server.fake is not None:
         server.fake.put("pods", pod("digits-0", {"app": "digits"}))
         server.fake.log("digits-0", ("2026-01-01T00:00:01.5Z", "one"), ended=True)

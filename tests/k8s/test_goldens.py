@@ -36,7 +36,6 @@ from tests.k8s.manifests_table import (
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
-
 WHOLE = (
     *("pytorchjob-plain", "pytorchjob-elastic", "pytorchjob-static", "pytorchjob-everything"),
     *("pytorchjob-elastic-volcano", "trainjob-fixed", "trainjob-volcano", "jobset-fixed"),
@@ -46,7 +45,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_the_whole_manifest(name: str) -> None:
+def test_the_whole_manifest(name):
     text = without_archive(manifest_of(**TABLE[name]).yaml())
     path = GOLDEN / f"k8s-{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -55,7 +54,7 @@ def test_the_whole_manifest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_the_opening_says_what_a_deleted_job_leaves(name: str) -> None:
+def test_the_opening_says_what_a_deleted_job_leaves(name):
     manifest = manifest_of(**TABLE[name])
     *others, _ = manifest.objects
     left = manifest.opening[-1].partition(" leaves its ")[2].removesuffix(".").split(" and ")
@@ -63,7 +62,7 @@ def test_the_opening_says_what_a_deleted_job_leaves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_the_text_is_the_objects_and_the_config_map_holds_the_whole_plan(name: str) -> None:
+def test_the_text_is_the_objects_and_the_config_map_holds_the_whole_plan(name):
     manifest, plan = manifest_of(**TABLE[name]), plan_of(**TABLE[name])
     assert list(yaml.load_all(manifest.yaml(), yaml.CSafeLoader)) == list(manifest.objects)
     assert parse_plan(plan.to_json()) == plan
@@ -77,7 +76,7 @@ def test_the_text_is_the_objects_and_the_config_map_holds_the_whole_plan(name: s
     assert parse_kept_plan(text, plan.run_dir) == kept
 
 
-def test_texts_that_kubectl_reads_as_something_else_are_quoted() -> None:
+def test_texts_that_kubectl_reads_as_something_else_are_quoted():
     texts = ["y", "n", "Y", "N", "1e3", "12e5", "-1E+3", ".5e3", "1.e3", "1_0e3", "09", "0o17"]
     texts += ["0X1F", "0B1", "yes", "off", "true", "null", "~", "1.5", "017", "0x1f"]
     item = {"values": texts, "labels": {text: text for text in texts}}
@@ -88,14 +87,14 @@ def test_texts_that_kubectl_reads_as_something_else_are_quoted() -> None:
     assert [one.value for one in scalars if one.style is None] == ["values", "labels"]
 
 
-def test_numbers_truth_values_and_other_texts_are_written_plainly() -> None:
+def test_numbers_truth_values_and_other_texts_are_written_plainly():
     item = {"a": 3, "b": 1.5, "c": 1e20, "d": True, "e": None, "f": -7, "g": "e3", "h": "1e3x"}
     manifest = RenderedManifest(opening=(), objects=(item,), namespace="default")
     assert yaml.safe_load(manifest.yaml()) == item
     assert not {"'", '"'} & set(manifest.yaml())
 
 
-def test_an_image_of_others_gets_the_whole_archive_by_the_config_map() -> None:
+def test_an_image_of_others_gets_the_whole_archive_by_the_config_map():
     fields = {**TABLE["pytorchjob-elastic"], "image": "pytorch/pytorch:2.13.0"}
     manifest = manifest_of(**fields)
     archive = base64.b64decode(manifest.objects[0]["binaryData"]["agent.pyz"])
@@ -114,20 +113,15 @@ def test_an_image_of_others_gets_the_whole_archive_by_the_config_map() -> None:
         ("me/train:1", True, True),
     ],
 )
-def test_the_image_s_name_or_the_job_decides_where_the_agent_is(
-    image: str, said: bool | None, expected: bool
-) -> None:
+def test_the_image_s_name_or_the_job_decides_where_the_agent_is(image, said, expected):
     plan = plan_of(**TABLE["pytorchjob-plain"], image=image, agent={"in_image": said})
-    assert plan.agent is not None
     assert plan.agent.in_image is expected
 
 
 @pytest.mark.parametrize(
     ("held", "told"), [("0123456789ab\n", "agent 0123456789ab"), (None, "agent none")]
 )
-def test_a_pod_whose_image_has_another_agent_says_so_and_ends_for_good(
-    held: str | None, told: str, tmp_path: Path
-) -> None:
+def test_a_pod_whose_image_has_another_agent_says_so_and_ends_for_good(held, told, tmp_path):
     done = run_check(tmp_path, held)
     assert done.returncode == 2
     assert told in done.stderr
@@ -138,7 +132,7 @@ def test_a_pod_whose_image_has_another_agent_says_so_and_ends_for_good(
 
 
 @pytest.mark.parametrize("policy", [None, "Always"])
-def test_every_container_pulls_its_image_as_the_job_says(policy: str | None) -> None:
+def test_every_container_pulls_its_image_as_the_job_says(policy):
     fields = TABLE["job-code"]
     section = {**fields["kubernetes"], "image_pull_policy": policy}
     objects = manifest_of(**{**fields, "kubernetes": section}).objects
@@ -147,7 +141,7 @@ def test_every_container_pulls_its_image_as_the_job_says(policy: str | None) -> 
     assert [one.get("imagePullPolicy") for one in containers] == [policy, policy]
 
 
-def test_a_pod_whose_image_has_that_agent_becomes_it(tmp_path: Path) -> None:
+def test_a_pod_whose_image_has_that_agent_becomes_it(tmp_path):
     done = run_check(tmp_path, f"{read_agent_version()}\n")
     assert (done.returncode, done.stdout) == (0, "/launcher/agent.pyz /launcher/node-plan.json\n")
 
@@ -164,7 +158,7 @@ def run_check(folder: Path, held: str | None) -> subprocess.CompletedProcess[str
     return subprocess.run([shell, option, check], capture_output=True, text=True, timeout=60)
 
 
-def test_the_config_map_fits_what_kubernetes_and_kubectl_keep() -> None:
+def test_the_config_map_fits_what_kubernetes_and_kubectl_keep():
     config_map = manifest_of(**TABLE["pytorchjob-everything"]).objects[0]
     archive = base64.b64decode(config_map["binaryData"]["agent.pyz"])
     assert len(archive) + len(config_map["data"]["node-plan.json"]) < 2**20
@@ -172,7 +166,7 @@ def test_the_config_map_fits_what_kubernetes_and_kubectl_keep() -> None:
     assert len(yaml.safe_dump(config_map)) < 240 * 2**10
 
 
-def test_a_changed_task_is_another_config_map_so_that_running_pods_keep_theirs() -> None:
+def test_a_changed_task_is_another_config_map_so_that_running_pods_keep_theirs():
     first = manifest_of(**TABLE["job-fixed"]).objects[0]
     second = manifest_of(**{**TABLE["job-fixed"], "env": {"A": "1"}}).objects[0]
     assert first["metadata"]["name"] != second["metadata"]["name"]
@@ -184,7 +178,6 @@ def test_a_changed_task_is_another_config_map_so_that_running_pods_keep_theirs()
 
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("k8s_generate", ROOT / "k8s/generate.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -195,9 +188,7 @@ GENERATE = generator()
 
 
 @pytest.mark.parametrize("file", GENERATE.FILES)
-def test_the_files_of_k8s_are_what_their_command_prints(
-    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_files_of_k8s_are_what_their_command_prints(file, monkeypatch, capsys):
     written = (ROOT / "k8s" / file).read_text()
     # Somebody may have written them for an image of their own.
     (image,) = re.findall(r"--image=(\S+)", written.partition("---")[0].partition("apiVersion")[0])
@@ -219,7 +210,7 @@ YAML_FILES = sorted(
 
 
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_file_opens_with_what_it_needs_and_two_commands(path: Path) -> None:
+def test_each_file_opens_with_what_it_needs_and_two_commands(path):
     lines = path.read_text().splitlines()
     opening = lines[: next(n for n, line in enumerate(lines) if line[:1] != "#")]
     assert any("Needs:" in line for line in opening)
@@ -233,13 +224,13 @@ def test_each_file_opens_with_what_it_needs_and_two_commands(path: Path) -> None
     assert str(place).replace("base/job.yaml", "job.yaml") in commands[0]
 
 
-def test_the_file_that_people_apply_is_the_one_of_the_base() -> None:
+def test_the_file_that_people_apply_is_the_one_of_the_base():
     assert (ROOT / "k8s/job.yaml").resolve() == ROOT / "k8s/base/job.yaml"
 
 
 @pytest.mark.kubectl
 @pytest.mark.parametrize("folder", ["base", "overlays/gpu"])
-def test_the_base_and_the_overlay_build_and_pass_our_own_check(folder: str, tmp_path: Path) -> None:
+def test_the_base_and_the_overlay_build_and_pass_our_own_check(folder, tmp_path):
     objects = build(folder)
     kinds = {one["kind"] for one in objects}
     assert {"PyTorchJob", "ConfigMap", "PersistentVolumeClaim", "NetworkPolicy"} <= kinds
@@ -249,7 +240,7 @@ def test_the_base_and_the_overlay_build_and_pass_our_own_check(folder: str, tmp_
 
 
 @pytest.mark.kubectl
-def test_the_overlay_sets_namespace_image_and_gpus_and_tells_the_workers_of_all() -> None:
+def test_the_overlay_sets_namespace_image_and_gpus_and_tells_the_workers_of_all():
     objects = build("overlays/gpu")
     assert {one["metadata"]["namespace"] for one in objects} == {"training"}
     (job,) = [one for one in objects if one["kind"] == "PyTorchJob"]
@@ -275,7 +266,7 @@ def test_the_overlay_sets_namespace_image_and_gpus_and_tells_the_workers_of_all(
 
 
 @pytest.mark.parametrize("file", GENERATE.FILES)
-def test_each_manifest_passes_our_own_check(file: str) -> None:
+def test_each_manifest_passes_our_own_check(file):
     assert run_command(["check", str(ROOT / "k8s" / file)]) == 0
 
 

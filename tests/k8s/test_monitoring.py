@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from launcher.agent.engine.health_server import Health, render_metrics
 from tests.launcher.runner import ROOT
 
 FOLDER = ROOT / "k8s/monitoring"
-
-
 HEALTH = Health(
     healthy=True,
     phase="run",
@@ -50,7 +47,7 @@ def read_yaml(name: str) -> Any:
 
 
 @pytest.mark.prometheus
-def test_the_alerts_ring_when_they_should_and_only_then(tmp_path: Path) -> None:
+def test_the_alerts_ring_when_they_should_and_only_then(tmp_path):
     (tmp_path / "groups.yaml").write_text(yaml.safe_dump(read_yaml("rules.yaml")["spec"]))
     tests = tmp_path / "rules_test.yaml"
     tests.write_text((FOLDER / tests.name).read_text())
@@ -60,7 +57,7 @@ def test_the_alerts_ring_when_they_should_and_only_then(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_rules_and_dashboard_ask_for_metrics_that_the_agents_have() -> None:
+def test_rules_and_dashboard_ask_for_metrics_that_the_agents_have():
     exported = set(re.findall(r"^(launcher_\w+)", render_metrics(HEALTH), re.MULTILINE))
     assert len(exported) == 19
     text = (FOLDER / "rules.yaml").read_text() + (FOLDER / "dashboard.json").read_text()
@@ -69,7 +66,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_the_agents_have() -> None:
     json.loads((FOLDER / "dashboard.json").read_text())
 
 
-def test_the_monitor_finds_the_pods_of_the_shipped_manifests() -> None:
+def test_the_monitor_finds_the_pods_of_the_shipped_manifests():
     spec = read_yaml("podmonitor.yaml")["spec"]
     wanted, [endpoint] = spec["selector"]["matchLabels"], spec["podMetricsEndpoints"]
     for name in ("job.yaml", "job-static.yaml", "jobset.yaml"):

@@ -50,7 +50,7 @@ def pods(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_every_pod_is_admissible_and_a_job_that_asks_for_nothing_loses_nothing(name: str) -> None:
+def test_every_pod_is_admissible_and_a_job_that_asks_for_nothing_loses_nothing(name):
     opts_in = name.endswith("everything")
     for pod in pods(name):
         assert bool([*violations(pod)]) == opts_in
@@ -64,7 +64,7 @@ def test_every_pod_is_admissible_and_a_job_that_asks_for_nothing_loses_nothing(n
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_job_opted_into_is_what_restricted_refuses_and_it_is_said(kind: str) -> None:
+def test_what_the_job_opted_into_is_what_restricted_refuses_and_it_is_said(kind):
     name = f"{kind}-everything"
     assert {one for pod in pods(name) for one in violations(pod)} == {
         "hostNetwork",

@@ -45,7 +45,7 @@ def names_of_pods(kind: str, name: str, index: int) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_longest_name_is_short_enough_for_all_that_is_made_from_it(kind: str) -> None:
+def test_the_longest_name_is_short_enough_for_all_that_is_made_from_it(kind):
     manifest = manifest_of(**TABLE[f"{kind}-long"])
     for one in manifest.objects:
         assert len(one["metadata"]["name"]) <= 63
@@ -66,9 +66,7 @@ def test_the_longest_name_is_short_enough_for_all_that_is_made_from_it(kind: str
         ("job-fixed", "digits-0.digits", "digits-1.digits"),
     ],
 )
-def test_nodes_are_reached_by_the_names_that_their_controller_gives(
-    name: str, first: str, second: str
-) -> None:
+def test_nodes_are_reached_by_the_names_that_their_controller_gives(name, first, second):
     plan = plan_of(**TABLE[name])
     assert [node.local_addr for node in plan.nodes][:2] == [first, second]
     assert dict(plan.nodes[0].env)["LAUNCHER_RDZV_ENDPOINT"].partition(":")[0] == first
@@ -81,7 +79,7 @@ def test_nodes_are_reached_by_the_names_that_their_controller_gives(
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if "volcano" in name])
-def test_a_gang_is_as_large_as_the_job_s_smallest_size(name: str) -> None:
+def test_a_gang_is_as_large_as_the_job_s_smallest_size(name):
     objects = manifest_of(**TABLE[name]).objects
     smallest = 2 if "elastic" in name else 3
     groups = [one["spec"]["minMember"] for one in objects if one["kind"] == "PodGroup"]
@@ -95,7 +93,7 @@ def test_a_gang_is_as_large_as_the_job_s_smallest_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("n_bytes", [1, 2**20, 2**30, 3 * 2**29, 2**40, 10**9])
-def test_a_size_is_written_as_kubernetes_reads_it(n_bytes: int) -> None:
+def test_a_size_is_written_as_kubernetes_reads_it(n_bytes):
     assert parse_quantity(render_bytes(n_bytes)) == n_bytes
 
 
@@ -110,7 +108,7 @@ def test_a_size_is_written_as_kubernetes_reads_it(n_bytes: int) -> None:
         ({"nproc_per_node": "cpu", "resources": {"cpus": 4.5, "gpus": 8}}, 4),
     ],
 )
-def test_workers_follow_from_what_a_pod_is_given(fields: dict[str, Any], workers: int) -> None:
+def test_workers_follow_from_what_a_pod_is_given(fields, workers):
     assert plan_of(**fields).nodes[0].nproc_per_node == workers
 
 
@@ -118,15 +116,13 @@ def test_workers_follow_from_what_a_pod_is_given(fields: dict[str, Any], workers
 
 
 @pytest.mark.parametrize("grace_s", [1, 30, 600])
-def test_a_pod_has_longer_than_the_job_s_grace(grace_s: int) -> None:
+def test_a_pod_has_longer_than_the_job_s_grace(grace_s):
     pod = pod_of(**{**FIXED, "stop_grace_s": grace_s})
     assert pod["terminationGracePeriodSeconds"] > grace_s + 10
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if not name.endswith("everything")])
-def test_requests_are_limits_and_no_probe_waits_for_readiness(
-    name: str,
-) -> None:
+def test_requests_are_limits_and_no_probe_waits_for_readiness(name):
     plan, container = plan_of(**TABLE[name]), container_of(**TABLE[name])
     resources = container.get("resources", {})
     assert resources.get("requests") == resources.get("limits")
@@ -134,12 +130,11 @@ def test_requests_are_limits_and_no_probe_waits_for_readiness(
     assert container["ports"][0]["containerPort"] == HEALTH_PORT
     for probe in ("startupProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
-    assert plan.agent is not None
     assert plan.agent.health_port == HEALTH_PORT
     assert plan.agent.hang_min_s <= PROBE_PERIOD_S * PROBE_FAILURES, "the agent acts first"
 
 
-def test_on_a_machine_s_network_nothing_listens_unless_it_was_asked_for() -> None:
+def test_on_a_machine_s_network_nothing_listens_unless_it_was_asked_for():
     fields = {**FIXED, "kubernetes": {**DURABLE, "host_network": True}}
     assert not {"ports", "livenessProbe", "startupProbe"} & set(container_of(**fields))
     assert plan_of(**fields).agent.health_port is None  # type: ignore[union-attr]
@@ -157,9 +152,7 @@ def test_on_a_machine_s_network_nothing_listens_unless_it_was_asked_for() -> Non
         ({"key": "dedicated", "operator": "Equal"}, "Equal"),
     ],
 )
-def test_a_toleration_with_a_value_is_of_that_value_alone(
-    given: dict[str, str], operator: str
-) -> None:
+def test_a_toleration_with_a_value_is_of_that_value_alone(given, operator):
     fields = {**FIXED, "kubernetes": {**FIXED["kubernetes"], "tolerations": [given]}}
     assert pod_of(**fields)["tolerations"] == [{**given, "operator": operator}]
 
@@ -182,30 +175,22 @@ SHM = {"memory": "1Gi", "shm": "1Gi"}
         ({"engine": "torchrun"}, "engine: torchrun, but on Kubernetes the agent"),
         ({"nproc_per_node": "gpu"}, "without resources.gpus no GPU is asked for"),
         ({"resources": SHM}, "resources.shm is 1Gi of a memory of 1Gi"),
-        (
-            {**ELASTIC, "kubernetes": {**DURABLE, "kind": "trainjob"}},
-            "nnodes is 2:4, but a trainjob keeps its size",
-        ),
-        (
-            {**ELASTIC, "kubernetes": {**DURABLE, "kind": "jobset"}},
-            "nnodes is 2:4, but a jobset keeps its size",
-        ),
-        (
-            {"rdzv": {"backend": "static"}, "kubernetes": {"kind": "job"}},
-            "rdzv.backend is static, but pods of a job are replaced one by one",
-        ),
+        ({**ELASTIC, "kubernetes": {**DURABLE, "kind": "trainjob"}},
+         "nnodes is 2:4, but a trainjob keeps its size"),
+        ({**ELASTIC, "kubernetes": {**DURABLE, "kind": "jobset"}},
+         "nnodes is 2:4, but a jobset keeps its size"),
+        ({"rdzv": {"backend": "static"}, "kubernetes": {"kind": "job"}},
+         "rdzv.backend is static, but pods of a job are replaced one by one"),
     ],
-)
-def test_what_cannot_work_is_refused_before_it_costs_anything(
-    fields: dict[str, Any], says: str
-) -> None:
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_it_costs_anything(fields, says):
     with pytest.raises(InputError) as caught:
         plan_of(**fields)
     assert says in str(caught.value)
     assert "fix: " in str(caught.value)
 
 
-def test_only_what_all_nodes_see_fences_a_group() -> None:
+def test_only_what_all_nodes_see_fences_a_group():
     ephemeral = plan_of(**{**ELASTIC, "kubernetes": {"checkpoint": "ephemeral"}})
     assert "fence_dir" not in dict(ephemeral.nodes[0].rendezvous.conf)  # type: ignore[union-attr]
     durable = plan_of(**ELASTIC)

@@ -19,11 +19,7 @@ from tests.k8s.crds import CRD_DIR, crd_schemas
 from tests.k8s.manifests_table import TABLE, manifest_of
 
 ROOT = Path(__file__).parents[2]
-
-
 CORE = {"v1", "batch/v1", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1"}
-
-
 CORE_MODELS = {
     "ConfigMap": "V1ConfigMap",
     "Service": "V1Service",
@@ -35,15 +31,11 @@ CORE_MODELS = {
     "Role": "V1Role",
     "RoleBinding": "V1RoleBinding",
 }
-
-
 OPERATORS_MODELS = {
     "TrainJob": "TrainerV1alpha1TrainJob",
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
     "JobSet": "JobsetV1alpha2JobSet",
 }
-
-
 """Without an official Python model: held to their CRD alone."""
 
 
@@ -94,7 +86,7 @@ MANIFESTS = manifests()
 
 
 @pytest.mark.skipif(CRD_DIR is None, reason="CRD_DIR names no folder of CRDs")
-def test_the_crds_know_every_field_and_refuse_others() -> None:
+def test_the_crds_know_every_field_and_refuse_others():
     for one in (one for objects in MANIFESTS.values() for one in objects):
         if one["apiVersion"] not in CORE:
             problems = SCHEMAS[one["apiVersion"], one["kind"]].iter_errors(one)
@@ -106,7 +98,7 @@ def test_the_crds_know_every_field_and_refuse_others() -> None:
 
 @pytest.mark.skipif(CRD_DIR is None, reason="CRD_DIR names no folder of CRDs")
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_no_crd_adds_a_default_in_a_list_so_that_a_second_apply_changes_nothing(name: str) -> None:
+def test_no_crd_adds_a_default_in_a_list_so_that_a_second_apply_changes_nothing(name):
     for one in MANIFESTS[name]:
         if one["apiVersion"] not in CORE:
             schema = SCHEMAS[one["apiVersion"], one["kind"]].schema
@@ -131,7 +123,7 @@ def missing_defaults(
             yield from missing_defaults(item, inner, f"{where}.{key}", in_list)
 
 
-def test_the_models_drop_a_field_that_they_do_not_know() -> None:
+def test_the_models_drop_a_field_that_they_do_not_know():
     for name in ("pytorchjob-elastic", "trainjob-fixed", "jobset-fixed", "job-fixed"):
         job = manifest_of(**TABLE[name]).objects[-1]
         wrong = {**job, "spec": {**job["spec"], "unheard": "of"}}

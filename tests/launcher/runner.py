@@ -16,7 +16,6 @@ from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\n"
-
 WAITING = """
 import os, pathlib, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -47,6 +46,19 @@ class Runner:
 
     def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
         return run_program(self.argv(*argv), cwd=self.folder, env=self.env, timeout=self.limit_s)
+
+    def well(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """One that has to end with code 0."""
+        done = self(*argv)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def fails(self, code: int, *argv: str) -> str:
+        """What one that has to end with this code says on stderr: its own errors have no stack."""
+        done = self(*argv)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert code not in (2, 3) or "Traceback" not in done.stderr, done.stderr
+        return done.stderr
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -54,7 +54,6 @@ KILL_WAIT_S = 8
 LOST_S = 10
 LEFT_LIMIT_S = 60.0
 """From the end of a test until nothing of it may be in the queue or on a node."""
-
 CONF = """\
 ClusterName=lab
 # The address behind the name: the name itself need not resolve.

@@ -18,8 +18,6 @@ from tests.slurm.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
-
-
 Diagnose = Callable[..., dict[str, Finding]]
 
 
@@ -41,7 +39,7 @@ def diagnose(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return work
 
 
-def test_a_sound_cluster_is_fit_and_is_asked_little(cluster: Cluster, diagnose: Diagnose) -> None:
+def test_a_sound_cluster_is_fit_and_is_asked_little(cluster, diagnose):
     found = diagnose(nnodes=3)
     assert is_fit(list(found.values())), found
     assert list(found) == [*("client", "slurmctld", "partition", "start")]
@@ -50,9 +48,7 @@ def test_a_sound_cluster_is_fit_and_is_asked_little(cluster: Cluster, diagnose: 
     assert cluster.queue() == []
 
 
-def test_what_does_not_fit_is_told_in_slurms_own_words(
-    cluster: Cluster, diagnose: Diagnose
-) -> None:
+def test_what_does_not_fit_is_told_in_slurms_own_words(cluster, diagnose):
     cluster.drain("n2", "ECC errors on GPU 1")
     wait_until(lambda: cluster.node_state("n2") == "drained")
     found = diagnose(nnodes=3)
@@ -65,9 +61,7 @@ def test_what_does_not_fit_is_told_in_slurms_own_words(
     assert "--set slurm.partition=NAME" in nowhere.fix
 
 
-def test_without_a_job_the_options_are_looked_at(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_job_the_options_are_looked_at(cluster, tmp_path, monkeypatch):
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, cluster.env[name])
     done = Runner(tmp_path)("doctor", "--on", "slurm", "--partition", "high", "--nnodes", "2")

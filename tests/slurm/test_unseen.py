@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.slurm.typist import PREFIX, Typist
+from tests.slurm.typist import PREFIX
 
 pytestmark = pytest.mark.slurm
 NO_ANSWER = """\
@@ -18,9 +16,7 @@ exit 1
 """
 
 
-def test_a_job_that_slurm_has_taken_without_an_answer_is_followed(
-    typist: Typist, tmp_path: Path
-) -> None:
+def test_a_job_that_slurm_has_taken_without_an_answer_is_followed(typist, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     own = folder / "sbatch"

@@ -113,8 +113,7 @@ class Typist(Runner):
         return (self.run / "slurm" / f"{key}.started").read_text().split()
 
     def status(self, run_id: str) -> dict[str, Any]:
-        done = self("status", run_id, "--json")
-        assert done.returncode == 0, done.stderr
+        done = self.well("status", run_id, "--json")
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 

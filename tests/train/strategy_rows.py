@@ -86,24 +86,18 @@ ROWS = (
     Row(name="fsdp", fast=True),
     Row(name="fsdp", options=("--strategy_options.reshard=false", "--strategy_options.units=size")),
     Row(name="fsdp", options=("--strategy_options.offload=true", "--strategy_options.units=whole")),
-    Row(
-        name="fsdp", options=("--strategy_options.span=node",), worlds=(2, 4), processes_per_node=2
-    ),
+    Row(name="fsdp", options=("--strategy_options.span=node",), worlds=(2, 4),
+        processes_per_node=2),
     Row(name="tp", worlds=(1, 2, 4), fast=True),
     Row(name="tp", options=("--strategy_options.tensor_size=2",), worlds=(2, 4)),
     Row(name="fsdp+tp", worlds=(2, 4), fast=True),
     Row(name="pipeline", options=MICROBATCHES, fast=True),
     Row(name="pipeline", options=(*MICROBATCHES, "--strategy_options.schedule=gpipe")),
-    Row(
-        name="pipeline",
-        options=(*MICROBATCHES, "--strategy_options.schedule=interleaved_1f1b"),
-        worlds=(1, 2),
-    ),
-    Row(
-        name="pipeline",
+    Row(name="pipeline", options=(*MICROBATCHES, "--strategy_options.schedule=interleaved_1f1b"),
+        worlds=(1, 2)),
+    Row(name="pipeline",
         options=("--strategy_options.pipeline_size=2", "--strategy_options.microbatches=2"),
-        worlds=(2, 4),
-    ),
+        worlds=(2, 4)),
     Row(name="local_sgd", options=EVERY, like_one=None),
     Row(name="diloco", options=EVERY, like_one=None),
     # It magnifies rounding, by which a resumed process differs on some processors.
@@ -118,7 +112,7 @@ ROWS = (
     Row(name="bagua:async", like_one=None, like_undisturbed=None, saves_show=True),
     Row(name="deepspeed", needs="deepspeed"),
     Row(name="deepspeed", options=("--strategy_options.stage=1",), needs="deepspeed"),
-)
+)  # fmt: skip
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""
 OF_STRATEGIES = "tests/fabric_train/strategies/"

@@ -7,12 +7,7 @@ import time
 import torch
 from torch import nn
 
-from fabric_train.breakdown import (
-    Breakdown,
-    count_flops,
-    measure_utilization,
-    read_communication,
-)
+from fabric_train.breakdown import Breakdown, count_flops, measure_utilization, read_communication
 from fabric_train.strategies.strategy import Place, RankBatch, Strategy
 from tests.fabric_train.forked import run_forked
 from train.config import TrainConfig

@@ -49,6 +49,7 @@ def test_a_wrong_option_is_refused_by_name_and_value(arguments, told):
 def test_a_variable_that_is_no_option_is_refused_with_the_nearest(monkeypatch):
     monkeypatch.setenv("TRAIN_EPOCHS", "4")
     assert parse_config([]).epochs == 4
+    assert parse_config(["--epochs", "2"]).epochs == 2
     monkeypatch.setenv("TRAIN_EPOHCS", "5")
     with pytest.raises(InputError, match=r"TRAIN_EPOHCS=5 .*\n.*mean TRAIN_EPOCHS\? unset TRAIN_"):
         parse_config([])

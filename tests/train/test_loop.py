@@ -218,19 +218,13 @@ def test_processes_on_cpus_are_told_that_torch_cannot_synchronise_their_batch_no
 @pytest.mark.parametrize(
     ("config", "env", "folder"),
     [
-        (
-            TrainConfig(checkpoint_dir=Path("option")),
-            WorkerEnv(checkpoint_dir=Path("variable"), run_dir=Path("run")),
-            "option",
-        ),
-        (
-            TrainConfig(),
-            WorkerEnv(checkpoint_dir=Path("variable"), run_dir=Path("run")),
-            "variable",
-        ),
+        (TrainConfig(checkpoint_dir=Path("option")),
+         WorkerEnv(checkpoint_dir=Path("variable"), run_dir=Path("run")), "option"),
+        (TrainConfig(), WorkerEnv(checkpoint_dir=Path("variable"), run_dir=Path("run")),
+         "variable"),
         (TrainConfig(), WorkerEnv(run_dir=Path("run")), "run/checkpoints"),
     ],
-)
+)  # fmt: skip
 def test_checkpoints_go_where_they_are_told_the_option_first(config, env, folder):
     assert choose_checkpoint_dir(config, env) == Path(folder)
 

@@ -5,25 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from train.__main__ import main
 
 LEFT_WORLD = Path(__file__).parent / "programs" / "left_world.py"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--epochs", "none"], "none"),
-        (["--epohcs", "3"], "did you mean epochs?"),
-        (["--config", "missing.yaml"], "missing.yaml"),
-    ],
-)
-def test_wrong_input_is_told_in_few_lines_and_exits_2(processes, finish, arguments, told):
-    code, out, err = finish(processes.start("-m", "train", *arguments))
+def test_wrong_input_is_told_in_few_lines_and_exits_2(processes, finish):
+    code, out, err = finish(processes.start("-m", "train", "--epohcs", "3"))
     assert (code, out) == (2, "")
-    assert told in err
+    assert "did you mean epochs?" in err
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 4
 

@@ -11,12 +11,7 @@ from train.metrics import write_metrics
 from train.report import RankDevice, format_devices, format_hardware_table, format_rendezvous
 
 WORLD = World(
-    rank=0,
-    local_rank=0,
-    world_size=4,
-    local_world_size=2,
-    master_addr="node-0",
-    master_port=41000,
+    rank=0, local_rank=0, world_size=4, local_world_size=2, master_addr="node-0", master_port=41000
 )
 
 

@@ -20,9 +20,7 @@ def config(tmp_path: Path) -> TrainConfig:
     )
 
 
-def test_accumulated_micro_batches_are_virtual_shards_of_each_process(
-    config: TrainConfig, tmp_path: Path
-) -> None:
+def test_accumulated_micro_batches_are_virtual_shards_of_each_process(config, tmp_path):
     env = WorkerEnv(run_dir=tmp_path / "run", progress="lines")
     few = replace(config, max_steps=2, patience=None)
     four = train(replace(few, accumulate=4), env)
@@ -38,7 +36,7 @@ def test_accumulated_micro_batches_are_virtual_shards_of_each_process(
         (["--val_share", "1"], "val_share"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(words: list[str], what: str) -> None:
+def test_options_that_contradict_each_other_are_refused(words, what):
     with pytest.raises(InputError) as refused:
         parse_config(words)
     assert what in str(refused.value)
@@ -47,34 +45,25 @@ def test_options_that_contradict_each_other_are_refused(words: list[str], what: 
 @pytest.mark.parametrize(
     ("options", "what", "fix"),
     [
-        (
-            {"accumulate": 5},
-            "96 samples cannot be cut into 5 equal parts",
-            "--accumulate 1 or 2 or",
-        ),
+        ({"accumulate": 5}, "96 samples cannot be cut into 5 equal parts",
+         "--accumulate 1 or 2 or"),
         ({"accumulate": 97}, "into 97 equal parts for each of 1 processes", "or 48"),
         ({"val_share": 1e-4}, "keeps back none of 1440 samples", "--val_share 0.00069 or more"),
         ({"val_share": 0.999}, "96 is more than the 1 training samples", "size 1 or less"),
         ({"val_share": 0.999, "virtual_shards": 2}, "more than the 1 training", "more samples, or"),
         ({"global_batch_size": 2000}, "2000 is more than the 1440", "--global_batch_size 1440"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_that_the_data_cannot_fill_is_refused_with_numbers_that_work(
-    tmp_path: Path, options: dict[str, float], what: str, fix: str
-) -> None:
+    tmp_path, options, what, fix
+):
     with pytest.raises(InputError) as refused:
         train(TrainConfig(checkpoint_dir=tmp_path, **options), WorkerEnv())
     assert what in refused.value.what
     assert fix in refused.value.fix
 
 
-def test_options_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAIN_LR", "0.5")
-    assert parse_config([]).lr == 0.5
-    assert parse_config(["--lr", "0.1"]).lr == 0.1
-
-
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
-def test_a_look_without_a_checkpoint_says_where_it_looked(verb: str, tmp_path: Path) -> None:
+def test_a_look_without_a_checkpoint_says_where_it_looked(verb, tmp_path):
     with pytest.raises(InputError, match=f"{verb}: no checkpoint in {tmp_path}"):
         train(TrainConfig(checkpoint_dir=tmp_path), WorkerEnv(), verb=verb)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.rendezvous import meet
 
 
-def test_real_nodes_meet_and_are_told_of_a_loss() -> None:
+def test_real_nodes_meet_and_are_told_of_a_loss():
     found = meet("roster", 4, 60)
     assert all(value is not None for value in found.values())
     theirs = meet("c10d", 4, 60)

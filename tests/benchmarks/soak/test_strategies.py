@@ -9,8 +9,7 @@ from benchmarks.strategies import FORMULAS, TENSOR, WEIGHTS
 from benchmarks.strategy_ranks import take_pair
 
 COUNTERS = 20_000
-
-
+"""Bytes of a step beside the strategy's own: what ranks tell each other about stops."""
 CASES = [
     (name, nproc)
     for name in FORMULAS
@@ -20,9 +19,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "nproc"), CASES)
-def test_both_sides_have_equal_losses_and_send_what_the_formula_says(
-    name: str, nproc: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_sides_have_equal_losses_and_send_what_the_formula_says(name, nproc, monkeypatch):
     monkeypatch.setattr(strategy_ranks, "ROUNDS", 1)
     pair = take_pair(name, nproc)
     ours, theirs = pair["ours"], pair["theirs"]

@@ -25,20 +25,10 @@ from tests.training import clean_environment
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-
-
 FAULTY = ROOT / "tests/fabric_train/programs/faulty.py"
-
-
 LIMIT_S = 400.0
-
-
 EXAMPLES, SHARDED = str(ROOT / "examples"), str(Path(__file__).parents[1] / "sharded.py")
-
-
 TRANSFORMERS = [f"{EXAMPLES}/transformers_trainer.py", "--dropout", "0", "--workers", "1"]
-
-
 SCRIPTS = {
     "Trainer": [f"{EXAMPLES}/lightning_trainer.py", "--dropout", "0", "--workers", "1"],
     "LightningCLI": [

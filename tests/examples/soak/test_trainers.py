@@ -15,8 +15,6 @@ from tests.examples.claims.test_trainers import EXAMPLES, SCRIPTS, train
 from tests.programs import run_program
 from tests.training import clean_environment
 
-ROOT = Path(__file__).parents[3]
-
 
 def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
     assert len(found) == len(expected)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.faults import corpus, making
+from tests.faults import making
 from tests.faults.test_faults import FAULTS, reason_of
 
 
@@ -14,7 +12,5 @@ from tests.faults.test_faults import FAULTS, reason_of
 @pytest.mark.parametrize(
     "fault", [one for one in FAULTS if one.made == "processes"], ids=lambda one: one.name
 )
-def test_each_fault_on_processes_made_anew_ends_as_its_recording_does(
-    fault: corpus.Fault, tmp_path: Path
-) -> None:
+def test_each_fault_on_processes_made_anew_ends_as_its_recording_does(fault, tmp_path):
     assert reason_of(making.make(fault, tmp_path / "project")) == reason_of(fault.recording)

@@ -12,7 +12,7 @@ from tests.training import clean_environment
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_ends_well_or_says_why_it_was_skipped(name: str) -> None:
+def test_a_case_ends_well_or_says_why_it_was_skipped(name):
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu", name],
         cwd=ROOT,

@@ -37,5 +37,5 @@ class TestHosts(TargetContract):
         bench.outlives_launcher, bench.ended_unseen = False, "stopped"
         return bench
 
-    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench: Bench) -> None:
+    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench):
         super().test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(bench)

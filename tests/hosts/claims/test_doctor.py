@@ -19,22 +19,12 @@ from tests.hosts.places import Host, Network
 from tests.hosts.typist import Typist
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
-
-
 CLOCK = Path(__file__).parents[2] / "launcher/agent/skewed_clock.c"
-
-
 SKEW_S = 60
-
-
 PORT = 23456
-
-
 LEASE = Lease(
     run_id="other-0a1b2c", node_index=0, owner="anna@desk", gpus=["0", "1"], slots=0, detached=True
 )
-
-
 HOLDER = """
 import json, sys
 from launcher.targets.hosts.program import leases
@@ -44,8 +34,6 @@ print("held", flush=True)
 sys.stdin.read()
 leases.release(held)
 """
-
-
 SMI = """#!/bin/sh
 case "$*" in
 *query-gpu=index\\ *) printf '0\\n1\\n' ;;
@@ -54,8 +42,6 @@ case "$*" in
 done ;;
 esac
 """
-
-
 Row = dict[str, str]
 
 
@@ -93,7 +79,6 @@ def held(host: Host, **fields: Any) -> Iterator[None]:
     argv = [*host.enter(), sys.executable, "-c", HOLDER, LEASE_DIR, lease.to_json()]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         yield
         holder.stdin.close()
@@ -135,9 +120,7 @@ def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple
             at_login(second, skewed_clock(folder), other_torch(folder)),
             done_and_undone(third, f"iptables -A {rule}", f"iptables -D {rule}"),
             done_and_undone(
-                third,
-                "mount -o remount,size=64m /dev/shm",
-                "mount -o remount,size=50% /dev/shm",
+                third, "mount -o remount,size=64m /dev/shm", "mount -o remount,size=50% /dev/shm"
             ),
             at_login(fourth, two_gpus(folder)),
             done_and_undone(fourth, f"mount -t tmpfs t {shared}", f"umount {shared}"),
@@ -168,9 +151,7 @@ PLANTED = {
 
 
 @pytest.mark.cc
-def test_nothing_else_is_found_failed_and_no_run_is_tried(
-    sick: tuple[int, list[Row]],
-) -> None:
+def test_nothing_else_is_found_failed_and_no_run_is_tried(sick):
     code, rows = sick
     planted = {
         (check, where) for check, where, status, *_ in PLANTED.values() if status != "warning"
@@ -180,7 +161,7 @@ def test_nothing_else_is_found_failed_and_no_run_is_tried(
     assert code == 1
 
 
-def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
+def test_two_sound_hosts_are_fit_and_nothing_is_left(typist):
     shared = typist.folder / "shared"
     typist.write("raise SystemExit('never run')", f"nnodes: 2\ncheckpoint_dir: {shared}\n")
     code, rows = diagnosed(typist, "--include", "gpu1,gpu2")
@@ -194,7 +175,7 @@ def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
         assert list(host.home.glob(".launcher/runs/*")) == []
 
 
-def test_without_a_job_all_hosts_are_looked_at(typist: Typist) -> None:
+def test_without_a_job_all_hosts_are_looked_at(typist):
     # A folder that no host can have: it is seen on each, and keeps the test from a run.
     given = ("--set", "hosts.runtime=python", "--set", "checkpoint_dir=/dev/null/none", "--json")
     done = typist("doctor", *given)
@@ -206,7 +187,7 @@ def test_without_a_job_all_hosts_are_looked_at(typist: Typist) -> None:
         assert found == [(name, status) for name in names]
 
 
-def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist: Typist) -> None:
+def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist):
     shared = typist.folder / "shared"
     shared.mkdir()
     typist.write("", f"nnodes: 2\ncheckpoint_dir: {shared}\n")

@@ -30,7 +30,7 @@ def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignor
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
-def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: signal.Signals) -> None:
+def test_a_launcher_that_ends_takes_its_nodes_along(typist, signum):
     launcher = start_waiting(typist)
     launcher.send_signal(signum)
     assert launcher.wait(40) == 130
@@ -39,9 +39,7 @@ def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: sign
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(
-    typist: Typist, lost: int
-) -> None:
+def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(typist, lost):
     launcher = start_waiting(typist)
     host = typist.network.hosts[lost]
     (up,) = host.home.glob(".launcher/runs/*/up-*")
@@ -56,7 +54,7 @@ def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(
     assert typist.outcome["reason"] == "stop-requested", stderr.decode()
 
 
-def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typist: Typist) -> None:
+def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typist):
     launcher = start_waiting(typist)
     host = typist.network.hosts[1]
     host.power_off()
@@ -67,19 +65,16 @@ def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typis
     (run_id,) = typist.run_ids()
     assert host.run("ls", f"{STATE}/runs").split() == [run_id]
     time.sleep(FOLLOWED_S)  # a host here keeps its clock when its power is off
-    done = typist("clean", "--hosts", "hosts.yaml", "--yes")
-    assert done.returncode == 0, done.stderr
+    done = typist.well("clean", "--hosts", "hosts.yaml", "--yes")
     assert f"{run_id}  {host.name}" in done.stdout
     assert "removed 1 of 1" in done.stderr
     assert host.run("ls", f"{STATE}/runs").split() == []
     assert typist.outcome, "the run stays here"
 
 
-def test_ranks_that_would_resume_from_their_own_hosts_are_refused(typist: Typist) -> None:
+def test_ranks_that_would_resume_from_their_own_hosts_are_refused(typist):
     typist.write("import os\nprint(os.environ['CHECKPOINT_DIR'])\n")
-    refused = typist("run", "job.yaml", "--nnodes", "1:2")
-    assert refused.returncode == 2
-    assert "CHECKPOINT_DIR is each node's own disk, and nnodes is 1:2" in refused.stderr
-    meant = typist("run", "job.yaml", "--nnodes", "1:2", "--set", "checkpoint_dir=ephemeral")
-    assert meant.returncode == 0, meant.stderr
+    told = typist.fails(2, "run", "job.yaml", "--nnodes", "1:2")
+    assert "CHECKPOINT_DIR is each node's own disk, and nnodes is 1:2" in told
+    meant = typist.well("run", "job.yaml", "--nnodes", "1:2", "--set", "checkpoint_dir=ephemeral")
     assert "own disk" not in meant.stderr

@@ -17,12 +17,7 @@ from tests.held import SUMS, folder_of_hold
 from tests.hosts.typist import PREFIX, Typist
 
 pytestmark = pytest.mark.hosts
-
-
 RUNTIMES = ["python", pytest.param("docker", marks=pytest.mark.docker)]
-
-
-"""For a node that imports torch, on a machine that does much else."""
 
 
 class Held(Typist):
@@ -35,13 +30,11 @@ class Held(Typist):
 
     def hold(self) -> None:
         words = ("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", "--on", "hosts")
-        done = self(*words, "--set", f"hosts.runtime={self.runtime}")
-        assert done.returncode == 0, done.stderr
+        self.well(*words, "--set", f"hosts.runtime={self.runtime}")
 
     def run_well(self) -> None:
         self.write(SUMS)
-        done = self("run", "job.yaml", "--in", "dev")
-        assert done.returncode == 0, done.stderr
+        done = self.well("run", "job.yaml", "--in", "dev")
         assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
 
     def kill_node(self, index: int) -> None:
@@ -62,17 +55,14 @@ def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         # The image may have to travel.
         held.limit_s = 400.0
     yield held
-    done = held("release", "dev")
-    assert done.returncode == 0, done.stderr
+    held.well("release", "dev")
 
 
-def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held: Held) -> None:
+def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held):
     held.hold()
     held.run_well()
-    fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
-    assert fewer.returncode == 2
-    assert "a run in dev takes all of its 2 nodes" in fewer.stderr
+    told = held.fails(2, "run", "job.yaml", "--in", "dev", "--nnodes", "1")
+    assert "a run in dev takes all of its 2 nodes" in told
     other = "docker" if held.runtime == "python" else "python"
-    refused = held("run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
-    assert refused.returncode == 2
-    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused.stderr
+    refused = held.fails(2, "run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
+    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused

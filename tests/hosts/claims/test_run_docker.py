@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.places import Host, Network
-from tests.hosts.typist import Typist
+from tests.hosts.places import Host
 
 pytestmark = [pytest.mark.hosts, pytest.mark.docker, pytest.mark.timeout(600)]
-
-
 TRAVELS = "fabric-train-tests:travels"
-
-
 PREFIX = (
     "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\nengine: agent\n"
 )
@@ -34,9 +29,7 @@ def empty_image(tmp_path: Path) -> Iterator[str]:
     subprocess.run(("docker", "image", "rm", "--force", TRAVELS), check=False, capture_output=True)
 
 
-def test_an_image_travels_once_to_a_host_that_lacks_it(
-    typist: Typist, four_hosts: Network, empty_image: str
-) -> None:
+def test_an_image_travels_once_to_a_host_that_lacks_it(typist, four_hosts, empty_image):
     host = four_hosts.hosts[1]
     if not host.has_engine:
         host.start_engine()

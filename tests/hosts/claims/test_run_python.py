@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts.places import Network
-from tests.hosts.typist import Typist
-
 pytestmark = pytest.mark.hosts
-
-
 WHO = """
 import os, socket
 import torch.distributed as dist
@@ -22,10 +17,9 @@ dist.destroy_process_group()
 """
 
 
-def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -> None:
+def test_an_elastic_job_runs_on_all_hosts(typist, four_hosts):
     typist.write(WHO)
-    done = typist("run", "job.yaml", "--nnodes", "2:4")
-    assert done.returncode == 0, done.stderr
+    done = typist.well("run", "job.yaml", "--nnodes", "2:4")
     assert "world ['gpu1', 'gpu2', 'gpu3', 'gpu4'] rank 0" in done.stdout
     # In one line, before anything starts.
     checked = "checked: ssh, torch, ports, leases, clocks, the way of each to gpu1"

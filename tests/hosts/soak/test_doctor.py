@@ -7,21 +7,15 @@ import subprocess
 import pytest
 
 from tests.conftest import DOCKER_IMAGE
-from tests.hosts.claims.test_doctor import PLANTED, Row, diagnosed, done_and_undone, sick
-from tests.hosts.places import Network
-from tests.hosts.typist import Typist
+from tests.hosts.claims.test_doctor import PLANTED, diagnosed, done_and_undone, sick
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
-
-
 IN_DOCKER = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\n"
 
 
 @pytest.mark.cc
 @pytest.mark.parametrize("fault", PLANTED)
-def test_each_planted_fault_is_found_with_host_and_fix(
-    sick: tuple[int, list[Row]], fault: str
-) -> None:
+def test_each_planted_fault_is_found_with_host_and_fix(sick, fault):
     check, where, status, found, fix = PLANTED[fault]
     (row,) = [row for row in sick[1] if (row["check"], row["where"]) == (check, where)]
     assert row["status"] == status, row
@@ -30,9 +24,7 @@ def test_each_planted_fault_is_found_with_host_and_fix(
 
 
 @pytest.mark.docker
-def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
-    typist: Typist, four_engines: Network
-) -> None:
+def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(typist, four_engines):
     first, second = four_engines.hosts[:2]
     image = f"docker --host unix://{first.folder}/docker.sock save {DOCKER_IMAGE}"
     load = f"docker --host unix://{second.folder}/docker.sock load -q"
@@ -61,20 +53,14 @@ def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
 @pytest.mark.parametrize(
     ("do", "undo"),
     [
-        (
-            "tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 200ms",
-            "tc qdisc del dev eth0 root",
-        ),
-        (
-            "iptables -A OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
-            "iptables -D OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
-        ),
+        ("tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 200ms",
+         "tc qdisc del dev eth0 root"),
+        ("iptables -A OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
+         "iptables -D OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP"),
     ],
     ids=["a slow link", "large packets are lost"],
-)
-def test_the_host_that_makes_the_all_reduce_slow_is_named(
-    typist: Typist, do: str, undo: str
-) -> None:
+)  # fmt: skip
+def test_the_host_that_makes_the_all_reduce_slow_is_named(typist, do, undo):
     typist.write("", "nnodes: 4\n")
     typist.limit_s = 350.0
     with done_and_undone(typist.network.hosts[2], do, undo):

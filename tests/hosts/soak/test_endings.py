@@ -13,7 +13,6 @@ import pytest
 from launcher.targets.hosts.program.node_state import FOLLOWED_S
 from tests.hosts.claims.test_doctor import held
 from tests.hosts.claims.test_endings import is_up, start_waiting
-from tests.hosts.places import Network
 from tests.hosts.steps import Steps
 from tests.hosts.typist import Typist
 from tests.launcher.runner import WAITING
@@ -23,9 +22,7 @@ pytestmark = pytest.mark.hosts
 
 
 @pytest.mark.parametrize("engine", ["agent", "torchrun"])
-def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
-    typist: Typist, four_hosts: Network, engine: str
-) -> None:
+def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(typist, four_hosts, engine):
     launcher = start_waiting(typist, "--set", f"engine={engine}")
     four_hosts.set_client_link(up=False)
     try:
@@ -47,7 +44,7 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
     assert typist("stop", "latest").returncode == 0
 
 
-def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist: Typist) -> None:
+def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist):
     launcher = start_waiting(typist, "--set", "engine=torchrun")
     typist.network.hosts[1].power_off()
     try:
@@ -59,13 +56,12 @@ def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist: Typis
     typist("stop", "latest")
 
 
-def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
+def test_two_runs_never_get_the_same_slots(typist):
     text = (typist.folder / "hosts.yaml").read_text().replace('"python"', '"slots": 1, "python"')
     (typist.folder / "hosts.yaml").write_text(text)
     launcher = start_waiting(typist, nodes=2)
-    refused = typist("run", "job.yaml", "--nnodes", "3")
-    assert refused.returncode == 3
-    assert "gpu1: 1 of its 1 slots are held by root@" in refused.stderr
+    told = typist.fails(3, "run", "job.yaml", "--nnodes", "3")
+    assert "gpu1: 1 of its 1 slots are held by root@" in told
     with held(typist.network.hosts[3], gpus=[], slots=1):
         shown = typist("hosts").stdout.splitlines()
     assert "0 of 1 slots" in shown[1]
@@ -76,27 +72,6 @@ def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
     assert shown[4].endswith("detached")
     launcher.send_signal(signal.SIGTERM)
     launcher.wait(30)
-
-
-def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
-    typist: Typist, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    typist.write(WAITING)
-    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
-    assert started.returncode == 0, started.stderr
-    run_id = started.stdout.strip()
-    wait_until(lambda: is_up(typist))
-    pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
-    os.kill(pid, signal.SIGKILL)
-    # A followed run would end, as nobody hears its launcher: this one must not.
-    time.sleep(FOLLOWED_S + 5)
-    elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
-    status = elsewhere("status", run_id)
-    assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
-    assert "[1/1] up" in elsewhere("logs", run_id).stdout
-    stopped = elsewhere("stop", run_id)
-    assert stopped.returncode == 0, stopped.stderr
-    assert elsewhere.outcome["reason"] == "stop-requested"
 
 
 LATE = """
@@ -123,7 +98,7 @@ def share_home(typist: Typist) -> Path:
     return folder
 
 
-def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typist) -> None:
+def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist):
     home = share_home(typist)
     typist.write(LATE)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2")
@@ -135,28 +110,31 @@ def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typ
     assert list(home.glob("runs/*")) == []
 
 
-def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
-    typist: Typist, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    home = share_home(typist)
+@pytest.mark.parametrize("one_home", [False, True])
+def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
+    typist, tmp_path_factory, one_home
+):
+    home = share_home(typist) if one_home else None
     typist.write(WAITING)
-    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
-    assert started.returncode == 0, started.stderr
-    run_id = started.stdout.strip()
-    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2)
+    run_id = typist.well("run", "job.yaml", "--nnodes", "2", "--detach").stdout.strip()
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2 if home else is_up(typist))
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
+    # A followed run would end, as nobody hears its launcher: this one must not.
+    time.sleep(FOLLOWED_S + 5)
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
     (elsewhere.folder / "hosts.yaml").write_text((typist.folder / "hosts.yaml").read_text())
-    stopped = elsewhere("stop", run_id)
-    assert stopped.returncode == 0, stopped.stderr
+    status = elsewhere("status", run_id)
+    assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
+    assert "[1/1] up" in elsewhere("logs", run_id).stdout
+    elsewhere.well("stop", run_id)
+    assert elsewhere.outcome["reason"] == "stop-requested"
     assert not any(host.commands() for host in typist.network.hosts)
 
 
-def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist: Typist) -> None:
+def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist):
     run = Steps(typist, "python")
-    started = typist("run", "job.yaml", "--nnodes", "1:2", "--detach")
-    assert started.returncode == 0, started.stderr
+    typist.well("run", "job.yaml", "--nnodes", "1:2", "--detach")
     run.wait_for(0, 1)
     typist.network.hosts[1].power_off()
     try:

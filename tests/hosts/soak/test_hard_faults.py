@@ -12,19 +12,14 @@ import pytest
 
 from tests.hosts.places import Host, Network
 from tests.hosts.steps import Steps
-from tests.hosts.typist import Typist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
-
-
 ROOT = Path(__file__).parents[3]
-
-
 SKEW_S = 90
 
 
-def test_a_host_without_sshd_or_that_stands_still_is_lost_and_joins_again(typist: Typist) -> None:
+def test_a_host_without_sshd_or_that_stands_still_is_lost_and_joins_again(typist):
     run = Steps(typist, "python")
     run.follow()
     host = typist.network.hosts[1]
@@ -54,15 +49,12 @@ while True:
 """
 
 
-def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(
-    small_disk: Host, typist: Typist
-) -> None:
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(small_disk, typist):
     typist.write(FILLING, "engine: agent\n")
-    done = typist("run", "job.yaml", "--nnodes", "2")
-    assert done.returncode == 198
+    told = typist.fails(198, "run", "job.yaml", "--nnodes", "2")
     assert typist.outcome["state"] == "failed"
     assert typist.outcome["reason"] == "disk-full"
-    assert "No space left on device" in done.stderr.partition("FAILED")[2]
+    assert "No space left on device" in told.partition("FAILED")[2]
     assert typist.outcome["failure"]["first"]["host"] == "gpu2"
 
 
@@ -94,26 +86,20 @@ def host_behind(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.cc
-def test_a_report_names_the_first_cause_whatever_the_clocks_say(
-    typist: Typist, host_behind: Host
-) -> None:
+def test_a_report_names_the_first_cause_whatever_the_clocks_say(typist, host_behind):
     typist.write(FAILING, f"engine: agent\nenv: {{SHARED: '{typist.folder}'}}\n")
-    done = typist("run", "job.yaml", "--nnodes", "2")
-    assert done.returncode == 1, done.stderr
+    done = typist.fails(1, "run", "job.yaml", "--nnodes", "2")
     first = typist.outcome["failure"]["first"]
     assert (first["host"], first["exception"]) == ("gpu2", "ValueError: the first to fail")
-    assert f"gpu1 {SKEW_S}.0 s behind; times here are corrected" in done.stderr
+    assert f"gpu1 {SKEW_S}.0 s behind; times here are corrected" in done
     told = json.loads(typist("report", "--json").stdout)
     assert abs(told["clock_offsets_s"]["gpu1"] + SKEW_S) < 1
     assert all(-1 < moment["after_s"] < SKEW_S for moment in told["timeline"])
 
 
 @pytest.mark.cc
-def test_clocks_that_differ_are_refused_where_the_rendezvous_needs_them(
-    typist: Typist, host_behind: Host
-) -> None:
+def test_clocks_that_differ_are_refused_where_the_rendezvous_needs_them(typist, host_behind):
     typist.write("print('never')", "engine: torchrun\n")
-    done = typist("run", "job.yaml", "--nnodes", "1:2")
-    assert done.returncode == 3
-    assert f"gpu2: its clock is {SKEW_S} s ahead of gpu1's" in done.stderr
-    assert "timedatectl set-ntp true" in done.stderr
+    told = typist.fails(3, "run", "job.yaml", "--nnodes", "1:2")
+    assert f"gpu2: its clock is {SKEW_S} s ahead of gpu1's" in told
+    assert "timedatectl set-ntp true" in told

@@ -13,14 +13,12 @@ import pytest
 from launcher.targets.hosts.settings import LEASE_DIR
 from tests.hosts.claims.test_own_script import LARGE_BYTES, SHORT, project
 from tests.hosts.places import HOME, Network, sh
-from tests.hosts.typist import STATE, Typist
+from tests.hosts.typist import STATE
 from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in
 from tests.programs import run_program
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
-
-
 PYTHON = ("--nproc-per-node", "1", "--set", "hosts.runtime=python")
 
 
@@ -38,12 +36,9 @@ def sent(four_hosts: Network) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("runtime", ["python", pytest.param("docker", marks=pytest.mark.docker)])
-def test_a_folder_with_a_script_trains_as_on_this_machine(
-    project: Typist, sent: Callable[[], int], runtime: str
-) -> None:
+def test_a_folder_with_a_script_trains_as_on_this_machine(project, sent, runtime):
     words = ("run", "train.py", *TWO_BY_TWO, "--set", f"hosts.runtime={runtime}", *ARGUMENTS)
-    done = project(*words)
-    assert done.returncode == 0, done.stderr
+    done = project.well(*words)
     brought = project.folder / "runs" / project.outcome["run_id"] / "code"
     assert os.listdir(brought) == ["out.txt"]
     assert (brought / "out.txt").read_text().split() == losses_in(done.stdout)
@@ -58,18 +53,14 @@ def test_a_folder_with_a_script_trains_as_on_this_machine(
     assert sent() < LARGE_BYTES
 
 
-def test_a_run_again_sends_nothing_and_can_be_started_by_hand(
-    project: Typist, sent: Callable[[], int]
-) -> None:
+def test_a_run_again_sends_nothing_and_can_be_started_by_hand(project, sent):
     (project.folder / "train.py").write_text(SHORT)
     # Plain torchrun copies to stdout what its workers print.
-    done = project("run", "train.py", "--nnodes", "1", "--set", "engine=torchrun", *PYTHON)
-    assert done.returncode == 0, done.stderr
+    project.well("run", "train.py", "--nnodes", "1", "--set", "engine=torchrun", *PYTHON)
     assert sent() > LARGE_BYTES
     first = project.outcome["run_id"]
     (project.folder / "helper.py").write_text('NAME = "edited"\n')
-    again = project("run", "--again", first)
-    assert again.returncode == 0, again.stderr
+    again = project.well("run", "--again", first)
     assert again.stdout == "losses code 0.1 0.2 0.5\n"
     assert sent() < LARGE_BYTES
     by_hand = run_program(
@@ -94,9 +85,7 @@ def slow_network(four_hosts: Network) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.4])
-def test_an_interrupt_while_code_is_sent_leaves_nothing(
-    wait_s: float, project: Typist, slow_network: None, four_hosts: Network
-) -> None:
+def test_an_interrupt_while_code_is_sent_leaves_nothing(wait_s, project, slow_network, four_hosts):
     (project.folder / "large.bin").write_bytes(os.urandom(60 << 20))
     before = archives(four_hosts)
     for host in four_hosts.hosts:
@@ -125,9 +114,7 @@ def is_held(network: Network) -> bool:
         (("train.py", "--code", "image", "--set", "workdir=/shared"), "/shared is not there"),
     ],
 )
-def test_a_script_that_hosts_without_containers_would_not_find_is_told(
-    project: Typist, words: tuple[str, ...], told: str
-) -> None:
+def test_a_script_that_hosts_without_containers_would_not_find_is_told(project, words, told):
     done = project("run", *words, "--nnodes", "1", *PYTHON)
     assert done.returncode in (2, 3)
     assert told in done.stderr

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.places import Host
-from tests.hosts.typist import Typist
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
-
 LINES = 250
 COUNTING = f"""
 import os, sys, time
@@ -24,8 +22,6 @@ for i in range({LINES}):
     print(f"{{os.environ['RANK']}} line {{i}}", flush=True)
     time.sleep(0.05)
 """
-
-
 CUTS = 2
 
 
@@ -49,7 +45,7 @@ def read_lines(stream: Iterable[bytes] | None, into: list[str]) -> None:
     into.extend(line.decode().rstrip("\n") for line in stream or ())
 
 
-def test_no_line_is_lost_or_doubled_when_connections_break(typist: Typist) -> None:
+def test_no_line_is_lost_or_doubled_when_connections_break(typist):
     typist.write(COUNTING)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2")
     streamed: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from launcher.contract.protocol import LABEL_AGENT, LABEL_CUDA, LABEL_TORCH
 from launcher.targets.agent_archive import read_agent_version
 
 pytestmark = pytest.mark.docker
-
 FACTS = """
 import getpass, json, os, torch
 print(json.dumps({
@@ -35,15 +33,15 @@ def facts(image, docker) -> dict[str, Any]:
 
 
 def test_a_user_that_exists_nowhere_writes_to_a_mount_and_to_the_working_folder(
-    image, docker, tmp_path: Path
-) -> None:
+    image, docker, tmp_path
+):
     tmp_path.chmod(0o777)
     options = ("--user", "12345:12345", "--volume", f"{tmp_path}:/mount")
     docker("run", "--rm", *options, image, "touch", "/mount/file", "here", "/tmp/there")
     assert (tmp_path / "file").stat().st_uid == 12345
 
 
-def test_labels_and_user_are_what_python_in_the_image_says(image, docker, inspect, facts) -> None:
+def test_labels_and_user_are_what_python_in_the_image_says(image, docker, inspect, facts):
     config = inspect(image)["Config"]
     labels, (user, _, group) = config["Labels"], config["User"].partition(":")
     assert int(user) > 0
@@ -59,7 +57,7 @@ def test_labels_and_user_are_what_python_in_the_image_says(image, docker, inspec
     assert labels[LABEL_CUDA] == facts["cuda"]
 
 
-def test_the_node_agent_is_in_it_and_both_label_and_file_say_which(image, docker, inspect) -> None:
+def test_the_node_agent_is_in_it_and_both_label_and_file_say_which(image, docker, inspect):
     label = inspect(image)["Config"]["Labels"][LABEL_AGENT]
     assert label == read_agent_version()
     assert docker("run", "--rm", image, "cat", "/launcher/agent.version") == label
@@ -74,7 +72,7 @@ def test_the_node_agent_is_in_it_and_both_label_and_file_say_which(image, docker
         pytest.param(("--init", "--entrypoint", ""), "docker-init", id="the launcher's way"),
     ],
 )
-def test_one_init_process_runs_the_command(image, docker, options, init: str) -> None:
+def test_one_init_process_runs_the_command(image, docker, options, init):
     script = "cat /proc/1/comm; for p in /proc/[0-9]*; do cat $p/comm; done 2>/dev/null"
     run = ("run", "--rm", *options, image, "sh", "-c", f"{script}; :")
     first, *names = docker(*run).splitlines()
@@ -83,7 +81,7 @@ def test_one_init_process_runs_the_command(image, docker, options, init: str) ->
     assert names.count(init) == 1
 
 
-def test_the_code_and_nothing_else_of_the_project_is_in_it(image, docker) -> None:
+def test_the_code_and_nothing_else_of_the_project_is_in_it(image, docker):
     assert docker("run", "--rm", image, "sh", "-c", "ls -A").split() == [
         "fabric_train",
         "jobs",
@@ -94,7 +92,7 @@ def test_the_code_and_nothing_else_of_the_project_is_in_it(image, docker) -> Non
     assert [line for line in outside_of_python if "ensurepip" not in line] == []
 
 
-def test_what_the_smoke_test_saw_is_kept_in_the_image(image, docker) -> None:
+def test_what_the_smoke_test_saw_is_kept_in_the_image(image, docker):
     smoke = json.loads(
         docker("run", "--rm", image, "cat", "/usr/local/share/fabric-train/smoke.json")
     )

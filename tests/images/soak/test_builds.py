@@ -12,7 +12,7 @@ pytestmark = pytest.mark.docker
 
 def test_a_code_change_replaces_the_code_and_the_smoke_tests_result_alone(
     built_project, image, inspect
-) -> None:
+):
     before = layers(inspect(image))
     module = built_project.root / "train/__init__.py"
     original = append(module, f"# changed by {image}")
@@ -29,7 +29,7 @@ def test_a_code_change_replaces_the_code_and_the_smoke_tests_result_alone(
 
 def test_an_image_that_lost_its_tag_to_a_newer_build_is_removed(
     built_project, image, inspect, docker
-) -> None:
+):
     plain = inspect(image)["Id"]
     # Of an odd group: a plain build is the same image as fabric-train:cpu, which keeps its tag.
     built_project.build("--build-arg", "GID=2001")
@@ -45,15 +45,13 @@ def test_an_image_that_lost_its_tag_to_a_newer_build_is_removed(
     assert inspect(image)["Id"] == plain
 
 
-def test_a_label_that_lies_fails_the_build(built_project) -> None:
+def test_a_label_that_lies_fails_the_build(built_project):
     done = built_project.build("--build-arg", "TORCH_VERSION=1.0.0", IMAGE="fabric-train:lies")
     assert done.returncode == 1
     assert "TORCH_VERSION is 1.0.0, the image holds torch 2." in done.stderr
 
 
-def test_a_target_of_another_flavor_than_asked_for_fails_the_build(
-    built_project, image, inspect
-) -> None:
+def test_a_target_of_another_flavor_than_asked_for_fails_the_build(built_project, image, inspect):
     cuda = inspect(image)["Config"]["Labels"][LABEL_CUDA]
     done = built_project.build(
         "--build-arg", "FLAVOR=cuda", CUDA_VERSION=cuda, IMAGE="fabric-train:mixed"
@@ -73,7 +71,7 @@ def cuda_build(built_project, image, inspect) -> dict[str, str]:
 
 def test_the_cuda_target_builds_on_the_same_base_from_cpu_wheels(
     built_project, image, cuda_build, inspect, docker
-) -> None:
+):
     name = f"{image}-cuda"
     done = built_project.build(**cuda_build, CUDA_VERSION="", IMAGE=name)
     assert done.returncode == 0, done.stderr + built_project.log("cuda")
@@ -87,7 +85,7 @@ def test_the_cuda_target_builds_on_the_same_base_from_cpu_wheels(
 
 def test_a_cpu_build_of_torch_in_a_cuda_image_is_refused_unless_asked_for(
     built_project, cuda_build
-) -> None:
+):
     done = built_project.build(**cuda_build, IMAGE="fabric-train:no-cuda")
     assert done.returncode == 1
     assert "is a CPU build, but CUDA is asked for" in done.stderr

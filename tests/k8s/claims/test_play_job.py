@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.k8s.test_cluster import accuracy
+
 ROOT = Path(__file__).parents[3]
-
-
 LIMIT_S = 900.0
-
-
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1000)]
 
 
@@ -23,14 +21,8 @@ def play(manifest: str, output: Path, image: str = "fabric-train:cpu") -> subpro
     return subprocess.Popen(argv, cwd=ROOT, stdout=output.open("wb"), stderr=subprocess.STDOUT)
 
 
-def accuracy(text: str) -> float:
-    found = re.findall(r"test accuracy ([0-9.]+)", text)
-    assert found, text[-3000:]
-    return float(found[-1])
-
-
 @pytest.mark.parametrize("manifest", ["k8s/job.yaml", "k8s/job-static.yaml"])
-def test_the_shipped_manifest_trains_digits(manifest: str, tmp_path: Path) -> None:
+def test_the_shipped_manifest_trains_digits(manifest, tmp_path):
     output = tmp_path / "output"
     process = play(manifest, output)
     assert process.wait(LIMIT_S) == 0, output.read_text()[-3000:]

@@ -19,8 +19,6 @@ from tests.k8s.pods_on_docker import IMAGE, Pods
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
-
-
 SCRIPT = """
 import os, time, torch.distributed as dist
 from torch import ones
@@ -35,11 +33,7 @@ while going:
     dist.all_reduce(going, op=dist.ReduceOp.MIN)
     time.sleep(0.1)
 """
-
-
 """Longer than two pods and a third need to come up; the test ends it."""
-
-
 Make = Callable[..., Pods]
 
 
@@ -82,9 +76,7 @@ def healthz(asked: Any, by: Any, network: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "job"])
-def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_joins(
-    kind: str, make: Make
-) -> None:
+def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_joins(kind, make):
     pods = make(kind, ["train.py"])
     run_dir = pods.claim("storage") / "runs/digits"
 
@@ -108,8 +100,6 @@ def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_jo
 
 
 UNPACK = Path(code.__file__).with_name("unpack_code.py").read_text()
-
-
 NO_GIT = "printf '#!/bin/sh\\nexec sleep 600\\n' >/tmp/git; chmod +x /tmp/git; PATH=/tmp:$PATH; "
 
 
@@ -121,7 +111,7 @@ NO_GIT = "printf '#!/bin/sh\\nexec sleep 600\\n' >/tmp/git; chmod +x /tmp/git; P
     ],
     ids=["sent", "git"],
 )
-def test_a_pod_that_waits_for_its_code_ends_when_it_is_asked_to(command: list[str]) -> None:
+def test_a_pod_that_waits_for_its_code_ends_when_it_is_asked_to(command):
     engine = docker.from_env()
     pod = engine.containers.run(IMAGE, command, entrypoint=[], detach=True)
 

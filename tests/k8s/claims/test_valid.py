@@ -5,22 +5,17 @@ A model that does not know a field drops it: what is read back must be what was 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import kubernetes_validate
 import pytest
 
 from tests.k8s.manifests_table import pod_specs
 from tests.k8s.test_valid import CORE, MANIFESTS, read_back, typed
 
-ROOT = Path(__file__).parents[3]
-
-
 SCHEDULERS_OWN = {"PodGroup"}
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_official_models_and_schemas_know_every_field(name: str) -> None:
+def test_the_official_models_and_schemas_know_every_field(name):
     newest = kubernetes_validate.latest_version()
     for one in MANIFESTS[name]:
         if one["kind"] not in SCHEDULERS_OWN:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ while True:
 
 
 @pytest.mark.prometheus
-def test_prometheus_scrapes_a_run(tmp_path: Path) -> None:
+def test_prometheus_scrapes_a_run(tmp_path):
     port, of_prometheus = free_port(), free_port()
     runner = Runner(tmp_path)
     job = f"name: tiny\nnproc_per_node: 1\nagent: {{health: {{port: {port}}}}}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ from launcher.manifests.player import LABEL
 from launcher.targets.agent_archive import read_agent_version
 from tests.k8s.claims.test_play_job import LIMIT_S, accuracy, play
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
-
-ROOT = Path(__file__).parents[3]
-
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1000)]
 
@@ -27,9 +23,7 @@ def containers(name: str) -> list[Any]:
     return [c for c in found if re.fullmatch(rf"digits-[0-9a-f]{{6}}-{name}", c.name)]
 
 
-def test_an_image_with_another_agent_ends_the_job_with_both_versions_and_the_fix(
-    tmp_path: Path,
-) -> None:
+def test_an_image_with_another_agent_ends_the_job_with_both_versions_and_the_fix(tmp_path):
     build_other_agent()
     output = tmp_path / "output"
     process = play("k8s/job.yaml", output, OTHER_AGENT_IMAGE)
@@ -42,7 +36,7 @@ def test_an_image_with_another_agent_ends_the_job_with_both_versions_and_the_fix
     assert "is replaced by a new pod" not in text
 
 
-def test_the_elastic_one_goes_on_when_a_worker_is_killed(tmp_path: Path) -> None:
+def test_the_elastic_one_goes_on_when_a_worker_is_killed(tmp_path):
     output = tmp_path / "output"
     process = play("k8s/job.yaml", output)
     deadline = time.monotonic() + LIMIT_S

@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.k8s.claims.test_pods_recover import Make, make
+from tests.k8s.claims.test_pods_recover import make
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
-
-
 TRAIN = ["-m", "train", "--epochs=400"]
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "job"])
-def test_a_drained_pod_commits_leaves_with_143_and_its_successor_joins_the_others(
-    kind: str, make: Make
-) -> None:
+def test_a_drained_pod_commits_leaves_with_143_and_its_successor_joins_the_others(kind, make):
     pods = make(kind, TRAIN)
     run_dir = pods.claim("storage") / "runs/digits"
 

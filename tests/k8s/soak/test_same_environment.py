@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.k8s.claims.test_same_environment import Run, run_by_launcher
+from tests.k8s.claims.test_same_environment import run_by_launcher
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.mark.parametrize("job", ["elastic engine", "static"])
-def test_every_worker_is_told_its_place_among_workers_and_not_among_pods(
-    job: str, run_by_launcher: Run
-) -> None:
+def test_every_worker_is_told_its_place_among_workers_and_not_among_pods(job, run_by_launcher):
     for rank, env in enumerate(run_by_launcher(job, "local")):
         assert env["RANK"] == env["ROLE_RANK"] == str(rank)
         assert env["WORLD_SIZE"] == "4"

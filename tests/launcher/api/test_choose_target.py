@@ -15,10 +15,11 @@ from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.plan.target_facts import MachineFacts, TargetFacts
+from tests.launcher.conftest import DOCKER, LOCAL
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 NO_TORCH = TargetError("/usr/bin/python3 has no torch", "pip install torch")
-NAMES_CONTAINERS = ({"image": "my/image:1"}, {"code": "image"}, {"mounts": ["./data:/data"]})
+SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
 
 
 def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
@@ -60,65 +61,55 @@ def choose(
     return chosen
 
 
-def test_a_job_that_says_nothing_runs_where_torchrun_would_run_it_also_beside_an_engine(
-    choose: Callable[..., Any], docker_facts: TargetFacts, local_facts: TargetFacts
-) -> None:
-    assert choose(docker_facts).facts is local_facts
+IMAGE, BUILT = {"image": "my/image:1"}, {"code": "image"}
+CORES = replace(DOCKER, machine=MachineFacts(cpu_count=64))
 
 
-@pytest.mark.parametrize("job", NAMES_CONTAINERS, ids=lambda job: next(iter(job)))
-def test_a_job_that_names_what_only_containers_have_runs_in_containers(
-    job: dict[str, Any], choose: Callable[..., Any], docker_facts: TargetFacts
-) -> None:
-    choice = choose(docker_facts, **job)
-    assert choice.facts is docker_facts
-    assert "local Docker, image fabric-train:cpu, no GPU: gloo" in choice.why
+@pytest.mark.parametrize(
+    ("docker", "local", "job", "taken", "why"),
+    [
+        (DOCKER, LOCAL, {}, LOCAL, ""),
+        *((DOCKER, LOCAL, job, DOCKER, "local Docker, image fabric-train:cpu, no GPU: gloo")
+          for job in (IMAGE, BUILT, {"mounts": ["./data:/data"]})),
+        (CORES, LOCAL, BUILT, CORES, "64 CPU cores"),
+        (NO_ENGINE, LOCAL, BUILT, LOCAL, f"because {NO_ENGINE.what}"),
+        (DOCKER, NO_TORCH, {}, DOCKER, f"because {NO_TORCH.what}"),
+    ],
+)  # fmt: skip
+def test_processes_are_taken_unless_the_job_names_what_only_containers_have_or_torch_is_missing(
+    choose, docker, local, job, taken, why
+):
+    choice = choose(docker, local=local, **job)
+    assert choice.facts is taken
+    assert why in choice.why
 
 
-def test_gpus_are_named(choose: Callable[..., Any], cuda_facts: TargetFacts) -> None:
+def test_gpus_are_named(choose, cuda_facts):
     assert "8 GPUs, NCCL" in choose(cuda_facts, code="image").why
 
 
-def test_without_an_engine_processes_are_taken_and_the_reason_is_said(
-    choose: Callable[..., Any], local_facts: TargetFacts
-) -> None:
-    choice = choose(NO_ENGINE, code="image")
-    assert choice.facts is local_facts
-    assert f"because {NO_ENGINE.what}" in choice.why
-
-
-def test_an_image_that_is_named_is_never_left_out(choose: Callable[..., Any]) -> None:
-    with pytest.raises(TargetError, match="no Docker engine") as caught:
-        choose(NO_ENGINE, image="my/image:1")
-    assert caught.value.hint == "start it; without it: --on local"
-
-
-def test_without_torch_here_containers_are_taken_and_the_reason_is_said(
-    choose: Callable[..., Any], docker_facts: TargetFacts
-) -> None:
-    choice = choose(docker_facts, local=NO_TORCH)
-    assert choice.facts is docker_facts
-    assert f"because {NO_TORCH.what}" in choice.why
-
-
-def test_without_torch_and_without_an_engine_both_are_told_and_the_fix_of_the_first(
-    choose: Callable[..., Any],
-) -> None:
+@pytest.mark.parametrize(
+    ("docker", "local", "job", "what", "hint"),
+    [
+        # An image that is named is never left out.
+        (NO_ENGINE, LOCAL, IMAGE, NO_ENGINE.what, "start it; without it: --on local"),
+        (SILENT, LOCAL, BUILT, SILENT.what, "docker info; without it: --on local"),
+        (NO_ENGINE, NO_TORCH, {}, f"{NO_TORCH.what}; {NO_ENGINE.what}", NO_TORCH.hint),
+    ],
+)
+def test_what_cannot_run_anywhere_is_refused_with_the_fix(choose, docker, local, job, what, hint):
     with pytest.raises(TargetError) as caught:
-        choose(NO_ENGINE, local=NO_TORCH)
-    assert caught.value.what == f"{NO_TORCH.what}; {NO_ENGINE.what}"
-    assert caught.value.hint == NO_TORCH.hint
+        choose(docker, local=local, **job)
+    assert (caught.value.what, caught.value.hint) == (what, hint)
 
 
-def test_a_forced_target_is_taken_or_refused_but_never_replaced(
-    choose: Callable[..., Any], docker_facts: TargetFacts, local_facts: TargetFacts
-) -> None:
-    assert choose(docker_facts, forced="local").facts is local_facts
+def test_a_forced_target_is_taken_or_refused_but_never_replaced(choose):
+    assert choose(DOCKER, forced="local").facts is LOCAL
     with pytest.raises(TargetError, match="no Docker engine"):
         choose(NO_ENGINE, forced="docker")
 
 
-def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_target_names_the_known_ones(tmp_path):
     with pytest.raises(InputError, match="--on lsf: no such target"):
         open_target("lsf", tmp_path)
     with pytest.raises(InputError) as caught:
@@ -129,16 +120,7 @@ def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
     assert "starter" not in caught.value.hint, "no job may name it"
 
 
-def test_a_job_without_gpus_says_how_many_cores_it_has(
-    choose: Callable[..., Any], docker_facts: TargetFacts
-) -> None:
-    docker = replace(docker_facts, machine=MachineFacts(cpu_count=64))
-    assert "64 CPU cores" in choose(docker, code="image").why
-
-
-def test_one_variable_switches_the_agent_off_for_every_job(
-    make_job: Callable[..., JobSpec],
-) -> None:
+def test_one_variable_switches_the_agent_off_for_every_job(make_job):
     job = make_job(nnodes="1:2", start="fork", rdzv={"backend": "roster"})
     plain = choose_engine(job, {"LAUNCHER_ENGINE": "torchrun"})
     assert not plain.uses_agent
@@ -146,22 +128,11 @@ def test_one_variable_switches_the_agent_off_for_every_job(
 
 
 @pytest.mark.parametrize("value", [{}, {"LAUNCHER_ENGINE": ""}, {"LAUNCHER_ENGINE": "agent"}])
-def test_without_it_the_job_chooses(
-    make_job: Callable[..., JobSpec], value: dict[str, str]
-) -> None:
+def test_without_it_the_job_chooses(make_job, value):
     job = make_job(nnodes="1:2")
     assert choose_engine(job, value) is job
 
 
-def test_a_misspelt_engine_is_refused(make_job: Callable[..., JobSpec]) -> None:
+def test_a_misspelt_engine_is_refused(make_job):
     with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
         choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})
-
-
-def test_nothing_is_taken_in_the_place_of_an_engine_that_does_not_answer(
-    choose: Callable[..., Any],
-) -> None:
-    silent = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
-    with pytest.raises(TargetError, match="does not answer") as caught:
-        choose(silent, code="image")
-    assert caught.value.hint == "docker info; without it: --on local"

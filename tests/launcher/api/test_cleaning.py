@@ -18,7 +18,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets.room import Left
-from tests.launcher.runner import Runner
 
 DAY_S = 86_400.0
 MakeRun = Callable[..., RunFolder]
@@ -48,9 +47,7 @@ def names(found: list[Left]) -> list[str]:
     return sorted(one.run_id for one in found)
 
 
-def test_age_number_and_state_choose_together_and_a_run_that_lives_stays(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_age_number_and_state_choose_together_and_a_run_that_lives_stays(make_run, tmp_path):
     for name, ended_d in (("good-1", 9), ("bad-1", 9), ("good-2", 2), ("bad-2", 1), ("on", None)):
         make_run(name, ended_d)
     assert names(find_old(tmp_path, (), older_than_s=DAY_S * 5)) == ["bad-1", "good-1"]
@@ -62,18 +59,14 @@ def test_age_number_and_state_choose_together_and_a_run_that_lives_stays(
     assert all(one.size_bytes > 5000 for one in find_old(tmp_path, (), keep=0))
 
 
-def test_a_run_stays_while_one_that_stays_goes_on_from_its_checkpoints(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_a_run_stays_while_one_that_stays_goes_on_from_its_checkpoints(make_run, tmp_path):
     make_run("first", 9)
     make_run("second", 1, resumes="first")
     assert find_old(tmp_path, (), older_than_s=DAY_S * 5) == []
     assert names(find_old(tmp_path, (), keep=0)) == ["first", "second"]
 
 
-def test_what_machines_hold_goes_with_its_run_or_by_age_if_no_run_is_known(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_what_machines_hold_goes_with_its_run_or_by_age_if_no_run_is_known(make_run, tmp_path):
     make_run("bad-1", 9)
     make_run("bad-2", 1)
 
@@ -87,16 +80,13 @@ def test_what_machines_hold_goes_with_its_run_or_by_age_if_no_run_is_known(
     assert names(find_old(tmp_path, [left("bad-2", is_cut=True)])) == ["bad-2"]
 
 
-def test_clean_shows_sizes_asks_and_removes(
-    launcher: Runner, make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_clean_shows_sizes_asks_and_removes(launcher, make_run, tmp_path):
     launcher.env["LAUNCHER_RUNS"] = str(tmp_path)
     run = make_run("bad-1", 9)
     assert "SIZE" in launcher("ps", "--all", "--long").stdout
     assert "SIZE" not in launcher("ps", "--all").stdout
-    unasked = launcher("clean", "--older-than", "5d")
-    assert unasked.returncode == 2
-    assert unasked.stderr == "error: clean asks first, and stdin is no terminal\n  fix: --yes\n"
+    told = launcher.fails(2, "clean", "--older-than", "5d")
+    assert told == "error: clean asks first, and stdin is no terminal\n  fix: --yes\n"
     assert launcher("clean").returncode == 2, "nothing says which"
     done = launcher("clean", "--older-than", "5d", "--yes")
     row = done.stdout.splitlines()[1].split()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from launcher.api.resizing import plan_joining_node
 from launcher.contract.errors import InputError
-from launcher.plan.launch_plan import LaunchPlan
 
 
 def test_a_joining_node_has_an_index_name_and_folder_of_its_own_and_serves_no_store(
-    make_plan: Callable[..., LaunchPlan], docker_facts: Any
-) -> None:
+    make_plan, docker_facts
+):
     plan = make_plan(docker_facts, nnodes="1:2")
     node, last = plan_joining_node(plan, 7), plan.nodes[-1]
     assert (node.node_index, node.incarnation) == (7, 0)
@@ -25,8 +21,6 @@ def test_a_joining_node_has_an_index_name_and_folder_of_its_own_and_serves_no_st
     assert (node.command, node.mounts) == (last.command, last.mounts)
 
 
-def test_a_gpu_that_was_given_out_is_not_given_to_a_joining_node(
-    make_plan: Callable[..., LaunchPlan], cuda_facts: Any
-) -> None:
+def test_a_gpu_that_was_given_out_is_not_given_to_a_joining_node(make_plan, cuda_facts):
     with pytest.raises(InputError, match="gave each GPU"):
         plan_joining_node(make_plan(cuda_facts, nnodes="1:2"), 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import InputError, Job, LauncherError, RunHandle, TargetError, find, list_runs, run
+from launcher import InputError, Job, RunHandle, TargetError, find, list_runs, run
 from launcher.job.file import parse_job, read_job
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
@@ -26,8 +26,6 @@ print("to stderr", file=sys.stderr)
 if os.environ["RANK"] == "0":
     open(os.environ["RUN_DIR"] + "/metrics.json", "w").write(json.dumps({"loss": 0.5}))
 """
-
-
 WAITS = """
 from launcher import Job, run
 training = run(Job(command="train.py", nproc_per_node=1), on="local")
@@ -63,32 +61,32 @@ def is_up(training: RunHandle) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("heavy", ["torch", "pydantic", "yaml", "psutil", "docker", "subprocess"])
-def test_importing_the_package_imports_nothing_heavy(heavy: str) -> None:
+def test_importing_the_package_imports_nothing_heavy(heavy):
     code = f"import launcher, sys; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs").glob("*.yaml")), ids=lambda path: path.name)
-def test_a_job_takes_the_keys_of_a_job_file(path: Path) -> None:
+def test_a_job_takes_the_keys_of_a_job_file(path):
     keys = parse_yaml(path.read_text(), path.name).data
     assert Job(**keys).spec == read_job(path)
 
 
-def test_a_job_takes_what_python_has_for_lists_and_paths() -> None:
+def test_a_job_takes_what_python_has_for_lists_and_paths():
     job = Job(name="a", command=("a.py", 0.1), workdir=Path("b"), env={"A": True, "B": 1.5})
     assert (job.spec.command, job.spec.workdir) == (("a.py", "0.1"), "b")
     assert job.spec.env == (("A", "true"), ("B", "1.5"))
     assert parse_job(job.to_json(), "job.json") == job.spec
 
 
-def test_a_job_is_named_after_its_script_where_it_has_no_name() -> None:
+def test_a_job_is_named_after_its_script_where_it_has_no_name():
     assert Job(command="src/My_train.py --lr 0.1").spec.name == "my-train"
     with pytest.raises(InputError) as raised:
         Job(command="torchrun train.py")
     assert "name" not in str(raised.value).splitlines()[0]
 
 
-def test_all_mistakes_of_a_job_are_told_at_once_with_key_and_fix() -> None:
+def test_all_mistakes_of_a_job_are_told_at_once_with_key_and_fix():
     with pytest.raises(InputError) as raised:
         Job(
             name="Tiny",
@@ -108,14 +106,14 @@ def test_all_mistakes_of_a_job_are_told_at_once_with_key_and_fix() -> None:
         assert word not in str(raised.value)
 
 
-def test_editors_are_told_the_keys_of_a_job() -> None:
+def test_editors_are_told_the_keys_of_a_job():
     assert list(inspect.signature(Job).parameters) == list(JobSpec.model_fields)
 
 
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place: Runner) -> None:
+def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place):
     place.write(TRAIN)
     training = run(tiny(command="train.py --lr 0.1", nnodes=2), on="local", args=["--x", 1])
     assert training.folder == place.folder / "runs" / training.run_id
@@ -135,9 +133,7 @@ def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place: Runner) -
 
 
 @pytest.mark.parametrize("job", ["job.yaml", Path("train.py")], ids=str)
-def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(
-    place: Runner, job: str | Path
-) -> None:
+def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(place, job):
     place.write(TRAIN)
     training = run(job, on="local", nproc_per_node=2, set=["env.A=1", "stop_grace_s=3"])
     plan = RunFolder(training.folder).read_plan()
@@ -156,13 +152,8 @@ def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(
     ],
 )
 def test_what_a_run_cannot_have_is_an_error_of_the_launcher(
-    place: Runner,
-    monkeypatch: pytest.MonkeyPatch,
-    keys: dict[str, object],
-    options: dict[str, object],
-    kind: type[LauncherError],
-    words: str,
-) -> None:
+    place, monkeypatch, keys, options, kind, words
+):
     place.write(TRAIN)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
     with pytest.raises(kind) as raised:
@@ -183,18 +174,14 @@ def test_what_a_run_cannot_have_is_an_error_of_the_launcher(
         (lambda: Job("train.py"), TypeError, "positional"),  # type: ignore[call-arg]
     ],
 )
-def test_a_wrong_call_is_told_and_starts_nothing(
-    place: Runner, call: Callable[[], object], kind: type[Exception], words: str
-) -> None:
+def test_a_wrong_call_is_told_and_starts_nothing(place, call, kind, words):
     place.write(TRAIN)
     with pytest.raises(kind, match=words):
         call()
     assert list_runs() == []
 
 
-def test_the_callers_signals_streams_and_folder_stay_its_own(
-    place: Runner, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_callers_signals_streams_and_folder_stay_its_own(place, capfd):
     place.write(WAITING)
     signals = [signal.getsignal(number) for number in signal.valid_signals()]
     streams, threads = (sys.stdout, sys.stderr), threading.active_count()
@@ -208,7 +195,7 @@ def test_the_callers_signals_streams_and_folder_stay_its_own(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_folder_of_the_callers_called_like_a_library_is_not_imported(place: Runner) -> None:
+def test_a_folder_of_the_callers_called_like_a_library_is_not_imported(place):
     place.write(TRAIN)
     (place.folder / "yaml.py").write_text("raise SystemExit('the wrong one')")
     (place.folder / "launcher").mkdir()

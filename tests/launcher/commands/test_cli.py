@@ -17,8 +17,6 @@ from launcher.commands import cli
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
-
-
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 
 
@@ -36,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path: Path) -> None:
+def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path):
     (tmp_path / "обучение.py").touch()
     argv = ("render", "обучение.py", "--on", "local", "--json")
     assert json.loads(launcher(*argv, cwd=tmp_path).stdout)["job_name"] == "job"
@@ -45,12 +43,12 @@ def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["run", "render"])
-def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_path: Path) -> None:
+def test_help_tells_how_many_processes_are_started_unasked(command, tmp_path):
     said = " ".join(launcher(command, "--help", cwd=tmp_path).stdout.split())
     assert "(default: auto, one for each GPU of the node, without GPUs one for each" in said
 
 
-def test_render_prints_a_script_and_does_nothing(folder: Path) -> None:
+def test_render_prints_a_script_and_does_nothing(folder):
     done = launcher("render", "job.yaml", "--on", "local", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/sh\n")
@@ -58,14 +56,14 @@ def test_render_prints_a_script_and_does_nothing(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
-def test_render_as_json_prints_the_plan(folder: Path) -> None:
+def test_render_as_json_prints_the_plan(folder):
     argv = ["render", "job.yaml", "--on", "local", "--nnodes", "2", "--json", "--", "--lr", "1"]
     plan = json.loads(launcher(*argv, cwd=folder).stdout)
     assert len(plan["nodes"]) == 2
     assert plan["nodes"][1]["command"] == ["train.py", "--lr", "1"]
 
 
-def test_values_of_secrets_are_never_rendered(folder: Path) -> None:
+def test_values_of_secrets_are_never_rendered(folder):
     (folder / "job.yaml").write_text(JOB + "secrets: [API_TOKEN]\n")
     for form in ([], ["--json"]):
         done = launcher("render", "job.yaml", "--on", "local", *form, cwd=folder, API_TOKEN="s3cr")
@@ -73,7 +71,7 @@ def test_values_of_secrets_are_never_rendered(folder: Path) -> None:
         assert "s3cr" not in done.stdout + done.stderr
 
 
-def test_env_takes_values_of_this_shell_and_hides_credentials(folder: Path) -> None:
+def test_env_takes_values_of_this_shell_and_hides_credentials(folder):
     (folder / "job.yaml").write_text(JOB + "secrets: [API_TOKEN]\nenv: {A: 1}\n")
     options = ("--env", "A=2=3", "--env", "B", "--env", "API_TOKEN", "--env", "WANDB_API_KEY")
     shell = {"B": "from shell", "API_TOKEN": "s3cr", "WANDB_API_KEY": "s3cr"}
@@ -93,26 +91,24 @@ def test_env_takes_values_of_this_shell_and_hides_credentials(folder: Path) -> N
         ("1X=s3cr", "env.1X"),
     ],
 )
-def test_what_env_cannot_take_is_told_without_the_value(
-    folder: Path, given: str, told: str
-) -> None:
+def test_what_env_cannot_take_is_told_without_the_value(folder, given, told):
     done = launcher("render", "job.yaml", "--env", given, cwd=folder)
     assert done.returncode == 2
     assert told in done.stderr
     assert "s3cr" not in done.stderr
 
 
-def test_ps_of_an_empty_folder_says_so(folder: Path) -> None:
+def test_ps_of_an_empty_folder_says_so(folder):
     assert "no runs" in launcher("ps", cwd=folder).stdout
     assert json.loads(launcher("ps", "--all", "--json", cwd=folder).stdout) == []
 
 
-def test_schema_is_the_shipped_one(folder: Path) -> None:
+def test_schema_is_the_shipped_one(folder):
     printed = json.loads(launcher("schema", cwd=folder).stdout)
     assert printed == json.loads((ROOT / "jobs" / "job.schema.json").read_text())
 
 
-def test_the_version_is_printed_with_its_commit_and_the_torch_of_local_runs(folder: Path) -> None:
+def test_the_version_is_printed_with_its_commit_and_the_torch_of_local_runs(folder):
     told = launcher("--version", cwd=folder).stdout
     commit = r"([0-9a-f]{12}, in a checkout|unknown)"
     torch = re.escape(f"torch {version('torch')} ({sys.executable})")
@@ -127,11 +123,8 @@ def test_the_version_is_printed_with_its_commit_and_the_torch_of_local_runs(fold
     ],
 )
 def test_an_interrupt_of_a_command_about_a_run_says_nothing_of_what_is_left(
-    words: tuple[str, ...],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words, said, monkeypatch, capsys
+):
     def interrupt(arguments: object) -> int:
         raise KeyboardInterrupt
 

@@ -110,17 +110,17 @@ def terminal(request: pytest.FixtureRequest, folder: Path) -> Iterator[Terminal]
         pytest.param("launcher completion z", "launcher completion zsh", id="a choice"),
     ],
 )
-def test_tab_completes(terminal: Terminal, line: str, completed: str) -> None:
+def test_tab_completes(terminal, line, completed):
     assert terminal.press_tab(line) == completed.split()
 
 
-def test_tab_completes_what_has_a_blank_in_its_name(terminal: Terminal) -> None:
+def test_tab_completes_what_has_a_blank_in_its_name(terminal):
     assert terminal.press_tab("launcher run d") == ["launcher", "run", "data set/"]
     words = ["launcher", "run", "data set/small.yaml"]
     assert terminal.press_tab(r"launcher run data\ set/s") == words
 
 
-def test_without_a_tab_argcomplete_is_not_imported() -> None:
+def test_without_a_tab_argcomplete_is_not_imported():
     program = "import sys, launcher.commands.cli as c; c._parser('x'); print(*sys.modules)"
     argv = (sys.executable, "-c", program)
     assert "argcomplete" not in subprocess.check_output(argv, text=True).split()

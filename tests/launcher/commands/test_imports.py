@@ -64,27 +64,21 @@ def folder(tmp_path: Path, make_plan: Callable[..., LaunchPlan]) -> Path:
 @pytest.mark.parametrize(
     "words", [("--help",), ("run", "--help"), ("ps", "--help"), ("check", "-h")]
 )
-def test_help_imports_nothing_that_a_command_needs_for_its_work(
-    folder: Path, words: tuple[str, ...]
-) -> None:
+def test_help_imports_nothing_that_a_command_needs_for_its_work(folder, words):
     found = imported(folder, *words)
     assert not found & (JOBS | ENGINES | HEAVY | OF_WORK)
     assert not {n for n in found if n.startswith(("launcher.plan", "launcher.runs"))}
 
 
 @pytest.mark.parametrize("words", [("ps", "-a"), ("status",), ("logs",), ("status", "--json")])
-def test_what_is_told_of_a_run_is_read_without_the_reader_of_job_files(
-    folder: Path, words: tuple[str, ...]
-) -> None:
+def test_what_is_told_of_a_run_is_read_without_the_reader_of_job_files(folder, words):
     found = imported(folder, *words)
     assert not found & (JOBS | ENGINES | HEAVY)
     assert not found & {"launcher.job.spec", "launcher.job.file", "launcher.yamlfile.source"}
 
 
 @pytest.mark.parametrize("job", ["job.yaml", "train.py"])
-def test_rendering_a_good_job_imports_neither_its_errors_nor_what_only_a_run_needs(
-    folder: Path, job: str
-) -> None:
+def test_rendering_a_good_job_imports_neither_its_errors_nor_what_only_a_run_needs(folder, job):
     found = imported(folder, "render", job, "--on", "local")
     assert not found & (ENGINES | {"asyncio", "numpy", "rich", "argcomplete", "ssl", "tarfile"})
     left_out = {"job.problems", "job.schema", "code.record", "code.archive", "follow.loop"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from launcher.api.listing import list_runs, render_table
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import write_outcome
 from launcher.follow.target import ListedRun
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from tests.launcher.runner import ROOT, Runner
@@ -27,14 +25,11 @@ LOCAL = ("run", "job.yaml", "--on", "local")
 
 def detach(launcher: Runner) -> str:
     """Starts a run in the background; its id."""
-    done = launcher(*LOCAL, "--detach")
-    assert done.returncode == 0, done.stderr
+    done = launcher.well(*LOCAL, "--detach")
     return done.stdout.strip()
 
 
-def test_logs_of_a_rank_that_an_elastic_run_had_no_nodes_for_are_refused(
-    make_plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
+def test_logs_of_a_rank_that_an_elastic_run_had_no_nodes_for_are_refused(make_plan, tmp_path):
     plan = replace(make_plan(nnodes="1:4", nproc_per_node=1), run_dir=f"{tmp_path}/digits-0a1b2c")
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, "", 1.0)
@@ -60,13 +55,13 @@ def test_logs_of_a_rank_that_an_elastic_run_had_no_nodes_for_are_refused(
         (1e7, "115 d"),
     ],
 )
-def test_the_age_of_a_run_has_a_unit_that_fits(age_s: float, shown: str) -> None:
+def test_the_age_of_a_run_has_a_unit_that_fits(age_s, shown):
     row = ListedRun(run_id="tiny-1", state="running", age_s=age_s, folder="")
     assert render_table([row]).splitlines()[1].endswith(f" {shown}")
 
 
 @pytest.mark.parametrize("module", ["launcher.commands.cli", "launcher.api.choose_target"])
-def test_ctrl_c_while_modules_are_imported_is_no_stack_trace(module: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_modules_are_imported_is_no_stack_trace(module, tmp_path):
     """A signal that this process sends itself, in the middle of the imports."""
     program = f"""
 import os, signal, sys
@@ -89,9 +84,7 @@ main()
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
-def test_no_time_is_negative_where_a_clock_was_set_back(
-    make_plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
+def test_no_time_is_negative_where_a_clock_was_set_back(make_plan, tmp_path):
     later = time.time() + 3600
     plan = replace(make_plan(), run_dir=f"{tmp_path}/digits-0a1b2c")
     run = RunFolder(Path(plan.run_dir))

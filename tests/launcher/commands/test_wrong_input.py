@@ -17,20 +17,12 @@ import pytest
 from launcher.commands import cli
 
 ROOT = Path(__file__).parents[3]
-
-
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
-
-
 READ_BY_LAUNCHER = (
     *("LAUNCHER_RUNS", "LAUNCHER_HOSTS", "LAUNCHER_ENGINE", "NO_COLOR", "KUBECONFIG"),
     *("PYTHONIOENCODING", "XDG_RUNTIME_DIR"),
 )
-
-
 NOWHERE = "unix:///nonexistent/docker.sock"
-
-
 MOST_LINES = 6
 
 
@@ -141,9 +133,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("text", "words"), KEYS, ids=[text for text, _ in KEYS])
-def test_a_wrong_value_is_refused_before_anything_is_made(
-    folder: Path, typed: Callable[..., Told], text: str, words: str
-) -> None:
+def test_a_wrong_value_is_refused_before_anything_is_made(folder, typed, text, words):
     lines = JOB.splitlines()
     key = text.partition(":")[0]
     known = [index for index, line in enumerate(lines) if line.startswith(f"{key}:")]
@@ -165,24 +155,18 @@ def test_a_wrong_value_is_refused_before_anything_is_made(
         ("n.ipynb", '{"cells": []}\n'),
     ],
 )
-def test_what_is_no_job_file_by_its_name_is_told_how_scripts_are_called(
-    folder: Path, typed: Callable[..., Told], name: str, text: str
-) -> None:
+def test_what_is_no_job_file_by_its_name_is_told_how_scripts_are_called(folder, typed, name, text):
     put(folder, text, name)
     assert_refused(typed("run", name, "--on", "local"), "; a script's name ends in .py\n")
 
 
 @pytest.mark.parametrize("text", ["", "- gpu1\n"])
-def test_an_inventory_that_is_no_mapping_gets_an_inventory_s_fix(
-    folder: Path, typed: Callable[..., Told], text: str
-) -> None:
+def test_an_inventory_that_is_no_mapping_gets_an_inventory_s_fix(folder, typed, text):
     put(folder, text, "hosts.yaml")
     assert_refused(typed("hosts", "--hosts", "hosts.yaml"), "hosts: [gpu1, gpu2]\n")
 
 
-def test_an_error_in_a_job_file_that_comes_through_a_pipe_has_its_line(
-    folder: Path, typed: Callable[..., Told]
-) -> None:
+def test_an_error_in_a_job_file_that_comes_through_a_pipe_has_its_line(folder, typed):
     os.mkfifo(folder / "pipe")
     text = JOB + "code: nope\n"
     writer = threading.Thread(target=(folder / "pipe").write_text, args=(text,), daemon=True)
@@ -192,26 +176,20 @@ def test_an_error_in_a_job_file_that_comes_through_a_pipe_has_its_line(
 
 
 @pytest.mark.parametrize("text", [JOB.replace("\n", "\r\n"), "\ufeff" + JOB], ids=["CRLF", "BOM"])
-def test_files_of_other_systems_editors_are_read(
-    folder: Path, typed: Callable[..., Told], text: str
-) -> None:
+def test_files_of_other_systems_editors_are_read(folder, typed, text):
     put(folder, text)
     assert typed("render", "job.yaml", "--on", "local").code == 0
 
 
 @pytest.mark.parametrize("option", ["--account", "--partition", "--qos", "--constraint"])
 @pytest.mark.parametrize("value", ["4711", "true", "[a100*2&v100*2]", "a: b", "~"])
-def test_an_option_for_a_text_takes_every_value_as_it_is(
-    typed: Callable[..., Told], option: str, value: str
-) -> None:
+def test_an_option_for_a_text_takes_every_value_as_it_is(typed, option, value):
     told = typed("render", "job.yaml", "--on", "slurm", option, value)
     assert told.code == 0, told.err
     assert f"{option}={value}" in told.out
 
 
-def test_a_number_as_the_name_of_a_folder_or_namespace_is_taken(
-    folder: Path, typed: Callable[..., Told]
-) -> None:
+def test_a_number_as_the_name_of_a_folder_or_namespace_is_taken(folder, typed):
     text = JOB.replace("train.py", "2024/train.py")
     put(folder, text + "kubernetes: {checkpoint: pvc/a}\nimage: a/b:1\n")
     (folder / "2024").mkdir()
@@ -222,9 +200,7 @@ def test_a_number_as_the_name_of_a_folder_or_namespace_is_taken(
 
 
 @pytest.mark.parametrize(("written", "read"), [("010", 10), ("0o10", 8), ("0x10", 16)])
-def test_a_leading_zero_is_not_octal(
-    folder: Path, typed: Callable[..., Told], written: str, read: int
-) -> None:
+def test_a_leading_zero_is_not_octal(folder, typed, written, read):
     put(folder, JOB + f"max_restarts: {written}\n")
     for argv in ((), ("--set", f"max_restarts={written}"), ("--max-restarts", written)):
         told = typed("render", "job.yaml", "--on", "local", "--json", *argv)
@@ -309,18 +285,14 @@ LINES = [
 
 
 @pytest.mark.parametrize(("line", "words"), LINES, ids=[line for line, _ in LINES])
-def test_a_wrong_line_is_refused_before_anything_is_made(
-    folder: Path, typed: Callable[..., Told], line: str, words: str
-) -> None:
+def test_a_wrong_line_is_refused_before_anything_is_made(folder, typed, line, words):
     argv = shlex.split(line.replace("$'a\\nb", "'a\nb"))
     before = tree(folder)
     assert_refused(typed(*argv), words)
     assert tree(folder) == before
 
 
-def test_fixes_name_the_program_as_it_was_called(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fixes_name_the_program_as_it_was_called(folder, capfd, monkeypatch):
     (folder / "bin").mkdir()
     monkeypatch.setattr("sys.argv", [str(folder / "bin/launcher")])
     assert cli.run_command(["run", "python", "train.py"]) == 2
@@ -349,15 +321,7 @@ ENVIRONMENTS = [
 @pytest.mark.parametrize(
     ("variables", "line", "words", "code"), ENVIRONMENTS, ids=[str(e[0]) for e in ENVIRONMENTS]
 )
-def test_a_wrong_variable_is_told(
-    folder: Path,
-    typed: Callable[..., Told],
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    line: str,
-    words: str,
-    code: int,
-) -> None:
+def test_a_wrong_variable_is_told(folder, typed, monkeypatch, variables, line, words, code):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     before = tree(folder)
@@ -365,18 +329,14 @@ def test_a_wrong_variable_is_told(
     assert tree(folder) == before
 
 
-def test_hosts_of_the_environment_do_no_harm_on_another_target(
-    typed: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_of_the_environment_do_no_harm_on_another_target(typed, monkeypatch):
     monkeypatch.setenv("LAUNCHER_HOSTS", "gpu1,gpu2")
     assert typed("render", "job.yaml", "--on", "local").code == 0
     assert_refused(typed("render", "job.yaml", "--on", "local", "--hosts", "gpu3"), "--hosts gpu3")
 
 
 @pytest.mark.parametrize("name", ["LAUNCHER_RUNS", "LAUNCHER_ENGINE", "LAUNCHER_HOSTS"])
-def test_an_empty_variable_counts_as_not_set(
-    typed: Callable[..., Told], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_empty_variable_counts_as_not_set(typed, monkeypatch, name):
     monkeypatch.setenv(name, "")
     assert typed("render", "job.yaml", "--on", "local").code == 0
     assert "no runs" in typed("ps").out

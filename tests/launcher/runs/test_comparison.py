@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.comparison import (
-    HEAD,
-    Curve,
-    explain,
-    measure_curve,
-    render_causes,
-    render_rows,
-)
+from launcher.runs.comparison import HEAD, Curve, explain, measure_curve, render_causes, render_rows
 from launcher.runs.ledger import LedgerEvent
 
 CURVE = Curve(
@@ -54,7 +47,7 @@ def trained(*, samples: int = 8) -> list[LedgerEvent]:
     return events[::-1]
 
 
-def test_a_curve_is_the_mean_over_ranks_at_the_samples_that_rank_0_counts() -> None:
+def test_a_curve_is_the_mean_over_ranks_at_the_samples_that_rank_0_counts():
     assert measure_curve("2", trained()) == Curve(
         name="2",
         workers=2,
@@ -66,12 +59,11 @@ def test_a_curve_is_the_mean_over_ranks_at_the_samples_that_rank_0_counts() -> N
         lrs={5: 0.5, 6: 0.6, 7: 0.7},
     )
     by_steps = measure_curve("2", trained(samples=0))
-    assert by_steps is not None
     assert (by_steps.batch, list(by_steps.losses)) == (0.0, [1, 2, 3])
     assert measure_curve("2", [one for one in trained() if one.values["rank"]]) is None
 
 
-def test_differences_are_relative_to_the_first_at_the_samples_that_both_reached() -> None:
+def test_differences_are_relative_to_the_first_at_the_samples_that_both_reached():
     other = replace(CURVE, losses={48: 9.0, 24: -1.5, 12: 2.0})
     assert other.differences(CURVE) == {12: 0.0, 24: 0.5}
     zero = replace(CURVE, losses={12: 0.0})
@@ -96,16 +88,14 @@ def test_differences_are_relative_to_the_first_at_the_samples_that_both_reached(
         ({}, {"batch_norms": 2, "workers": 1}, ["different samples, "]),
     ],
 )
-def test_losses_that_differ_are_explained(
-    first: dict[str, Any], changes: dict[str, Any], told: list[str]
-) -> None:
+def test_losses_that_differ_are_explained(first, changes, told):
     other = replace(TWO, **{"losses": {12: 3.0}, **changes})
     causes = explain(replace(CURVE, **first), other)
     assert len(causes) == bool(told)
     assert all(words in causes[0] for words in told)
 
 
-def test_the_table_has_a_row_for_each_with_its_share_of_the_first_ones_speed() -> None:
+def test_the_table_has_a_row_for_each_with_its_share_of_the_first_ones_speed():
     third = replace(
         CURVE, name="4", workers=4, batch=6.5, samples_per_s=123456.0, losses={24: -1.5, 99: 7.0}
     )

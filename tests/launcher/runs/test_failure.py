@@ -14,6 +14,7 @@ from launcher.contract.worker_end import WorkerEnd, last_of
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import RunFolder
+from tests.launcher.torchrun_report import report, worker
 from tests.launcher.worker_ends import worker_end
 
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -38,21 +39,17 @@ def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> W
         ([failure(0, "ended by its agent", at=1, exit_code=-15), failure(2, PEER, at=2)], 2),
     ],
 )
-def test_the_cause_is_told_from_those_that_fell_with_it(
-    failures: list[WorkerEnd], first: int
-) -> None:
-    report = decide_report(failures, ())
-    assert report.first is not None
-    assert report.first.rank == first
-    assert len(report.collateral) == len(failures) - 1
+def test_the_cause_is_told_from_those_that_fell_with_it(failures, first):
+    found = decide_report(failures, ())
+    assert found.first.rank == first
+    assert len(found.collateral) == len(failures) - 1
 
 
-def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_only_missed_it() -> None:
+def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_only_missed_it():
     left = failure(0, "", at=10.0, exit_code=0)
     hung = replace(failure(2, "", at=15.5, exit_code=-9), cause="hang")
     for victim, how in ((failure(1, PEER, at=13.5), "3.5 s before rank 1 failed"), (hung, "5.5 s")):
         first = decide_report([victim, left], ()).first
-        assert first is not None
         assert how in first.headline
         assert first.headline.startswith("rank 0 on node 0: it had ended with exit code 0, ")
     own = failure(1, "KeyError: 'sample 13'", at=13.5)
@@ -61,12 +58,11 @@ def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_only_missed
     assert decide_report([earlier, left], ()) == decide_report([earlier], ())
 
 
-def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others() -> None:
+def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others():
     for left_at, how in ((16.0, "0.0 s before rank 1 failed"), (18.5, "0.0 s"), (18.6, "")):
         left = [failure(number, "", at=left_at + number, exit_code=0) for number in (2, 0)]
         asked = failure(3, "", at=1.0, exit_code=-15)
         first = decide_report([failure(1, PEER, at=13.5), asked, *left], ()).first
-        assert first is not None
         assert (first.rank == 0) == bool(how)
         assert how in first.headline
     asked_only = decide_report([asked, *left], ())
@@ -77,61 +73,22 @@ def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others() -> None
     )
 
 
-def test_where_no_worker_spoke_the_agents_last_lines_are_kept() -> None:
-    report = decide_report([], ("no such file",))
-    assert (report.first, report.console_tail) == (None, ("no such file",))
+def test_where_no_worker_spoke_the_agents_last_lines_are_kept():
+    found = decide_report([], ("no such file",))
+    assert (found.first, found.console_tail) == (None, ("no such file",))
 
 
 @pytest.mark.parametrize(
-    ("exception", "first"),
-    [("ValueError: boom", 1), (PEER, 0), ("lightning.SIGTERMException", 0)],
+    ("exception", "first"), [("ValueError: boom", 1), (PEER, 0), ("lightning.SIGTERMException", 0)]
 )
 def test_a_rank_that_torchrun_ended_on_its_way_out_is_still_the_cause(
-    folder: Folder, make_plan: Callable[..., LaunchPlan], exception: str, first: int
-) -> None:
+    folder, make_plan, exception, first
+):
     trace = "Traceback (most recent call last):\n{}\n"
-    folder.console(0, REPORT_OF_TWO)
+    folder.console(0, report(worker(0, 1), worker(1, -15)))
     folder.worker(0, 0, "stderr.log", trace.format(PEER), at=100.0)
     folder.worker(0, 1, "stderr.log", trace.format(exception), at=101.0)
-    report = read_report(folder.run, make_plan(nproc_per_node=2))
-    assert report.first is not None
-    assert report.first.rank == first
-
-
-REPORT_OF_TWO = """\
-train.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-01-01_00:00:01
-  host      : here
-  rank      : 1 (local_rank: 1)
-  exitcode  : -15 (pid: 4243)
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-01-01_00:00:00
-  host      : here
-  rank      : 0 (local_rank: 0)
-  exitcode  : 1 (pid: 4242)
-============================================================
-"""
-REPORT = """\
-train.py FAILED
-------------------------------------------------------------
-Failures:
-  <NO_OTHER_FAILURES>
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-01-01_00:00:00
-  host      : here
-  rank      : {rank} (local_rank: {local_rank})
-  exitcode  : 1 (pid: 4242)
-  error_file: <N/A>
-  traceback : To enable traceback see: ...
-============================================================
-"""
+    assert read_report(folder.run, make_plan(nproc_per_node=2)).first.rank == first
 
 
 class Folder:
@@ -164,37 +121,31 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "digits-0a1b2c")
 
 
-def test_exceptions_are_read_from_plain_tracebacks_and_from_torchs_prefixed_ones(
-    folder: Folder, make_plan: Callable[..., LaunchPlan]
-) -> None:
+def test_exceptions_are_read_from_plain_tracebacks_and_from_torchs_prefixed_ones(folder, make_plan):
     plan = make_plan(nnodes=2, nproc_per_node=1)
     for node, prefix in ((0, ""), (1, "[rank1]: ")):
-        folder.console(node, REPORT.format(rank=node, local_rank=0))
+        folder.console(node, report(worker(node, 1, local=0)))
         trace = (
             f"{prefix}Traceback (most recent call last):\n{prefix}my.mod.BadError: node {node}\n"
         )
         folder.worker(node, 0, "stderr.log", trace, at=100.0 + node)
-    report = read_report(folder.run, plan)
-    assert report.first is not None
-    assert (report.first.rank, report.first.exception) == (0, "my.mod.BadError: node 0")
-    assert [f.exception for f in report.collateral] == ["my.mod.BadError: node 1"]
-    assert report.first.log_tail[-1].endswith("node 0")
+    found = read_report(folder.run, plan)
+    assert (found.first.rank, found.first.exception) == (0, "my.mod.BadError: node 0")
+    assert [f.exception for f in found.collateral] == ["my.mod.BadError: node 1"]
+    assert found.first.log_tail[-1].endswith("node 0")
 
 
-def test_error_files_win_over_logs(folder: Folder, make_plan: Callable[..., LaunchPlan]) -> None:
-    folder.console(0, REPORT.format(rank=0, local_rank=0))
+def test_error_files_win_over_logs(folder, make_plan):
+    folder.console(0, report(worker(0, 1)))
     message: dict[str, Any] = {"message": {"message": "KeyError: 'x'\nmore", "extraInfo": {}}}
     folder.worker(0, 0, "error.json", json.dumps(message))
     folder.worker(0, 0, "stderr.log", "nothing here")
-    report = read_report(folder.run, make_plan(nproc_per_node=1))
-    assert report.first is not None
-    assert report.first.exception == "KeyError: 'x'"
+    found = read_report(folder.run, make_plan(nproc_per_node=1))
+    assert found.first.exception == "KeyError: 'x'"
 
 
-def test_an_exception_is_the_last_ones_line_that_names_it(
-    folder: Folder, make_plan: Callable[..., LaunchPlan]
-) -> None:
-    folder.console(0, REPORT.format(rank=2, local_rank=2))
+def test_an_exception_is_the_last_ones_line_that_names_it(folder, make_plan):
+    folder.console(0, report(worker(2, 1)))
     trace = "Traceback (most recent call last):"
     for attempt, (text, told) in enumerate(
         [
@@ -215,10 +166,8 @@ def test_an_exception_is_the_last_ones_line_that_names_it(
         assert first.log.endswith(f"attempt_{attempt}/2/stderr.log")
 
 
-def test_a_worker_without_a_log_is_reported_by_torchrun_alone(
-    folder: Folder, make_plan: Callable[..., LaunchPlan]
-) -> None:
-    folder.console(0, REPORT.format(rank=1, local_rank=1).replace(": 1 (pid", ": -9 (pid"))
+def test_a_worker_without_a_log_is_reported_by_torchrun_alone(folder, make_plan):
+    folder.console(0, report(worker(1, -9)))
     folder.worker(0, 0, "stderr.log", "of another")
     (first,) = read_report(folder.run, make_plan(nproc_per_node=2)).ranks
     assert (first.exception, first.cause, first.failed_at) == ("SIGKILL (9)", "signal", 0.0)
@@ -226,8 +175,8 @@ def test_a_worker_without_a_log_is_reported_by_torchrun_alone(
 
 
 def test_what_workers_of_earlier_attempts_said_is_no_part_of_a_killed_nodes_report(
-    folder: Folder, make_plan: Callable[..., LaunchPlan]
-) -> None:
+    folder, make_plan
+):
     trace = "Traceback (most recent call last):\nValueError: {}\n"
     for attempt, local_rank in ((0, 0), (1, 1), (1, 0)):
         name = f"nodes/1/0/id_x/attempt_{attempt}/{local_rank}/stderr.log"
@@ -239,28 +188,21 @@ def test_what_workers_of_earlier_attempts_said_is_no_part_of_a_killed_nodes_repo
     ]
 
 
-def test_a_worker_whose_agent_was_killed_is_still_reported(
-    folder: Folder, make_plan: Callable[..., LaunchPlan]
-) -> None:
+def test_a_worker_whose_agent_was_killed_is_still_reported(folder, make_plan):
     folder.console(0, "")
     folder.worker(0, 1, "stderr.log", "Traceback (most recent call last):\nValueError: seen\n")
-    report = read_report(folder.run, make_plan(nproc_per_node=2))
-    assert report.first is not None
-    assert (report.first.rank, report.first.exception) == (1, "ValueError: seen")
+    found = read_report(folder.run, make_plan(nproc_per_node=2))
+    assert (found.first.rank, found.first.exception) == (1, "ValueError: seen")
 
 
-def test_an_agent_that_never_had_workers_is_reported_by_its_own_lines(
-    folder: Folder, make_plan: Callable[..., LaunchPlan]
-) -> None:
+def test_an_agent_that_never_had_workers_is_reported_by_its_own_lines(folder, make_plan):
     folder.console(0, "usage: torchrun\nerror: unrecognized arguments\n")
-    report = read_report(folder.run, make_plan())
-    assert report.first is None
-    assert report.console_tail[-1] == "error: unrecognized arguments"
+    found = read_report(folder.run, make_plan())
+    assert found.first is None
+    assert found.console_tail[-1] == "error: unrecognized arguments"
 
 
-def test_an_empty_folder_gives_an_empty_report(
-    folder: Folder, make_plan: Callable[..., LaunchPlan]
-) -> None:
+def test_an_empty_folder_gives_an_empty_report(folder, make_plan):
     assert asdict(read_report(folder.run, make_plan())) == {
         "first": None,
         "collateral": (),
@@ -268,12 +210,12 @@ def test_an_empty_folder_gives_an_empty_report(
     }
 
 
-def test_a_warning_is_not_the_last_line_that_matters() -> None:
+def test_a_warning_is_not_the_last_line_that_matters():
     numpy = "m.py:7: UserWarning: Failed to initialize NumPy: No module named 'numpy'"
     assert last_of(["out of patience", numpy, "  cpu = _conversion()", ""]) == "out of patience"
     assert last_of([numpy, "  cpu = _conversion()"]) == ""
 
 
-def test_the_last_words_are_an_error_and_not_the_fix_below_it() -> None:
+def test_the_last_words_are_an_error_and_not_the_fix_below_it():
     said = ["train: unrecognized arguments: --nosuch 3", "  fix: python -m train --help lists them"]
     assert last_of(said) == said[0]

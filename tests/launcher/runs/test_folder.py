@@ -15,7 +15,6 @@ from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import start_of
 from launcher.contract.reasons import Reason
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
-from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import (
     LAUNCHER_FILE,
     RunFolder,
@@ -50,7 +49,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path: Path, make_plan: MakePlan) -> None:
+def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path, make_plan):
     run = RunFolder(tmp_path / "a")
     for fill, error in ((refuse, DiskFullError), (interrupt, KeyboardInterrupt)):
         with pytest.raises(error) as caught:
@@ -64,9 +63,7 @@ def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path: Path, make_plan: M
     assert isinstance(caught.value, KeyboardInterrupt)
 
 
-def test_a_full_disk_gives_the_room_of_the_agents_archive_for_the_outcome(
-    make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_gives_the_room_of_the_agents_archive_for_the_outcome(make_run, monkeypatch):
     run = make_run("a")
     archive, told = run.path / "agent.pyz", Outcome(reason=Reason.COMPLETED)
     archive.write_text("x")
@@ -86,7 +83,7 @@ def test_a_full_disk_gives_the_room_of_the_agents_archive_for_the_outcome(
     assert run.read_outcome() == told
 
 
-def test_logs_and_nodes_are_listed_by_their_numbers(tmp_path: Path) -> None:
+def test_logs_and_nodes_are_listed_by_their_numbers(tmp_path):
     run = RunFolder(tmp_path)
     workers = [
         f"nodes/{node}/{life}/attempt-{attempt}/rank-{rank}"
@@ -104,8 +101,9 @@ def test_logs_and_nodes_are_listed_by_their_numbers(tmp_path: Path) -> None:
     )
 
 
-def test_whose_a_run_is_is_told_by_its_files(make_run: Callable[..., RunFolder]) -> None:
+def test_whose_a_run_is_is_told_by_its_files(make_run):
     run = make_run("a")
+    assert run.read_outcome() is None, "it goes on"
     assert (run.is_foreign, run.is_borrowed) == (True, False)
     (run.path / "borrowed").touch()
     run.write_launcher()
@@ -116,7 +114,7 @@ def test_whose_a_run_is_is_told_by_its_files(make_run: Callable[..., RunFolder])
     assert run.launcher_death() == ""
 
 
-def test_a_folder_that_cannot_be_made_is_told_with_the_fix(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_told_with_the_fix(tmp_path):
     make_folders([str(tmp_path / "a/b"), str(tmp_path / "a")])
     assert (tmp_path / "a/b").is_dir()
     check_folder(tmp_path / "x/y")
@@ -130,9 +128,7 @@ def test_a_folder_that_cannot_be_made_is_told_with_the_fix(tmp_path: Path) -> No
         check_folder(Path("/proc/none"))
 
 
-def test_a_folder_without_runs_is_told_as_what_it_is(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_a_folder_without_runs_is_told_as_what_it_is(make_run, tmp_path):
     file = tmp_path / "file"
     file.touch()
     for root, name, what in (
@@ -151,31 +147,20 @@ def test_a_folder_without_runs_is_told_as_what_it_is(
     assert run.submitted_at() == 0.0
 
 
-def test_latest_points_at_the_newest_run(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
-    make_run("a-1")
-    make_run("a-2")
-    assert (tmp_path / "latest").resolve() == tmp_path / "a-2"
-
-
-def test_runs_are_found_by_id_beginning_or_latest(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_runs_are_found_by_id_beginning_or_latest(make_run, tmp_path):
     for run_id in ("digits-aa11", "digits-ab22"):
         make_run(run_id)
     assert find_run(tmp_path, "digits-aa11").run_id == "digits-aa11"
     assert find_run(tmp_path, "digits-ab").run_id == "digits-ab22"
     assert find_run(tmp_path, "latest").run_id == "digits-ab22"
+    assert (tmp_path / "latest").resolve() == tmp_path / "digits-ab22"
     with pytest.raises(InputError, match="may be any of 2 runs, such as digits-aa11, digits-ab22"):
         find_run(tmp_path, "digits-a")
     with pytest.raises(InputError, match="no run 'x'"):
         find_run(tmp_path, "x")
 
 
-def test_the_name_of_a_job_is_its_run_that_goes_on(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_the_name_of_a_job_is_its_run_that_goes_on(make_run, tmp_path):
     for run_id in ("digits-aa11", "digits-bb22", "digits-cc33", "digits-large-dd44"):
         make_run(run_id)
     for run_id in ("digits-aa11", "digits-cc33"):
@@ -189,9 +174,7 @@ def test_the_name_of_a_job_is_its_run_that_goes_on(
         find_run(tmp_path, "digits", goes_on=True)
 
 
-def test_of_many_runs_that_fit_the_newest_few_are_named(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_of_many_runs_that_fit_the_newest_few_are_named(make_run, tmp_path):
     for number in range(38):
         make_run(f"train-{number:02}", at=float(number))
     newest = "train-33, train-34, train-35, train-36, train-37"
@@ -199,25 +182,21 @@ def test_of_many_runs_that_fit_the_newest_few_are_named(
         find_run(tmp_path, "train")
 
 
-def test_runs_are_listed_once_and_by_the_time_of_their_submission(
-    make_run: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_runs_are_listed_once_and_by_the_time_of_their_submission(make_run, tmp_path):
     make_run("b", at=20.0)
     make_run("a", at=10.0)
     (tmp_path / "not-a-run").mkdir()
     assert [run.run_id for run in list_runs(tmp_path)] == ["a", "b"]
 
 
-def test_the_newest_plan_is_the_one_in_force(
-    make_run: Callable[..., RunFolder], make_plan: MakePlan
-) -> None:
+def test_the_newest_plan_is_the_one_in_force(make_run, make_plan):
     run = make_run("a")
     later = plan_next_attempt(make_plan())
     run.write_plan(later, "")
     assert run.read_plan() == later
 
 
-def test_a_damaged_plan_is_an_error_for_a_person(make_run: Callable[..., RunFolder]) -> None:
+def test_a_damaged_plan_is_an_error_for_a_person(make_run):
     run = make_run("a")
     (run.path / "plan.json").write_text("{")
     assert run.read_plan(), "the launcher keeps a copy: a script may write a plan.json of its own"
@@ -236,15 +215,13 @@ def test_a_damaged_plan_is_an_error_for_a_person(make_run: Callable[..., RunFold
         pytest.param('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", id="deep"),
     ],
 )
-def test_unreadable_metrics_count_as_none(make_run: Callable[..., RunFolder], text: str) -> None:
+def test_unreadable_metrics_count_as_none(make_run, text):
     run = make_run("a")
     (run.path / "metrics.json").write_text(text)
     assert list(run.read_metrics(run.read_plan())) == ["left_out"]
 
 
-def test_a_scripts_own_files_of_the_launchers_names_do_not_break_its_run(
-    make_run: Callable[..., RunFolder],
-) -> None:
+def test_a_scripts_own_files_of_the_launchers_names_do_not_break_its_run(make_run):
     run = make_run("a")
     run.write_launcher()
     plan, at = run.read_plan(), run.submitted_at()
@@ -256,8 +233,8 @@ def test_a_scripts_own_files_of_the_launchers_names_do_not_break_its_run(
 
 
 def test_paths_in_metrics_are_told_as_what_they_are_outside_of_the_containers(
-    tmp_path: Path, make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+    tmp_path, make_plan, docker_facts
+):
     run, plan = RunFolder(tmp_path / "digits-1"), make_plan(docker_facts)
     run.create(plan, "", 1.0)
     told = {"checkpoint": f"{protocol.CONTAINER_CHECKPOINT_DIR}/step-4", "steps": 4}
@@ -266,13 +243,7 @@ def test_paths_in_metrics_are_told_as_what_they_are_outside_of_the_containers(
     assert run.read_metrics(plan) == wanted
 
 
-def test_a_run_without_an_outcome_goes_on(make_run: Callable[..., RunFolder]) -> None:
-    assert make_run("a").read_outcome() is None
-
-
-def test_a_living_launcher_is_told_from_another_process_with_its_number(
-    make_run: Callable[..., RunFolder],
-) -> None:
+def test_a_living_launcher_is_told_from_another_process_with_its_number(make_run):
     run = make_run("a")
     assert run.launcher_pid() is None
     run.write_launcher()
@@ -282,9 +253,7 @@ def test_a_living_launcher_is_told_from_another_process_with_its_number(
     assert run.launcher_pid() is None
 
 
-def test_a_launchers_death_is_proven_only_where_its_process_could_be_seen(
-    make_run: Callable[..., RunFolder],
-) -> None:
+def test_a_launchers_death_is_proven_only_where_its_process_could_be_seen(make_run):
     run = make_run("a")
     assert run.launcher_death() == "", "no record: it may be anybody's"
     run.write_launcher()
@@ -305,9 +274,7 @@ def test_a_launchers_death_is_proven_only_where_its_process_could_be_seen(
         assert run.launcher_death() == ""
 
 
-def test_a_launcher_of_another_machine_or_container_is_told_from_one_before_a_reboot(
-    make_run: Callable[..., RunFolder],
-) -> None:
+def test_a_launcher_of_another_machine_or_container_is_told_from_one_before_a_reboot(make_run):
     run = make_run("a")
     assert not run.is_elsewhere, "no record"
     run.write_launcher()
@@ -324,9 +291,7 @@ def test_a_launcher_of_another_machine_or_container_is_told_from_one_before_a_re
         assert run.is_elsewhere == elsewhere, changed
 
 
-def test_a_run_in_a_folder_that_is_closed_to_the_caller_is_not_there(
-    make_run: Callable[..., RunFolder],
-) -> None:
+def test_a_run_in_a_folder_that_is_closed_to_the_caller_is_not_there(make_run):
     run, me = make_run("a"), os.geteuid()
     runs = run.path.parent
     runs.chmod(0)

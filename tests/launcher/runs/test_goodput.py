@@ -53,7 +53,7 @@ def nonzero(found: Goodput) -> dict[str, float]:
     return {name: round(spent, 6) for name, spent in found.seconds.items() if spent}
 
 
-def test_a_quiet_runs_time_has_a_class_for_every_second() -> None:
+def test_a_quiet_runs_time_has_a_class_for_every_second():
     assert nonzero(measure(QUIET, 28.0, 1.0, 27.5)) == {
         "productive": 18.5,
         "first step": 1.0,
@@ -85,7 +85,7 @@ FAULTY = [
 ]
 
 
-def test_steps_that_a_lost_start_had_made_are_rework() -> None:
+def test_steps_that_a_lost_start_had_made_are_rework():
     found = measure(FAULTY, 28.0, 0.0, 14.0)
     assert nonzero(found) == {
         "productive": 16.0,
@@ -98,17 +98,11 @@ def test_steps_that_a_lost_start_had_made_are_rework() -> None:
     assert found.share == pytest.approx(16 / 28)
 
 
-def test_the_world_is_told_over_time_with_none_between_two_starts() -> None:
-    assert measure(FAULTY, 30.0).world == (
-        (0.0, 0),
-        (1.0, 4),
-        (13.0, 0),
-        (15.0, 3),
-        (28.0, 0),
-    )
+def test_the_world_is_told_over_time_with_none_between_two_starts():
+    assert measure(FAULTY, 30.0).world == ((0.0, 0), (1.0, 4), (13.0, 0), (15.0, 3), (28.0, 0))
 
 
-def test_points_have_the_samples_that_led_to_them_without_what_was_lost() -> None:
+def test_points_have_the_samples_that_led_to_them_without_what_was_lost():
     told = {"loss": 0.5, "lr": 0.1, "samples": 100}
     events = [
         *train(
@@ -142,7 +136,6 @@ def test_points_have_the_samples_that_led_to_them_without_what_was_lost() -> Non
     assert (found.share, found.to_jsonable()["share"]) == (pytest.approx(15 / 30), 0.5)
     assert measure(events[:2], 30.0).until == 0
     early = measure_goodput(events, (), 5.0, 4.0)
-    assert early is not None
     assert (early.wall_s, early.share) == (0.0, 0.0)
 
 
@@ -159,27 +152,25 @@ def test_points_have_the_samples_that_led_to_them_without_what_was_lost() -> Non
         ("saved", {"lr": [1]}, False),
     ],
 )
-def test_an_event_without_numbers_where_they_belong_is_left_out(
-    name: str, values: dict[str, Any], is_sound: bool
-) -> None:
+def test_an_event_without_numbers_where_they_belong_is_left_out(name, values, is_sound):
     odd = train(0, (26.5, name, values))
     assert (measure([*QUIET, *odd], 28.0) != measure(QUIET, 28.0)) == is_sound
 
 
-def test_agents_count_as_starting_until_a_training_begins() -> None:
+def test_agents_count_as_starting_until_a_training_begins():
     for alive, starting_s in (((), 0.0), ((2.0,), 1.0), ((0.5, 2.0, 5.5), 3.5), ((5.5, 9.0), 1.0)):
         found = measure([*QUIET[:2], *train(1, (6.0, "train-started", {}))], 30.0, *alive)
         assert found.seconds["starting"] == pytest.approx(starting_s), alive
 
 
-def test_a_start_that_writes_on_after_its_successor_began_is_cut_there() -> None:
+def test_a_start_that_writes_on_after_its_successor_began_is_cut_there():
     late = train(0, progress(20.0, 99))
     found = measure([*FAULTY, *late], 28.0)
     assert sum(found.seconds.values()) == pytest.approx(28.0)
     assert found.seconds["first step"] == 2.0
 
 
-def test_without_a_ledger_of_the_training_there_is_no_goodput() -> None:
+def test_without_a_ledger_of_the_training_there_is_no_goodput():
     assert measure_goodput([], agents(1.0), 0.0, 9.0) is None
 
 
@@ -195,9 +186,7 @@ def test_without_a_ledger_of_the_training_there_is_no_goodput() -> None:
     ),
     st.lists(st.floats(0, 100)),
 )
-def test_whatever_the_events_the_classes_add_up_to_the_wall_time(
-    raw: list[tuple[int, float, str, int, float]], alive: list[float]
-) -> None:
+def test_whatever_the_events_the_classes_add_up_to_the_wall_time(raw, alive):
     events = [
         event
         for attempt, at, name, step, stall_s in raw

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,9 +42,7 @@ def event(name: str = "x", at: float = 0.0, since: float = 0.0, **values: Any) -
         ({"incarnation": {}}, False),
     ],
 )
-def test_a_line_with_another_source_or_without_its_place_is_no_event(
-    changes: dict[str, Any], is_read: bool, tmp_path: Path
-) -> None:
+def test_a_line_with_another_source_or_without_its_place_is_no_event(changes, is_read, tmp_path):
     line = json.dumps(LINE | changes)
     assert (parse_event(line, "agent") is not None) == is_read
     (tmp_path / "ledger").write_text(f"torn\n[]\n{line}\n")
@@ -53,7 +50,7 @@ def test_a_line_with_another_source_or_without_its_place_is_no_event(
     assert read_ledger(tmp_path / "none") == ()
 
 
-def test_an_event_has_its_place_its_times_and_the_whole_line() -> None:
+def test_an_event_has_its_place_its_times_and_the_whole_line():
     told = LedgerEvent(
         name="x", node_index=1, incarnation=2, at=9.5, monotonic_s=3, values=LINE
     )  # fmt: skip
@@ -62,7 +59,7 @@ def test_an_event_has_its_place_its_times_and_the_whole_line() -> None:
     assert [one.at for one in ahead] == [7.0, 9.5]
 
 
-def test_a_told_moment_is_read_back_and_a_failed_write_ends_nothing(tmp_path: Path) -> None:
+def test_a_told_moment_is_read_back_and_a_failed_write_ends_nothing(tmp_path):
     for text in ("starts", "ends"):
         tell_moment(RunFolder(tmp_path), 1, 2, at=9.5, text=text, key="k")
     first, second = read_ledger(tmp_path / "ledger" / POD_LEDGER, POD_SOURCE)
@@ -74,7 +71,7 @@ def test_a_told_moment_is_read_back_and_a_failed_write_ends_nothing(tmp_path: Pa
     assert not (tmp_path / "gone").exists()
 
 
-def test_the_trainings_ledger_is_that_of_rank_0_or_of_all_ranks(tmp_path: Path) -> None:
+def test_the_trainings_ledger_is_that_of_rank_0_or_of_all_ranks(tmp_path):
     (tmp_path / "ledger").mkdir()
     for name in ("train-0-0-0-0", "train-1-0-1-0", "train-0-0-0-1", "agent-0-0"):
         line = json.dumps(LINE | {"source": name.partition("-")[0], "name": name})
@@ -88,7 +85,7 @@ def test_the_trainings_ledger_is_that_of_rank_0_or_of_all_ranks(tmp_path: Path) 
     ]
 
 
-def test_restarts_count_after_which_workers_did_start_again() -> None:
+def test_restarts_count_after_which_workers_did_start_again():
     began, again = event("workers-started"), event("restart", cause="hang")
     other = event("restart", cause="membership")
     for events, told in (
@@ -100,7 +97,7 @@ def test_restarts_count_after_which_workers_did_start_again() -> None:
         assert count_restarts(events) == told
 
 
-def test_a_wall_clock_jumped_if_it_moved_against_the_monotonic_one() -> None:
+def test_a_wall_clock_jumped_if_it_moved_against_the_monotonic_one():
     def moved(*times: tuple[float, float], name: str = "x") -> float:
         return find_jump([event(at=0, since=0), *(event(name, *one) for one in times)])
 

@@ -24,7 +24,6 @@ from launcher.contract.records import dump_record
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
-from launcher.plan.target_facts import TargetFacts
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
@@ -96,30 +95,26 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "digits-0a1b2c")
 
 
-def test_an_outcome_is_read_as_the_agent_wrote_it(folder: Folder) -> None:
+def test_an_outcome_is_read_as_the_agent_wrote_it(folder):
     ends = (end(3, "ValueError: boom", steps=7), end(2, PEER))
     folder.node(1, Reason.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
     outcome = read_node_outcome(folder.run, 1, 0)
-    assert outcome is not None
     assert (outcome.ends, outcome.reason) == (ends, Reason.TRAINING_FAILED)
     assert (outcome.attempts, outcome.restarts, outcome.detail) == (2, {"hang": 1}, "why")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99}', '{"schema": 1}', "null"])
-def test_anything_else_is_no_outcome(text: str) -> None:
+def test_anything_else_is_no_outcome(text):
     assert parse_node_outcome(text) is None
 
 
-def test_the_first_cause_is_found_over_all_nodes_with_its_log(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_the_first_cause_is_found_over_all_nodes_with_its_log(folder, make_plan):
     log = folder.worker(1, 1, attempt=2, stderr="Traceback\nValueError: boom\n")
     folder.node(0, Reason.TRAINING_FAILED, end(0, PEER, failed_at=1.0))
     folder.node(
         1, Reason.TRAINING_FAILED, end(1, "ValueError: boom", failed_at=9.0, attempt=2, log=log)
     )
     report = read_report(folder.run, make_plan(nnodes=2))
-    assert report.first is not None
     assert (report.first.node_index, report.first.rank, report.first.attempt) == (1, 1, 2)
     assert report.first.exception == "ValueError: boom"
     assert report.first.log_tail == ("Traceback", "ValueError: boom")
@@ -139,21 +134,17 @@ def test_the_first_cause_is_found_over_all_nodes_with_its_log(
         (end(0, "KeyError: 'x'"), "KeyError: 'x'"),
     ],
 )
-def test_every_cause_has_words(
-    folder: Folder, make_plan: MakePlan, worker: WorkerEnd, words: str
-) -> None:
+def test_every_cause_has_words(folder, make_plan, worker, words):
     folder.node(0, Reason.TRAINING_FAILED, worker)
     report = read_report(folder.run, make_plan(nnodes=1))
-    assert report.first is not None
     assert report.first.exception == words
 
 
-def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> None:
+def test_a_hang_is_shown_by_its_stacks(folder, make_plan):
     log = folder.worker(0, 0, stderr="", stdout="epoch 1\n")
     folder.hang(0, 0, Frame(function="recv", file="train.py", line=3))
     folder.node(0, Reason.TRAINING_FAILED, end(0, exit_code=-9, cause="hang", log=log))
     report = read_report(folder.run, make_plan(nnodes=1))
-    assert report.first is not None
     assert report.first.log_tail == ('  File "train.py", line 3 in recv',)
 
 
@@ -163,8 +154,8 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
     ids=["a call of torch.distributed", "the backward pass of DDP"],
 )
 def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
-    folder: Folder, make_plan: MakePlan, waits_in: str, is_recorded: bool
-) -> None:
+    folder, make_plan, waits_in, is_recorded
+):
     script = Frame(function="<module>", file="/x/train.py", line=9)
     call = Frame(function="wait", file=f"/x/torch/{waits_in}", line=1)
     for rank, calls in ((0, [*[script] * 20, call, script]), (1, [script])):
@@ -176,15 +167,12 @@ def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
     hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
     folder.node(0, Reason.TRAINING_FAILED, *hung)
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
-    assert report.first is not None
     assert report.first.headline == "rank 1 on node 0: it hung"
     (other,) = report.collateral
     assert other.headline == "rank 0 on node 0: it hung: it waits for the others in a collective"
 
 
-def test_a_node_that_was_killed_is_reported_by_its_workers_files(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_a_node_that_was_killed_is_reported_by_its_workers_files(folder, make_plan):
     record = asdict(end(2, "RuntimeError: from the exit file", failed_at=5.0))
     folder.worker(0, 2, attempt=0, exit=json.dumps({**record, "exit_code": 4}))
     folder.worker(0, 2, attempt=1, exit=json.dumps(record))
@@ -192,14 +180,11 @@ def test_a_node_that_was_killed_is_reported_by_its_workers_files(
         0, 3, attempt=1, stderr=f"Traceback (most recent call last):\n{PEER}\n", stdout=""
     )
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
-    assert report.first is not None
     assert (report.first.rank, report.first.exception) == (2, record["exception"])
     assert [(f.rank, f.local_rank, f.exception) for f in report.collateral] == [(3, 1, PEER)]
 
 
-def test_a_node_without_any_worker_is_reported_by_its_agents_lines(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_a_node_without_any_worker_is_reported_by_its_agents_lines(folder, make_plan):
     folder.node(0, Reason.BAD_INPUT)
     folder.run.console(0, 0).write_text("[supervisor] no node plan was given\n")
     report = read_report(folder.run, make_plan(nnodes=1))
@@ -219,9 +204,7 @@ def test_a_node_without_any_worker_is_reported_by_its_agents_lines(
         ({"exit_code": 0, "detail": "it ended well"}, None),
     ],
 )
-def test_a_node_that_could_write_nothing_is_reported_by_its_host(
-    folder: Folder, make_plan: MakePlan, record: dict[str, Any], told: str | None
-) -> None:
+def test_a_node_that_could_write_nothing_is_reported_by_its_host(folder, make_plan, record, told):
     console = folder.run.console(1, 0)
     console.parent.mkdir(parents=True)
     console.write_text("a\nb\n")
@@ -235,21 +218,16 @@ def test_a_node_that_could_write_nothing_is_reported_by_its_host(
         assert first.failed_at == (console.parent / "keeper.json").stat().st_mtime
 
 
-def test_where_a_workers_files_are_elsewhere_its_lines_on_the_console_are_shown(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_where_a_workers_files_are_elsewhere_its_lines_on_the_console_are_shown(folder, make_plan):
     folder.node(1, Reason.TRAINING_FAILED, end(2, log="nodes/1/0/attempt-0/rank-2"))
     lines = [f"[1/{number % 4}] {number}" for number in range(2, 90)]
     folder.run.console(1, 0).write_text("\n".join(["[1/2] \r\x1b[31mred", *lines]))
     first = read_report(folder.run, make_plan(nnodes=2)).first
-    assert first is not None
     assert first.log == str(folder.run.console(1, 0))
     assert first.log_tail == tuple(map(str, range(42, 90, 4)))
 
 
-def test_a_hang_of_another_attempt_and_a_look_that_was_asked_for_explain_nothing(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_a_hang_of_another_attempt_and_a_look_that_was_asked_for_explain_nothing(folder, make_plan):
     log = folder.worker(0, 0, attempt=1, stderr="", stdout="a\r\nb\x85c\n\n")
     folder.hang(0, 0, *[Frame(function=str(n), file="train.py") for n in range(20)])
     hung = end(0, "after 9 s", exit_code=-9, cause="hang", log=log, attempt=1)
@@ -260,18 +238,16 @@ def test_a_hang_of_another_attempt_and_a_look_that_was_asked_for_explain_nothing
     ):
         folder.node(0, Reason.TRAINING_FAILED, worker)
         first = read_report(folder.run, make_plan(nnodes=1)).first
-        assert first is not None
         assert told in first.log_tail[-1], first
         assert (first.exception == "it hung (after 9 s)") == (worker.cause == "hang")
     look_file = folder.run.node_dir(0, 0) / "looks/hang-1" / look.LOOK_FILE
     look_file.write_text(dump_record(Look(id="hang-1", at=1.0, why="asked", attempt=0)))
     folder.node(0, Reason.TRAINING_FAILED, replace(hung, attempt=0))
     first = read_report(folder.run, make_plan(nnodes=1)).first
-    assert first is not None
     assert first.log_tail == ("a\\r", "b\\x85c")
 
 
-def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder: Folder) -> None:
+def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder):
     folder.node(0, Reason.COMPLETED, restarts={"membership": 2})
     folder.node(1, Reason.COMPLETED, restarts={"membership": 1, "worker-fault": 1})
     folder.worker(2, 0)
@@ -289,19 +265,16 @@ def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder: Fol
         (Reason.NODE_LOST, Reason.TRAINING_FAILED, Reason.NODE_LOST),
     ],
 )
-def test_the_nodes_own_word_refines_what_an_exit_code_says(
-    folder: Folder, make_plan: MakePlan, seen: Reason, told: Reason, expected: Reason
-) -> None:
+def test_the_nodes_own_word_refines_what_an_exit_code_says(folder, make_plan, seen, told, expected):
     folder.node(0, told, detail="as the agent says")
     outcome = write_run_outcome(folder.run, make_plan(nnodes=1), Outcome(reason=seen), 3.0)
     assert Reason(outcome.reason) is expected
     assert (outcome.detail == "as the agent says") == (told is expected)
     again = folder.run.read_outcome()
-    assert again is not None
     assert (again.reason, again.restarts) == (outcome.reason, outcome.restarts)
 
 
-def test_the_node_that_ended_first_says_why(folder: Folder, make_plan: MakePlan) -> None:
+def test_the_node_that_ended_first_says_why(folder, make_plan):
     folder.node(0, Reason.TRAINING_FAILED, detail="another node ended the run", finished_at=9.0)
     folder.node(1, Reason.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
     plan = make_plan(nnodes=2)
@@ -309,9 +282,7 @@ def test_the_node_that_ended_first_says_why(folder: Folder, make_plan: MakePlan)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
 
 
-def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(folder, make_plan):
     peer = end(0, "RuntimeError: Connection closed by peer", failed_at=1.0)
     folder.node(
         0, Reason.TRAINING_FAILED, peer, detail="last: rank 0: exit code 1", finished_at=8.0
@@ -324,24 +295,20 @@ def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", told)
 
 
-def test_an_earlier_incarnations_word_is_not_the_present_ones(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_an_earlier_incarnations_word_is_not_the_present_ones(folder, make_plan):
     folder.node(0, Reason.PREEMPTED, end(0, "early"))
     report = read_report(folder.run, plan_replacement(make_plan(nnodes=1), 0))
     assert report.first is None
 
 
-def test_a_run_under_plain_torchrun_has_no_restarts_to_count(
-    folder: Folder, make_plan: MakePlan
-) -> None:
+def test_a_run_under_plain_torchrun_has_no_restarts_to_count(folder, make_plan):
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
     assert write_run_outcome(folder.run, plan, Outcome(reason=Reason.COMPLETED), 3.0).restarts == {}
 
 
 def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
-    tmp_path: Path, make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+    tmp_path, make_plan, docker_facts
+):
     folder, plan = Folder(tmp_path / "run"), make_plan(docker_facts)
     full = f"the disk at {protocol.CONTAINER_CHECKPOINT_DIR} is full"
     folder.node(0, Reason.DISK_FULL, detail=full)
@@ -349,9 +316,7 @@ def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
     assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
 
 
-def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(tmp_path, make_plan):
     folder, plan = Folder(tmp_path / "run"), make_plan()
     plan = replace(plan, resources=replace(plan.resources, memory_bytes=400 << 20))
     seen = Outcome(reason=Reason.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -27,8 +27,6 @@ def point(at: float, step: int, loss: float | None) -> Point:
 
 
 POINTS = [point(2.0, 5, 2.0), point(8.0, 20, 1.0), point(12.0, 10, 1.5), point(29.0, 60, None)]
-
-
 GOODPUT = Goodput(
     wall_s=30.0,
     seconds={"productive": 24.0, "idle": 6.0},
@@ -39,8 +37,6 @@ GOODPUT = Goodput(
     failures=[9.0],
     saves=[(7.0, 0)],
 )
-
-
 TOLD = Postmortem(
     run_id="digits-1",
     job=EVIL,
@@ -77,11 +73,7 @@ TOLD = Postmortem(
     ],
     folder="/runs/digits-1",
 )
-
-
 END = worker_end(exception=EVIL, log="rank-0/stderr", log_tail=(EVIL,))
-
-
 MORE = Particulars(
     told=TOLD,
     settings={"env.NAME": EVIL},
@@ -104,7 +96,7 @@ def lines_of(page: str) -> str:
     return re.sub(r"(?<!^)(?=<(?:tr|h1|h2|p|pre|table|div|details|body)\b)", "\n", page)
 
 
-def test_what_logs_names_and_errors_hold_is_shown_and_never_run() -> None:
+def test_what_logs_names_and_errors_hold_is_shown_and_never_run():
     evil = replace(TOLD, run_id=EVIL)
     side = replace(MORE, told=evil, verdict=f"digits-1: {EVIL}", lives=draw_lives(evil))
     pictures = [draw_course({EVIL: GOODPUT, "other": GOODPUT}, by="time")]
@@ -117,7 +109,7 @@ def test_what_logs_names_and_errors_hold_is_shown_and_never_run() -> None:
     assert "default-src 'none'" in page
 
 
-def test_it_asks_for_nothing_from_elsewhere() -> None:
+def test_it_asks_for_nothing_from_elsewhere():
     page = draw(
         replace(TOLD, detail="", job="j", nodes=[], timeline=[], restarts={}),
         Particulars(told=TOLD),
@@ -126,9 +118,7 @@ def test_it_asks_for_nothing_from_elsewhere() -> None:
     assert asked == []
 
 
-def test_two_runs_an_index_and_a_comparison_have_their_pages(
-    expect_golden: Callable[[str, str], None],
-) -> None:
+def test_two_runs_an_index_and_a_comparison_have_their_pages(expect_golden):
     quiet = replace(
         TOLD, run_id="other", state="running", reason=None, fault=None, detail="", exit_code=None,
         goodput=None, restarts={}, nodes=[], timeline=[], folder="",
@@ -165,9 +155,7 @@ def tell(pictures: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
-def test_pictures_show_the_course_of_each_run(
-    expect_golden: Callable[[str, str], None],
-) -> None:
+def test_pictures_show_the_course_of_each_run(expect_golden):
     other = replace(GOODPUT, wall_s=60.0, failures=[9.0, 11.0, 99.0])
     bare = replace(GOODPUT, points=[p._replace(samples=0, lr=None) for p in POINTS])
     curve = Curve(
@@ -185,9 +173,7 @@ def test_pictures_show_the_course_of_each_run(
     assert draw_course({"a": GOODPUT}, by="time") == pictures["by time"], "no date, no chance"
 
 
-def test_pictures_show_the_lives_of_nodes_with_their_marks(
-    expect_golden: Callable[[str, str], None],
-) -> None:
+def test_pictures_show_the_lives_of_nodes_with_their_marks(expect_golden):
     moments = [
         Moment(after_s=at, node_index=node, incarnation=life, text="x", kind=kind)
         for at, node, life, kind in (
@@ -209,7 +195,7 @@ def test_pictures_show_the_lives_of_nodes_with_their_marks(
     assert draw_lives(replace(TOLD, timeline=[])) == ""
 
 
-def test_a_day_of_64_nodes_is_below_3_mb() -> None:
+def test_a_day_of_64_nodes_is_below_3_mb():
     points = [point(float(at), at, 1.0 / (1 + at)) for at in range(1, 86_400)]
     moments = [
         Moment(after_s=4.0 * at, node_index=at % 64, incarnation=at // 640, text="x", kind="fault")
@@ -225,7 +211,7 @@ def test_a_day_of_64_nodes_is_below_3_mb() -> None:
 
 
 @pytest.mark.parametrize("has_ledger", [True, False])
-def test_without_a_picture_it_says_why(monkeypatch: pytest.MonkeyPatch, has_ledger: bool) -> None:
+def test_without_a_picture_it_says_why(monkeypatch, has_ledger):
     if has_ledger:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = draw(TOLD if has_ledger else replace(TOLD, goodput=None, phases_s={}))

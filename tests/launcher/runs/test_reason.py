@@ -30,31 +30,19 @@ def node(index: int, reason: Reason, detail: str, at: float = 1.0) -> NodeOutcom
         ("training-failed", [], "training-failed", "as seen"),
         ("training-failed", [node(0, Reason.OUT_OF_MEMORY, "x")], "out-of-memory", "as seen"),
         ("training-failed", [node(0, Reason.NODE_LOST, "x")], "training-failed", "as seen"),
-        (
-            "training-failed",
-            [node(0, Reason.OUT_OF_MEMORY, "x"), node(1, Reason.RESTARTS_EXHAUSTED, "y", 2.0)],
-            "restarts-exhausted",
-            "as seen",
-        ),
-        (
-            "training-failed",
-            [node(0, Reason.OUT_OF_MEMORY, "x", 2.0), node(2, Reason.RESTARTS_EXHAUSTED, "y")],
-            "restarts-exhausted",
-            "as seen",
-        ),
+        ("training-failed",
+         [node(0, Reason.OUT_OF_MEMORY, "x"), node(1, Reason.RESTARTS_EXHAUSTED, "y", 2.0)],
+         "restarts-exhausted", "as seen"),
+        ("training-failed",
+         [node(0, Reason.OUT_OF_MEMORY, "x", 2.0), node(2, Reason.RESTARTS_EXHAUSTED, "y")],
+         "restarts-exhausted", "as seen"),
         ("out-of-memory", [node(0, Reason.TRAINING_FAILED, "x")], "out-of-memory", "as seen"),
         ("disk-full", [node(2, Reason.DISK_FULL, "/x is full")], "disk-full", "node 2: /x is full"),
-        (
-            "training-failed",
-            [node(0, Reason.RESTARTS_EXHAUSTED, protocol.OTHERS_GO_ON)],
-            "training-failed",
-            "as seen",
-        ),
+        ("training-failed", [node(0, Reason.RESTARTS_EXHAUSTED, protocol.OTHERS_GO_ON)],
+         "training-failed", "as seen"),
     ],
-)
-def test_a_node_with_the_same_exit_code_knows_the_reason(
-    seen: str, nodes: list[NodeOutcome], reason: str, detail: str
-) -> None:
+)  # fmt: skip
+def test_a_node_with_the_same_exit_code_knows_the_reason(seen, nodes, reason, detail):
     for first in (FIRST, None) if len(nodes) < 2 else (FIRST,):
         told = decide_reason(replace(SEEN, reason=Reason(seen)), nodes, first)
         assert (told.reason, told.detail) == (reason, detail)
@@ -72,17 +60,11 @@ def test_a_node_with_the_same_exit_code_knows_the_reason(
         (1, "/venv/python: No module named trai", "x", "rank 3: No module named trai"),
         (1, "said: No module named trai", "x", ""),
         (1, "/venv/python: No module named trai; or", "x", ""),
-        (
-            1,
-            "/venv/python: Error while finding module specification for 'a.b'",
-            "x",
-            "rank 3: Error while finding module specification for 'a.b'",
-        ),
+        (1, "/venv/python: Error while finding module specification for 'a.b'", "x",
+         "rank 3: Error while finding module specification for 'a.b'"),
     ],
-)
-def test_what_the_user_has_to_correct_is_bad_input(
-    exit_code: int, last: str, log: str, told: str
-) -> None:
+)  # fmt: skip
+def test_what_the_user_has_to_correct_is_bad_input(exit_code, last, log, told):
     first = replace(FIRST, exit_code=exit_code, log=log, log_tail=("usage", last) if last else ())
     end = decide_reason(SEEN, (), first)
     expected = (Reason.BAD_INPUT, told) if told else (SEEN.reason, SEEN.detail)

@@ -190,9 +190,7 @@ def enrich(run: RunFolder) -> LaunchPlan:
     return plan
 
 
-def test_the_page_of_a_run_has_all_that_is_known_of_it(
-    run: RunFolder, expect_golden: Callable[[str, str], None]
-) -> None:
+def test_the_page_of_a_run_has_all_that_is_known_of_it(run, expect_golden):
     plan = enrich(run)
     write_outcome(run, plan, Outcome(reason=Reason.TRAINING_FAILED), SUBMITTED_AT + 25)
     told = report_run(run, SUBMITTED_AT + 9999)
@@ -204,7 +202,7 @@ def test_the_page_of_a_run_has_all_that_is_known_of_it(
     assert render_postmortem(told) == unescape(shown[1])
 
 
-def test_a_running_run_is_told_up_to_now(run: RunFolder) -> None:
+def test_a_running_run_is_told_up_to_now(run):
     run.write_launcher()
     (run.node_dir(1, 1) / protocol.OUTCOME_FILE).unlink()
     path = ledger_path(run.path, 1, 1)
@@ -215,7 +213,7 @@ def test_a_running_run_is_told_up_to_now(run: RunFolder) -> None:
     assert "digits-0a1b2c: running on local" in render_postmortem(told)
 
 
-def test_the_trainings_own_ledger_does_not_disturb(ended: RunFolder) -> None:
+def test_the_trainings_own_ledger_does_not_disturb(ended):
     before = report_run(ended, 0.0)
     folder = ended.path / protocol.LEDGER_DIR
     (folder / "training-0-0-0-0.jsonl").write_text('{"source": "training", "event": "step"}\n')
@@ -224,7 +222,7 @@ def test_the_trainings_own_ledger_does_not_disturb(ended: RunFolder) -> None:
     assert report_run(ended, 0.0) == before
 
 
-def test_a_long_timeline_is_cut_and_says_so(ended: RunFolder) -> None:
+def test_a_long_timeline_is_cut_and_says_so(ended):
     many = [(30 + i, "gpu-wait", {"waited_s": 1.0}) for i in range(TIMELINE_LINES)]
     write_ledger(ended, 1, 1, *many)
     text = render_postmortem(report_run(ended, 0.0))
@@ -232,9 +230,7 @@ def test_a_long_timeline_is_cut_and_says_so(ended: RunFolder) -> None:
     assert text.count("waited 1.0 s") == TIMELINE_LINES
 
 
-def test_a_run_under_plain_torchrun_is_told_with_what_there_is(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_a_run_under_plain_torchrun_is_told_with_what_there_is(tmp_path, make_plan):
     run = RunFolder(tmp_path / "digits-0a1b2c")
     plan = make_plan(nnodes=1, nproc_per_node=1, engine="torchrun")
     run.create(plan, "", SUBMITTED_AT)
@@ -246,9 +242,7 @@ def test_a_run_under_plain_torchrun_is_told_with_what_there_is(
     assert "timeline" not in text
 
 
-def test_the_command_prints_text_or_json(
-    ended: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_text_or_json(ended, capsys):
     root = str(ended.path.parent)
     assert run_command(["report", "digits", "--runs", root]) == 0
     assert "first failure: rank 1 on node 1" in capsys.readouterr().out
@@ -256,7 +250,7 @@ def test_the_command_prints_text_or_json(
     assert json.loads(capsys.readouterr().out)["reason"] == "restarts-exhausted"
 
 
-def test_a_run_that_never_started_is_told_as_such(tmp_path: Path, make_plan: MakePlan) -> None:
+def test_a_run_that_never_started_is_told_as_such(tmp_path, make_plan):
     run = RunFolder(tmp_path / "digits-0a1b2c")
     plan = make_plan(nnodes=2)
     run.create(plan, "", SUBMITTED_AT)
@@ -273,9 +267,7 @@ def test_a_run_that_never_started_is_told_as_such(tmp_path: Path, make_plan: Mak
     assert "  nodes: none was started\n" in text
 
 
-def test_starts_are_counted_from_the_ledger_where_no_worker_left_a_folder(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_starts_are_counted_from_the_ledger_where_no_worker_left_a_folder(tmp_path, make_plan):
     run = RunFolder(tmp_path / "digits-0a1b2c")
     plan = make_plan(nnodes=1)
     run.create(plan, "", SUBMITTED_AT)

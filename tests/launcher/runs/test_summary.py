@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +110,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Fields of the outcome, and what else the summary is given."""
 
 
-def test_each_ending_has_its_summary(expect_golden: Callable[[str, str], None]) -> None:
+def test_each_ending_has_its_summary(expect_golden):
     shown = []
     for name, (fields, given) in CASES.items():
         told = {"run_id": "digits-0a1b2c", "job": "digits", "target": "local", "finished_at": 12.5}
@@ -127,7 +127,7 @@ def test_each_ending_has_its_summary(expect_golden: Callable[[str, str], None]) 
     expect_golden("summaries.txt", "".join(shown))
 
 
-def test_an_outcome_is_read_back_as_it_was_written() -> None:
+def test_an_outcome_is_read_back_as_it_was_written():
     failure = report(rank(1, "ValueError: boom"), rank(0, "peer"), console_tail=("a", "b"))
     outcome = Outcome(
         run_id="x-1", job="x", target="local", reason=Reason.NODE_LOST, finished_at=1.0,

@@ -21,35 +21,21 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
         "torch 2.13.0, Python 3.11.9, code 0badc0de",
     ),
     ({"event": "rendezvous-began"}, "rendezvous began"),
-    (
-        {"event": "rendezvous-ended", "rank": 1, "world_size": 3},
-        "rendezvous: node rank 1, world of 3 nodes",
-    ),
-    (
-        {"event": "rendezvous-ended", "rank": 0, "world_size": 1},
-        "rendezvous: node rank 0, world of 1 node",
-    ),
-    (
-        {"event": "workers-started", "attempt": 0, "ranks": [1]},
-        "workers started (attempt 0, rank 1)",
-    ),
-    (
-        {"event": "workers-started", "attempt": 2, "ranks": [2, 3]},
-        "workers started (attempt 2, ranks 2, 3)",
-    ),
+    ({"event": "rendezvous-ended", "rank": 1, "world_size": 3},
+     "rendezvous: node rank 1, world of 3 nodes"),
+    ({"event": "rendezvous-ended", "rank": 0, "world_size": 1},
+     "rendezvous: node rank 0, world of 1 node"),
+    ({"event": "workers-started", "attempt": 0, "ranks": [1]},
+     "workers started (attempt 0, rank 1)"),
+    ({"event": "workers-started", "attempt": 2, "ranks": [2, 3]},
+     "workers started (attempt 2, ranks 2, 3)"),
     ({"event": "first-step"}, "first step"),
-    (
-        {"event": "worker-ended", "rank": 3, "exit_code": 1, "cause": "exit"},
-        "rank 3 ended: exit code 1",
-    ),
-    (
-        {"event": "worker-ended", "rank": 0, "exit_code": -9, "cause": "signal"},
-        "rank 0 ended: SIGKILL (9)",
-    ),
-    (
-        {"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
-        "rank 3 ended: SIGKILL (9) (hang)",
-    ),
+    ({"event": "worker-ended", "rank": 3, "exit_code": 1, "cause": "exit"},
+     "rank 3 ended: exit code 1"),
+    ({"event": "worker-ended", "rank": 0, "exit_code": -9, "cause": "signal"},
+     "rank 0 ended: SIGKILL (9)"),
+    ({"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
+     "rank 3 ended: SIGKILL (9) (hang)"),
     (
         {
             "event": "hang",
@@ -66,27 +52,22 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "restart", "cause": "lost-peer"}, "restart: lost-peer"),
     ({"event": "stop-requested", "reason": "preempted"}, "stop requested: preempted"),
     ({"event": "stop-acknowledged", "step": 120}, "stop acknowledged at step 120"),
-    (
-        {"event": "node-lost", "detail": "node 1 is lost: silent for 10.0 s"},
-        "node 1 is lost: silent for 10.0 s",
-    ),
+    ({"event": "node-lost", "detail": "node 1 is lost: silent for 10.0 s"},
+     "node 1 is lost: silent for 10.0 s"),
     ({"event": "store-lost"}, "store lost, starting again"),
-    (
-        {"event": "agent-ended", "reason": "completed", "exit_code": 0},
-        "agent ended: completed, exit code 0",
-    ),
-]
+    ({"event": "agent-ended", "reason": "completed", "exit_code": 0},
+     "agent ended: completed, exit code 0"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("event", "words"), SAMPLES)
-def test_events_are_told_in_words(event: dict[str, Any], words: str) -> None:
+def test_events_are_told_in_words(event, words):
     assert tell_event(event["event"], event) == words
 
 
-def test_every_event_of_the_contract_has_words() -> None:
+def test_every_event_of_the_contract_has_words():
     source = Path(protocol.__file__).read_text()
     listed = re.search(r"Events: (.*?)\.\"\"\"", source, re.DOTALL)
-    assert listed is not None
     names = re.sub(r"\(.*?\)", "", listed[1], flags=re.DOTALL)
     found = {name.strip() for name in names.split(",")}
     assert found == {event["event"] for event, _ in SAMPLES}
@@ -95,7 +76,7 @@ def test_every_event_of_the_contract_has_words() -> None:
 @pytest.mark.parametrize(
     "event", [{"event": "of-a-newer-agent"}, {"event": "hang"}, {"event": "restart", "x": 1}]
 )
-def test_what_is_not_understood_is_told_by_its_name(event: dict[str, Any]) -> None:
+def test_what_is_not_understood_is_told_by_its_name(event):
     assert tell_event(event["event"], event) == event["event"]
 
 
@@ -111,7 +92,7 @@ def at(event: str, seconds: float, node_index: int = 0) -> LedgerEvent:
     )
 
 
-def test_nodes_are_told_together_from_the_submission_on() -> None:
+def test_nodes_are_told_together_from_the_submission_on():
     ended = [
         replace(at("worker-ended", 11), values={"rank": 0, "exit_code": code, "cause": cause})
         for code, cause in ((1, "exit"), (0, "exit"), (-15, "terminated"))
@@ -143,19 +124,19 @@ LIFE = [
 ]
 
 
-def test_every_second_of_an_agent_belongs_to_one_phase() -> None:
+def test_every_second_of_an_agent_belongs_to_one_phase():
     events = [*LIFE, at("first-step", 20), at("agent-ended", 25)]
     phases = measure_phases(events, steps_seen=True, now=None)
     assert phases == {"starting": 7.0, "rendezvous": 3.0, "running": 15.0}
     assert sum(phases.values()) == 25
 
 
-def test_workers_that_never_tell_their_steps_count_as_running_from_their_start() -> None:
+def test_workers_that_never_tell_their_steps_count_as_running_from_their_start():
     phases = measure_phases([*LIFE[:4], at("agent-ended", 9)], steps_seen=False, now=None)
     assert phases == {"starting": 1.0, "rendezvous": 2.0, "running": 6.0}
 
 
-def test_a_node_that_runs_is_counted_up_to_now_and_a_killed_one_to_its_last_word() -> None:
+def test_a_node_that_runs_is_counted_up_to_now_and_a_killed_one_to_its_last_word():
     assert measure_phases(LIFE[:5], steps_seen=True, now=1010.0)["running"] == 3.0
     assert measure_phases(LIFE[:5], steps_seen=True, now=1006.0)["running"] == 0.0
     assert "running" not in measure_phases(LIFE[:5], steps_seen=True, now=None)

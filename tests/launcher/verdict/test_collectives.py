@@ -31,7 +31,14 @@ def trace(*entries: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"version": "2.10", "pg_config": {}, "entries": list(entries), **fields}
 
 
-def test_the_rank_that_has_not_entered_a_collective_is_named() -> None:
+def steps(*sizes: int) -> dict[str, Any]:
+    """A rank that made calls of these sizes and waits in the last."""
+    calls = [entry(seq, input_sizes=[[size]]) for seq, size in enumerate(sizes, 1)]
+    calls[-1]["retired"] = False
+    return trace(*calls)
+
+
+def test_the_rank_that_has_not_entered_a_collective_is_named():
     waits = trace(entry(811), entry(812, retired=False))
     found = join_recorders(
         {rank: trace(entry(811)) if rank == 5 else waits for rank in range(8)}, NOW
@@ -48,16 +55,16 @@ def test_the_rank_that_has_not_entered_a_collective_is_named() -> None:
     )
 
 
-def test_a_rank_that_has_entered_no_collective_yet_is_missing_too() -> None:
+def test_a_rank_that_has_entered_no_collective_yet_is_missing_too():
     (finding,) = join_recorders({0: trace(entry(1, retired=False)), 1: trace()}, NOW)
     assert finding.ranks == (1,)
 
 
-def test_a_rank_without_a_recorder_is_not_taken_for_missing() -> None:
+def test_a_rank_without_a_recorder_is_not_taken_for_missing():
     assert join_recorders({0: trace(entry(1, retired=False)), 1: {}}, NOW) == ()
 
 
-def test_ranks_in_different_collectives_are_told() -> None:
+def test_ranks_in_different_collectives_are_told():
     found = join_recorders(
         {0: trace(entry(40, retired=False)), 1: trace(entry(40, "broadcast", retired=False))}, NOW
     )
@@ -67,7 +74,7 @@ def test_ranks_in_different_collectives_are_told() -> None:
     )
 
 
-def test_where_ranks_stand_in_the_code_is_told_with_what_they_are_in() -> None:
+def test_where_ranks_stand_in_the_code_is_told_with_what_they_are_in():
     places = {0: "train.py:30", 1: "train.py:34"}
     calls = (entry(40, retired=False), entry(40, "barrier", retired=False))
     (finding,) = join_recorders(dict(enumerate(map(trace, calls))), NOW, places=places)
@@ -77,7 +84,7 @@ def test_where_ranks_stand_in_the_code_is_told_with_what_they_are_in() -> None:
     )
 
 
-def test_a_rank_that_had_ended_made_fewer_steps_where_the_others_repeat_themselves() -> None:
+def test_a_rank_that_had_ended_made_fewer_steps_where_the_others_repeat_themselves():
     def after(steps: int) -> list[tuple[str, tuple[int, ...]]]:
         calls = [entry(seq) for seq in range(1, steps)] + [entry(steps, retired=False)]
         found = join_recorders({0: trace(*calls)}, NOW, places={0: "train.py:8"}, left=(1,))
@@ -88,7 +95,7 @@ def test_a_rank_that_had_ended_made_fewer_steps_where_the_others_repeat_themselv
     assert after(1) == []
 
 
-def test_sizes_that_differ_are_told_with_the_ranks_that_have_them() -> None:
+def test_sizes_that_differ_are_told_with_the_ranks_that_have_them():
     def gathers(rank: int) -> dict[str, Any]:
         sizes = [[1000]] if rank == 7 else [[1024]]
         return trace(entry(17, "all_gather", retired=False, input_sizes=sizes))
@@ -98,33 +105,28 @@ def test_sizes_that_differ_are_told_with_the_ranks_that_have_them() -> None:
     assert finding.ranks == (7,)
 
 
-def test_the_first_difference_counts_where_later_ones_follow() -> None:
+def test_the_first_difference_counts_where_later_ones_follow():
     first = trace(entry(3, "broadcast"), entry(4, retired=False))
     second = trace(entry(3), entry(4, "all_gather", retired=False))
     (finding,) = join_recorders({0: first, 1: second, 2: second}, NOW)
     assert (finding.seq, finding.ranks) == (3, (0,))
 
 
-def test_a_rank_that_has_left_one_out_is_told_by_what_came_next_in_earlier_steps() -> None:
-    def steps(*sizes: int) -> dict[str, Any]:
-        calls = [entry(seq, input_sizes=[[size]]) for seq, size in enumerate(sizes, 1)]
-        calls[-1]["retired"] = False
-        return trace(*calls)
-
+def test_a_rank_that_has_left_one_out_is_told_by_what_came_next_in_earlier_steps():
     (finding,) = join_recorders({0: steps(8, 4, 8, 4, 8), 1: steps(8, 4, 8, 4, 4)}, NOW)
     assert finding.text == "rank 1 has left out all_reduce 5"
     (finding,) = join_recorders({0: steps(8, 4, 8, 4, 8), 1: steps(8, 4, 8, 4, 5)}, NOW)
     assert finding.kind == "sizes"
 
 
-def test_types_that_differ_are_told() -> None:
+def test_types_that_differ_are_told():
     traces = {
         r: trace(entry(3, retired=False, input_dtypes=[t])) for r, t in enumerate(("Float", "Long"))
     }
     assert join_recorders(traces, NOW)[0].text.endswith("Float on rank 0, Long on rank 1")
 
 
-def test_of_different_calls_the_rarer_one_is_blamed_and_the_rarest_kind_of_rank() -> None:
+def test_of_different_calls_the_rarer_one_is_blamed_and_the_rarest_kind_of_rank():
     usual = trace(entry(1), entry(2), entry(3, retired=False))
     odd = trace(entry(1), entry(2), entry(3, "barrier", retired=False, input_sizes=[]))
     for traces, ranks in (
@@ -145,7 +147,7 @@ def test_of_different_calls_the_rarer_one_is_blamed_and_the_rarest_kind_of_rank(
     )
 
 
-def test_the_size_of_what_is_awaited_is_told_by_shapes_and_types() -> None:
+def test_the_size_of_what_is_awaited_is_told_by_shapes_and_types():
     for sizes, dtypes, told in (
         ([[3, 2], [4]], ["Double", "Half"], "(56 bytes, group default)"),
         ([[3, 2], [4]], ["Unknown"], "(10 bytes, group default)"),
@@ -165,7 +167,7 @@ def test_the_size_of_what_is_awaited_is_told_by_shapes_and_types() -> None:
     assert join_recorders(dict(enumerate(gathered)), NOW) == (), "these may be of any size"
 
 
-def test_findings_come_with_the_gravest_first_and_each_group_waits_for_itself() -> None:
+def test_findings_come_with_the_gravest_first_and_each_group_waits_for_itself():
     def waits(group: str, seq: int, since_s: float, op: str = "all_reduce") -> dict[str, Any]:
         at = int((NOW - since_s) * 1e9)
         named = {"process_group": [group, "undefined"], "retired": False, "time_created_ns": at}
@@ -192,12 +194,7 @@ def test_findings_come_with_the_gravest_first_and_each_group_waits_for_itself() 
     assert join_recorders({0: odd, 1: trace()}, NOW) == (), "its members are not known"
 
 
-def test_a_step_shows_what_was_left_out_only_with_the_two_calls_before_it() -> None:
-    def steps(*sizes: int) -> dict[str, Any]:
-        calls = [entry(seq, input_sizes=[[size]]) for seq, size in enumerate(sizes, 1)]
-        calls[-1]["retired"] = False
-        return trace(*calls)
-
+def test_a_step_shows_what_was_left_out_only_with_the_two_calls_before_it():
     for one, other, kind in (
         ((1, 8, 4, 2, 8, 4, 2), (1, 8, 4, 2, 8, 4, 8), "missing"),
         ((4, 8, 4, 8), (4, 8, 4, 4), "sizes"),
@@ -215,7 +212,7 @@ def test_a_step_shows_what_was_left_out_only_with_the_two_calls_before_it() -> N
     assert finding.text == "ranks 1-2 have left out all_reduce 5 at a.py:1"
 
 
-def test_groups_are_joined_each_for_itself() -> None:
+def test_groups_are_joined_each_for_itself():
     named = {"process_group": ["1", "dp"], "retired": False}
     config = {"pg_config": {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1]"}}}
     waits = trace(entry(7), entry(9, **named), **config)
@@ -224,12 +221,12 @@ def test_groups_are_joined_each_for_itself() -> None:
     assert "rank 0 waits since 94 s" in found[0].text
 
 
-def test_ranks_that_only_just_wait_are_nothing_to_tell() -> None:
+def test_ranks_that_only_just_wait_are_nothing_to_tell():
     just = entry(8, retired=False, time_created_ns=int((NOW - 0.2) * 1e9))
     assert join_recorders({0: trace(just), 1: trace()}, NOW) == ()
 
 
-def test_what_has_lasted_as_long_as_the_limit_is_told() -> None:
+def test_what_has_lasted_as_long_as_the_limit_is_told():
     def found(since_s: float, waits_s: float, *, differs: bool) -> list[str]:
         at = int((NOW - since_s) * 1e9)
         waits = entry(8, retired=False, time_created_ns=at)
@@ -249,7 +246,7 @@ def test_what_has_lasted_as_long_as_the_limit_is_told() -> None:
         assert found(since_s, waits_s, differs=True) == different
 
 
-def test_what_is_no_trace_tells_nothing() -> None:
+def test_what_is_no_trace_tells_nothing():
     odd: list[dict[str, Any]] = [
         {"entries": "text"},
         {"entries": [1, None, {}, {"profiling_name": 3, "process_group": 4}]},
@@ -264,7 +261,7 @@ def paced(seqs: range, late_s: float, step_s: float = 1.0) -> dict[str, Any]:
     return trace(*(entry(seq, time_created_ns=int(ns)) for seq, ns in zip(seqs, at, strict=True)))
 
 
-def test_a_rank_for_which_the_others_wait_again_and_again_is_slow() -> None:
+def test_a_rank_for_which_the_others_wait_again_and_again_is_slow():
     # Recorders hold the last collectives, not the same ones everywhere.
     traces = {rank: paced(range(1 + rank, 41), 0.4 if rank == 2 else 0.01) for rank in range(4)}
     (finding,) = join_recorders(traces, NOW)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,7 @@ def tell(fault: Fault, told: Verdict, recordings: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_verdict_has_the_cause_and_the_node_of_its_fault(
-    kind: str, expect_golden: Callable[[str, str], None]
-) -> None:
+def test_each_verdict_has_the_cause_and_the_node_of_its_fault(kind, expect_golden):
     faults = [fault for fault in FAULTS if fault.made == kind]
     told = [(fault, decide_verdict(read_path(fault.recording))) for fault in faults]
     assert [fault.name for fault, verdict in told if not is_right(fault, verdict)] == []

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from launcher.agent.node.outcome import write_outcome
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
@@ -30,6 +28,7 @@ from launcher.verdict.log_line import LogLine
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
 from tests.faults.corpus import find_fault
+from tests.launcher.torchrun_report import report, worker
 
 TRACEBACK = """\
 [rank{rank}]: Traceback (most recent call last):
@@ -38,23 +37,14 @@ TRACEBACK = """\
 [rank{rank}]: {exception}
 """
 LOST_PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:54949."
-REPORT = """\
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-25_01:44:09
-  host      : n1
-  rank      : {rank} (local_rank: {rank})
-  exitcode  : {code} (pid: 31700) {signal}
-  error_file: <N/A>
-============================================================
-"""
 
 
 def traceback(rank: int, exception: str, call: str = "step()") -> str:
     return TRACEBACK.format(rank=rank, exception=exception, call=call)
+
+
+def judge(text: str) -> Verdict:
+    return decide_verdict(read_stdin(io.BytesIO(text.encode())))
 
 
 def ended_run(root: Path) -> RunFolder:
@@ -74,9 +64,7 @@ def verdict_of(run: RunFolder) -> Verdict:
     return decide_verdict(read_run(run))
 
 
-def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(
-    tmp_path: Path,
-) -> None:
+def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(tmp_path):
     told = verdict_of(ended_run(tmp_path))
     assert (told.cause, told.certainty) == (FailureCause.SCRIPT_ERROR, "certain")
     assert (told.node, told.rank, told.place) == (0, 1, "train.py:12")
@@ -85,21 +73,21 @@ def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(
 
 
 @pytest.mark.parametrize("fault", ["stopped-from-another-terminal", "slurm-time-limit"])
-def test_a_stop_is_told_also_where_the_run_left_no_outcome(fault: str, tmp_path: Path) -> None:
+def test_a_stop_is_told_also_where_the_run_left_no_outcome(fault, tmp_path):
     shutil.copytree(find_fault(fault).recording, tmp_path / fault)
     (tmp_path / fault / "outcome.json").unlink()
     told = decide_verdict(read_run(RunFolder(tmp_path / fault)))
     assert told.cause.value in (find_fault(fault).cause, *find_fault(fault).also)
 
 
-def test_an_empty_folder_has_a_verdict(tmp_path: Path) -> None:
+def test_an_empty_folder_has_a_verdict(tmp_path):
     told = verdict_of(RunFolder(tmp_path))
     assert (told.cause, told.certainty) == (FailureCause.UNKNOWN, "unclear")
     assert "no log of a worker or a node" in told.missing
 
 
 @pytest.mark.parametrize("name", ["plan.json", "outcome.json"])
-def test_a_file_of_an_older_version_counts_as_missing(tmp_path: Path, name: str) -> None:
+def test_a_file_of_an_older_version_counts_as_missing(tmp_path, name):
     run = ended_run(tmp_path)
     (run.path / name).write_text('{"schema": 0, "failure": 7}')
     told = verdict_of(run)
@@ -107,7 +95,7 @@ def test_a_file_of_an_older_version_counts_as_missing(tmp_path: Path, name: str)
     assert any(name in missing for missing in told.missing)
 
 
-def test_torn_ledgers_and_cut_files_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+def test_torn_ledgers_and_cut_files_are_read_as_far_as_they_go(tmp_path):
     run = ended_run(tmp_path)
     ledger = run.path / "ledger"
     ledger.mkdir()
@@ -119,7 +107,7 @@ def test_torn_ledgers_and_cut_files_are_read_as_far_as_they_go(tmp_path: Path) -
     assert verdict_of(run).cause is FailureCause.SCRIPT_ERROR
 
 
-def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path: Path) -> None:
+def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path):
     ledger = tmp_path / "run/ledger/agent-0-0.jsonl"
     ledger.parent.mkdir(parents=True)
     (tmp_path / "run/nodes/0/0").mkdir(parents=True)
@@ -132,9 +120,7 @@ def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path: Path) -> N
     assert "+3600 s" in told.what
 
 
-def test_code_that_is_not_the_same_on_all_nodes_is_named_before_what_it_leads_to(
-    tmp_path: Path,
-) -> None:
+def test_code_that_is_not_the_same_on_all_nodes_is_named_before_what_it_leads_to(tmp_path):
     (tmp_path / "run/ledger").mkdir(parents=True)
     for node in range(3):
         rank = tmp_path / f"run/nodes/{node}/0/attempt-0/rank-{node}"
@@ -151,7 +137,7 @@ def test_code_that_is_not_the_same_on_all_nodes_is_named_before_what_it_leads_to
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user")
-def test_a_file_that_may_not_be_read_is_told() -> None:
+def test_a_file_that_may_not_be_read_is_told():
     with tempfile.TemporaryDirectory() as root:
         run = ended_run(Path(root))
         Path(root).chmod(0o755)
@@ -165,7 +151,7 @@ def test_a_file_that_may_not_be_read_is_told() -> None:
     assert "nodes/0/0/attempt-0/rank-0/stderr: Permission denied" in told.missing
 
 
-def test_a_run_of_10_gb_is_judged_in_10_s_and_200_mb(tmp_path: Path) -> None:
+def test_a_run_of_10_gb_is_judged_in_10_s_and_200_mb(tmp_path):
     run = ended_run(tmp_path)
     log = run.path / "nodes/0/0/attempt-0/rank-1/stderr"
     line = b"step 1200 loss 2.31 error 0.01 lr 1e-4 time 0.3 s\n"
@@ -186,7 +172,7 @@ def test_a_run_of_10_gb_is_judged_in_10_s_and_200_mb(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60, "10 s on a machine that does nothing else"
 
 
-def test_what_was_not_read_of_a_long_log_is_told(tmp_path: Path) -> None:
+def test_what_was_not_read_of_a_long_log_is_told(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"x" * (20 << 20))
     told = decide_verdict(read_file(log))
@@ -197,9 +183,7 @@ def tell(run: RunFolder, node: int, incarnation: int, at: float, text: str) -> N
     tell_moment(run, node, incarnation, at=at, text=text)
 
 
-def test_what_was_said_of_nodes_counts_until_they_start_and_of_their_last_life(
-    tmp_path: Path,
-) -> None:
+def test_what_was_said_of_nodes_counts_until_they_start_and_of_their_last_life(tmp_path):
     run = RunFolder(tmp_path / "run")
     for place in ("0/0", "0/1", "1/0"):
         (run.path / "nodes" / place).mkdir(parents=True)
@@ -234,7 +218,7 @@ def test_what_was_said_of_nodes_counts_until_they_start_and_of_their_last_life(
     assert read_run(run).reason is Reason.STOP_REQUESTED
 
 
-def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path: Path) -> None:
+def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path):
     for reason, told in ((Reason.PREEMPTED, Reason.PREEMPTED), (Reason.NODE_LOST, None)):
         folder = tmp_path / reason / "nodes/1/0"
         folder.mkdir(parents=True)
@@ -245,8 +229,8 @@ def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path: Path
 
 
 def test_a_run_is_read_with_its_plan_its_settings_and_the_names_of_its_hosts(
-    tmp_path: Path, make_plan: Callable[..., LaunchPlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, make_plan, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     run, plan = RunFolder(tmp_path / "digits-0a1b2c"), make_plan(env={"HTTPS_PROXY": "x", "Y": "1"})
     run.create(plan, "", 9.0)
@@ -296,8 +280,8 @@ def test_a_run_is_read_with_its_plan_its_settings_and_the_names_of_its_hosts(
     ],
 )  # fmt: skip
 def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
-    script: str, said: str, told: str, tmp_path: Path, make_plan: Callable[..., LaunchPlan]
-) -> None:
+    script, said, told, tmp_path, make_plan
+):
     for name in (
         "src/kit/__init__.py",
         "src/one.py",
@@ -317,7 +301,7 @@ def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
     assert line.text == said + told
 
 
-def test_the_last_attempt_of_each_node_is_read(tmp_path: Path) -> None:
+def test_the_last_attempt_of_each_node_is_read(tmp_path):
     for node, life, attempt in ((0, 0, 5), (0, 1, 0), (0, 1, 2), (1, 0, 1)):
         folder = tmp_path / f"nodes/{node}/{life}/attempt-{attempt}/rank-{node}"
         folder.mkdir(parents=True)
@@ -328,9 +312,7 @@ def test_the_last_attempt_of_each_node_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_logs_are_read_within_their_share_and_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_are_read_within_their_share_and_their_time(tmp_path, monkeypatch):
     reading = LogReading(768)
     (tmp_path / "log").write_bytes(b"x" * (100 << 10))
     reading.read(tmp_path / "log", LogLine(file="log"))
@@ -350,9 +332,7 @@ def test_logs_are_read_within_their_share_and_their_time(
     assert few.missing() == ("2 of the files (reading ends after 6 s)",)
 
 
-def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(
-    expect_golden: Callable[[str, str], None],
-) -> None:
+def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(expect_golden):
     lines = tuple(LogLine(file="log", number=number, text=f"line {number}") for number in (0, 7))
     told = Verdict(
         subject="run-1", state="failed", reason=Reason.TRAINING_FAILED,
@@ -389,9 +369,7 @@ def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(
         ("failed", (), "unclear", "the logs that were read do not say why"),
     ],
 )
-def test_where_nothing_is_found_the_verdict_says_what_that_means(
-    state: str, missing: tuple[str, ...], certainty: str, what: str
-) -> None:
+def test_where_nothing_is_found_the_verdict_says_what_that_means(state, missing, certainty, what):
     survived = LogLine(text="KeyError: 'x'", raised=True, is_own=True, rank=1, node=0)
     lines = (survived,) if state == "succeeded" else ()
     told = decide_verdict(Evidence(subject="a", state=state, missing=missing, lines=lines))
@@ -402,24 +380,22 @@ def test_where_nothing_is_found_the_verdict_says_what_that_means(
 # -- torchrun -------------------------------------------------------------------------------------
 
 
-def test_torchruns_own_order_does_not_hide_the_rank_that_failed_by_itself() -> None:
+def test_torchruns_own_order_does_not_hide_the_rank_that_failed_by_itself():
     text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'")
-    text += REPORT.format(rank=0, code=1, signal="")
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    text += report(worker(0, 1))
+    told = judge(text)
     assert (told.cause, told.rank, told.place) == (FailureCause.SCRIPT_ERROR, 1, "train.py:12")
 
 
-def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
+def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt():
     text = (
         traceback(0, "KeyError: 'pixels'") + "[rank1]: OSError: [Errno 28] No space left on device"
     )
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    told = judge(text)
     assert told.certainty == "likely"
 
 
-def test_a_container_that_is_killed_over_and_over_is_told_while_the_run_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_container_that_is_killed_over_and_over_is_told_while_the_run_goes_on(tmp_path):
     run = RunFolder(tmp_path)
     for number in range(3):
         text = "container of run-1-worker-0 ended: exit code 137"
@@ -429,7 +405,7 @@ def test_a_container_that_is_killed_over_and_over_is_told_while_the_run_goes_on(
     assert "3 times with exit code 137" in told.what
 
 
-def test_a_node_without_room_is_not_why_another_one_failed() -> None:
+def test_a_node_without_room_is_not_why_another_one_failed():
     lines = (LogLine(file="pods", text="0/2 nodes are available: insufficient cpu", node=2),)
     end = WorkerEnd(
         attempt=0,
@@ -446,39 +422,37 @@ def test_a_node_without_room_is_not_why_another_one_failed() -> None:
     assert (told.cause, told.node) == (FailureCause.SCRIPT_ERROR, 0)
 
 
-def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt() -> None:
+def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt():
     said = "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"
-    one_side = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}".encode())))
-    both = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}\n[0/0] {said}".encode())))
+    one_side = judge(f"[1/4] {said}")
+    both = judge(f"[1/4] {said}\n[0/0] {said}")
     assert one_side.cause is both.cause is FailureCause.INFINIBAND_FAULT
     assert (one_side.certainty, both.certainty) == ("certain", "likely")
 
 
-def test_slurms_list_of_nodes_places_what_names_a_host() -> None:
+def test_slurms_list_of_nodes_places_what_names_a_host():
     text = "SLURM_JOB_NODELIST=cn[130-132]\nsrun: error: cn132: task 2: Out Of Memory\n"
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    told = judge(text)
     assert (told.cause, told.node) == (FailureCause.HOST_OUT_OF_MEMORY, 2)
     assert told.certainty == "likely"  # its node is by the list, and not by the line alone
 
 
-def test_a_node_that_another_line_tells_is_never_certain() -> None:
+def test_a_node_that_another_line_tells_is_never_certain():
     named = traceback(9, "KeyError: 'x'")
     for begun, node, certainty in (
         ("", 1, "certain"),  # each of its own lines names it
         ("[1/9] [rank9]: step 1 failed\n", 1, "likely"),
     ):
         text = begun + (named if begun else named.replace("[rank9]: ", "[1/9] [rank9]: "))
-        told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+        told = judge(text)
         assert (told.node, told.certainty) == (node, certainty)
 
 
-def test_a_cause_that_others_lead_to_is_never_certain() -> None:
+def test_a_cause_that_others_lead_to_is_never_certain():
     text = traceback(1, "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.")
-    told = decide_verdict(
-        read_stdin(io.BytesIO(f"node-1 kernel: oom_reaper: reaped process 42\n{text}".encode()))
-    )
+    told = judge(f"node-1 kernel: oom_reaper: reaped process 42\n{text}")
     assert told.cause is FailureCause.HOST_OUT_OF_MEMORY
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    told = judge(text)
     assert (told.cause, told.certainty) == (FailureCause.DATA_LOADER_WORKER_DIED, "likely")
 
 
@@ -490,9 +464,7 @@ def test_a_cause_that_others_lead_to_is_never_certain() -> None:
 @pytest.mark.parametrize(
     "fault", ["traceback-of-rank-9-in-the-report", "double-bit-error-on-host-n03"]
 )
-def test_what_a_viewer_puts_around_each_line_changes_no_verdict(
-    fault: str, begin: str, end: str, tmp_path: Path
-) -> None:
+def test_what_a_viewer_puts_around_each_line_changes_no_verdict(fault, begin, end, tmp_path):
     plain = find_fault(fault).recording
     seen = "".join(f"{begin}{line}{end}\n" for line in plain.read_text().splitlines())
     (tmp_path / plain.name).write_text(seen)
@@ -505,7 +477,7 @@ def test_what_a_viewer_puts_around_each_line_changes_no_verdict(
     )  # fmt: skip
 
 
-def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.log")
     (tmp_path / "train.log").write_text(traceback(0, "ValueError: bad"))
     assert decide_verdict(read_folder(tmp_path)).cause is FailureCause.SCRIPT_ERROR

@@ -14,16 +14,11 @@ from launcher.verdict.rules.all import judge_line
     ("cause", "text", "told"),
     [
         ("master-unreachable", "while trying to connect to (10.0.0.9, 29500).", "10.0.0.9 29500"),
-        (
-            "master-unreachable",
-            "failed to connect to [fd00::9]:29500 (errno: 113)",
-            "fd00::9 29500",
-        ),
-        (
-            "master-unreachable",
-            "[E1128 00:57:24.6 TCPStore.cpp:328] failed to connect to host gpu7:29511",
-            "nc -vz gpu7 29511",
-        ),
+        ("master-unreachable", "failed to connect to [fd00::9]:29500 (errno: 113)",
+         "fd00::9 29500"),
+        ("master-unreachable",
+         "[E1128 00:57:24.6 TCPStore.cpp:328] failed to connect to host gpu7:29511",
+         "nc -vz gpu7 29511"),
         ("firewall", "NCCL WARN Net : Connect to 10.0.0.7<43727> failed", "nc -vz 10.0.0.7 43727"),
         ("dns", "curl: (6) Could not resolve host: mirror.example", "getent hosts mirror.example"),
         ("dns", "HTTPSConnectionPool(host='hub.example', port=443)", "getent hosts hub.example"),
@@ -32,29 +27,22 @@ from launcher.verdict.rules.all import judge_line
         ("permission", "mkdir: cannot create '/ckpt': Permission denied", "namei -l /ckpt "),
         ("stopped-by-user", "", "--resume train-1"),
     ],
-)
-def test_a_fix_names_the_value_that_stands_in_the_line(cause: str, text: str, told: str) -> None:
+)  # fmt: skip
+def test_a_fix_names_the_value_that_stands_in_the_line(cause, text, told):
     assert told in fill_fix(FailureCause(cause).fix, text, RUN="train-1")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
     ("cause", "text", "told"),
     [
-        (
-            "container-start",
-            '0/1 nodes are available: persistentvolumeclaim "data" not found.',
-            "kubectl get pvc",
-        ),
-        (
-            "no-room",
-            "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.",
-            "correct nodeSelector",
-        ),
+        ("container-start", '0/1 nodes are available: persistentvolumeclaim "data" not found.',
+         "kubectl get pvc"),
+        ("no-room", "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.",
+         "correct nodeSelector"),
         ("bad-data", "OSError: [Errno 5] Input/output error: '/data/9.tar'", "dmesg -T"),
     ],
-)
-def test_a_rule_may_have_a_fix_of_its_own(cause: str, text: str, told: str) -> None:
+)  # fmt: skip
+def test_a_rule_may_have_a_fix_of_its_own(cause, text, told):
     found = judge_line(LogLine(text=text))
-    assert found is not None
     assert found.cause == cause
     assert told in found.fix

@@ -26,12 +26,12 @@ SAID = "RuntimeError: failed"
         ("ddp-1 trainer ", {"pod": "ddp-1"}),
     ],
 )
-def test_the_innermost_prefix_tells_who_wrote_a_line(prefix: str, named: dict[str, object]) -> None:
+def test_the_innermost_prefix_tells_who_wrote_a_line(prefix, named):
     assert split_prefix(prefix + SAID, frozenset({"gpu#", "node#-#", "ddp-#"})) == (SAID, named)
 
 
 @pytest.mark.parametrize("line", ["python3: No module named torch", "eth0: link down"])
-def test_a_word_that_begins_few_lines_is_no_host(line: str) -> None:
+def test_a_word_that_begins_few_lines_is_no_host(line):
     assert split_prefix(line) == (line, {})
 
 
@@ -59,13 +59,13 @@ def place(*lines: str, reports: tuple[str, ...] = ()) -> LogLine:
         ("error", {}),
     ],
 )
-def test_what_stands_in_a_line_tells_who_wrote_it(line: str, named: dict[str, object]) -> None:
+def test_what_stands_in_a_line_tells_who_wrote_it(line, named):
     text, found = split_prefix(line)
     assert found == named
     assert line.endswith(text)
 
 
-def test_names_of_one_form_that_begin_three_lines_are_hosts() -> None:
+def test_names_of_one_form_that_begin_three_lines_are_hosts():
     lines = [b"gpu1: a", b"gpu22: b", b"gpu3: c", b"cn1: d", b"cn2: e", b"python3: f"]
     pods = [b"web-0 trainer a", b"web-1 trainer b", b"2026-11-26T10:00:00Z web-2 trainer c"]
     assert find_hosts([*lines, *pods]) == {"gpu1", "gpu22", "gpu3", "web-0", "web-1", "web-2"}
@@ -82,7 +82,7 @@ def test_names_of_one_form_that_begin_three_lines_are_hosts() -> None:
         ("node-1a", None),
     ],
 )
-def test_a_files_name_gives_its_node(file: str, node: int | None) -> None:
+def test_a_files_name_gives_its_node(file, node):
     assert node_in(file) == node
 
 
@@ -120,14 +120,12 @@ def test_a_files_name_gives_its_node(file: str, node: int | None) -> None:
         (["Data for node: x Num procs: 4", f"[rank5]: {SAID}"], 1, 5),
     ],
 )  # fmt: skip
-def test_nodes_and_ranks_are_learned_from_other_lines(
-    lines: list[str], node: int | None, rank: int | None
-) -> None:
+def test_nodes_and_ranks_are_learned_from_other_lines(lines, node, rank):
     told = place(*lines)
     assert (told.node, told.rank) == (node, rank)
 
 
-def test_known_hosts_place_files_and_lines_and_are_never_inferred() -> None:
+def test_known_hosts_place_files_and_lines_and_are_never_inferred():
     lines = [
         LogLine(file="logs/cn-b.out", text="error"),
         LogLine(file="x", text="error on cn-a.lab.org"),
@@ -143,7 +141,7 @@ def test_known_hosts_place_files_and_lines_and_are_never_inferred() -> None:
     assert placed[-1].rank == 1
 
 
-def test_where_each_file_is_of_one_node_the_numbers_of_all_hosts_are_nodes() -> None:
+def test_where_each_file_is_of_one_node_the_numbers_of_all_hosts_are_nodes():
     def nodes(*numbers: int, by_file: bool = True) -> list[int | None]:
         lines = [LogLine(file=f"{n}", text="error", host=f"gpu{n}a7") for n in numbers]
         return [one.node for one in name_nodes(lines, by_file=by_file)]
@@ -157,7 +155,7 @@ def test_where_each_file_is_of_one_node_the_numbers_of_all_hosts_are_nodes() -> 
     assert nodes(1) == [None]
 
 
-def test_reports_of_several_nodes_give_the_number_of_workers_on_each() -> None:
+def test_reports_of_several_nodes_give_the_number_of_workers_on_each():
     def report(host: str, rank: int, local: int) -> str:
         return f"  host      : {host}\n  rank      : {rank} (local_rank: {local})\n"
 
@@ -174,26 +172,26 @@ def test_reports_of_several_nodes_give_the_number_of_workers_on_each() -> None:
         assert place(f"[{host}:12] {SAID}", reports=reports).node == node, both
 
 
-def test_hosts_have_the_nodes_of_their_ranks_and_not_of_their_names() -> None:
+def test_hosts_have_the_nodes_of_their_ranks_and_not_of_their_names():
     said = "NCCL INFO comm 0x5 rank {} nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"
     ranks = [f"n17:9:9 [0] {said.format(0)}", f"n03:9:9 [0] {said.format(8)}"]
     assert place(*ranks, "Mar  2 01:02:03 n03 kernel: NVRM: Xid 79, lost").node == 1
 
 
-def test_a_local_rank_is_a_rank_where_torchruns_report_tells_of_both() -> None:
+def test_a_local_rank_is_a_rank_where_torchruns_report_tells_of_both():
     report = "  host      : gpu-b\n  rank      : 6 (local_rank: 2)\n"
     told = place(f"[default2]:{SAID}", reports=(report,))
     assert (told.node, told.rank) == (1, 6)
 
 
-def test_hosts_that_nothing_places_have_the_nodes_of_their_numbers() -> None:
+def test_hosts_that_nothing_places_have_the_nodes_of_their_numbers():
     begun = [f"gpu{number}: exit of a step" for number in (1, 2, 3)]
     told = place(*begun, f"gpu3: {SAID}")
     assert (told.node, told.is_inferred) == (2, True)
     assert place(*(line.replace("gpu", "cn4") for line in begun), f"cn43: {SAID}").node is None
 
 
-def test_a_host_is_the_same_with_and_without_its_domain() -> None:
+def test_a_host_is_the_same_with_and_without_its_domain():
     report = "  host      : gpu-b.lab.org\n  rank      : 6 (local_rank: 2)\n"
     said = "Mar  2 01:02:03 gpu-b kernel: NVRM: Xid 79, lost"
     assert place(said, reports=(report,)).node == 1

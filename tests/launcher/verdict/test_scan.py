@@ -31,7 +31,7 @@ def told(text: str, place: LogLine = PLACE) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_an_exception_is_told_with_the_innermost_line_of_the_users_own_code() -> None:
+def test_an_exception_is_told_with_the_innermost_line_of_the_users_own_code():
     assert told(f"a\n{TRACE}KeyError: 'x'\nb") == [(7, "KeyError: 'x'", "train.py:12", False, True)]
     own = TRACE.replace("/venv/lib/python3.11/site-packages/torch/nn.py", "/code/net.py")
     assert told(f"{own}KeyError: 'x'") == [(6, "KeyError: 'x'", "net.py:7", True, True)]
@@ -62,12 +62,12 @@ def test_an_exception_is_told_with_the_innermost_line_of_the_users_own_code() ->
         (f"Exception in thread Thread-1:\n{TRACE}OSError: a\n", [True, False]),
     ],
 )  # fmt: skip
-def test_an_exception_beside_the_main_thread_is_marked(begin: str, sides: list[bool]) -> None:
+def test_an_exception_beside_the_main_thread_is_marked(begin, sides):
     found = find_telling(f"{begin}{TRACE}KeyError: 'x'".encode().split(b"\n"), PLACE)
     assert [one.is_side for one in found if one.raised] == sides
 
 
-def test_of_lines_that_differ_only_in_numbers_the_first_is_told() -> None:
+def test_of_lines_that_differ_only_in_numbers_the_first_is_told():
     lines = ["step 1 failed", "step 2 failed", "nothing here", "n1 failed", "n2 failed"]
     lines += ["frame #1: failed", f"error {'x' * 3000}", "caught in DataLoader worker process 1."]
     found = told("\n".join(lines))
@@ -79,7 +79,7 @@ def test_of_lines_that_differ_only_in_numbers_the_first_is_told() -> None:
     ]
 
 
-def test_a_line_has_its_own_time_and_an_exception_that_of_a_line_shortly_before() -> None:
+def test_a_line_has_its_own_time_and_an_exception_that_of_a_line_shortly_before():
     at = 1_700_000_000.0
     begun = "2023-11-14 22:13:20 error: a"
     for gap, said_at in ((0, at), (22, at), (23, 0.0)):
@@ -102,11 +102,11 @@ def test_a_line_has_its_own_time_and_an_exception_that_of_a_line_shortly_before(
         ("no time", 0.0),
     ],
 )
-def test_a_time_is_read_as_utc(text: str, at: float) -> None:
+def test_a_time_is_read_as_utc(text, at):
     assert read_time(text) == at
 
 
-def test_a_pod_is_named_by_the_line_or_by_the_description_around_it() -> None:
+def test_a_pod_is_named_by_the_line_or_by_the_description_around_it():
     lines = [
         "Name: bert-1",
         "error: a",
@@ -143,7 +143,7 @@ class Pipe(io.RawIOBase):
         return self.chunks.pop(0) if self.chunks else b""
 
 
-def test_of_a_text_its_start_and_its_end_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_text_its_start_and_its_end_are_read(monkeypatch):
     monkeypatch.setattr(scan, "HEAD_BYTES", 4)
     monkeypatch.setattr(scan, "TAIL_BYTES", 6)
     text = b"abcdefghijklmnopqrstuvwxyz"
@@ -165,7 +165,7 @@ def test_of_a_text_its_start_and_its_end_are_read(monkeypatch: pytest.MonkeyPatc
         assert len(tail) == {1: 8, 7: 11, 13: 6}.get(size, 0)
 
 
-def test_what_stands_at_a_texts_start_and_end_is_told_once() -> None:
+def test_what_stands_at_a_texts_start_and_end_is_told_once():
     head = b"gpu1: error: a\ngpu2: b\ngpu3: error: c"
     tail = b"cut error: d\ngpu1: error: a\ngpu2: error: e"
     found = [(one.number, one.host, one.text) for one in tell_both(head, tail, PLACE)]
@@ -182,6 +182,6 @@ def test_what_stands_at_a_texts_start_and_end_is_told_once() -> None:
     assert (len(kept), kept[999].number, kept[1000].number) == (2000, 1000, 2001)
 
 
-def test_a_viewers_colours_and_carriage_returns_are_no_part_of_a_line() -> None:
+def test_a_viewers_colours_and_carriage_returns_are_no_part_of_a_line():
     assert strip_colours(b"\x1b[31ma\x1b[0m\r\nb\rc\r\n") == b"a\nb\rc\n"
     assert strip_colours(b"a\rb\r") == b"a\rb\r"

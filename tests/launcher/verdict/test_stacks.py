@@ -25,7 +25,7 @@ def stacks(rank: int, *frames: Frame, others: tuple[ThreadStack, ...] = ()) -> R
     return RankStacks(rank=rank, pid=rank, taken_by="py-spy", threads=(main, *others))
 
 
-def test_ranks_that_stand_at_the_same_place_are_one_group() -> None:
+def test_ranks_that_stand_at_the_same_place_are_one_group():
     found = merge_stacks(stacks(rank, *(LOADS if rank == 3 else REDUCES)) for rank in range(8))
     assert [group.ranks for group in found] == [(0, 1, 2, 4, 5, 6, 7), (3,)]
     first, second = (render_group(group).splitlines()[0] for group in found)
@@ -33,12 +33,12 @@ def test_ranks_that_stand_at_the_same_place_are_one_group() -> None:
     assert second == "rank 3: get <- dataloader.py:412 <- train.py:61"
 
 
-def test_the_same_script_in_another_folder_is_the_same_place() -> None:
+def test_the_same_script_in_another_folder_is_the_same_place():
     there = (*REDUCES[:2], Frame(function="main", file="/scratch/b/train.py", line=88))
     assert len(merge_stacks([stacks(0, *REDUCES), stacks(1, *there)])) == 1
 
 
-def test_other_threads_are_shown_after_the_main_ones_and_only_where_asked() -> None:
+def test_other_threads_are_shown_after_the_main_ones_and_only_where_asked():
     pin = ThreadStack(name="pin", frames=LOADS)
     found = [stacks(0, *REDUCES, others=(pin,)), stacks(1, *REDUCES, others=(pin, pin))]
     assert [group.is_main for group in merge_stacks(found)] == [True]
@@ -56,11 +56,11 @@ def test_other_threads_are_shown_after_the_main_ones_and_only_where_asked() -> N
         ((5, 0, 1, 2), "ranks 0-2, 5"),
     ],
 )
-def test_ranks_are_named_by_their_ranges(ranks: tuple[int, ...], words: str) -> None:
+def test_ranks_are_named_by_their_ranges(ranks, words):
     assert name_ranks(ranks) == words
 
 
-def test_a_group_is_told_by_its_newest_calls_and_few_of_the_library() -> None:
+def test_a_group_is_told_by_its_newest_calls_and_few_of_the_library():
     own = tuple(Frame(function=f"f{n}", file="/home/a/train.py", line=n) for n in range(30))
     c_call = Frame(function="poll", file="libc.so")
     for frames, told in (
@@ -79,7 +79,7 @@ def test_a_group_is_told_by_its_newest_calls_and_few_of_the_library() -> None:
         assert render_group(group).splitlines() == [f"rank 4: {shorten(own)}", *shown, *more]
 
 
-def test_groups_come_with_main_threads_and_large_ones_first() -> None:
+def test_groups_come_with_main_threads_and_large_ones_first():
     nameless = ThreadStack(frames=LOADS)
     pin, put = (ThreadStack(name=name, frames=LOADS) for name in ("pin", "a"))
     main = ThreadStack(name="other name", is_main=True, frames=LOADS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,34 +10,10 @@ import pytest
 from launcher.contract.worker_end import WorkerEnd
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import decide_verdict
+from tests.launcher.torchrun_report import report, worker
 
-FAILED = """\
-train.py FAILED
-------------------------------------------------------------
-Failures:
-{failures}
-------------------------------------------------------------
-Root Cause (first observed failure):
-{root}
-============================================================
-"""
-WORKER = """\
-[0]:
-  time      : 2026-11-25_01:44:09
-  host      : n1
-  rank      : {rank} (local_rank: {local})
-  exitcode  : {code} (pid: 31700)
-"""
 RAISED = "[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: {exception}\n"
 PEER = "RuntimeError: Connection closed by peer [10.0.0.2]:5"
-
-
-def worker(rank: int, code: int, local: int | None = None) -> str:
-    return WORKER.format(rank=rank, local=rank if local is None else local, code=code)
-
-
-def report(root: str, *others: str) -> str:
-    return FAILED.format(root=root, failures="\n".join(others))
 
 
 def ends(text: str) -> list[tuple[Any, ...]]:
@@ -88,13 +63,11 @@ def ends(text: str) -> list[tuple[Any, ...]]:
         (report(worker(13, 1, 2)), [(13, 2, 1, 1, "exit", "exit code 1")]),
     ],
 )  # fmt: skip
-def test_workers_ends_are_read_from_reports_and_from_what_they_raised(
-    text: str, told: list[tuple[Any, ...]]
-) -> None:
+def test_workers_ends_are_read_from_reports_and_from_what_they_raised(text, told):
     assert ends(text) == told
 
 
-def test_a_folders_files_belong_to_those_that_their_names_give(tmp_path: Path) -> None:
+def test_a_folders_files_belong_to_those_that_their_names_give(tmp_path):
     said = {
         "node-2/out.log": {"node": 2, "host": "node-2"},
         "rank_5.txt": {"rank": 5},
@@ -146,12 +119,12 @@ def test_a_folders_files_belong_to_those_that_their_names_give(tmp_path: Path) -
          None),
     ],
 )  # fmt: skip
-def test_a_log_is_of_one_node_if_it_names_one_and_no_second(text: str, only: int | None) -> None:
+def test_a_log_is_of_one_node_if_it_names_one_and_no_second(text, only):
     evidence = read_stdin(io.BytesIO(text.encode()))
     assert (evidence.only_node, evidence.is_placed) == (only, False)
 
 
-def test_a_peer_that_closed_on_the_same_machine_has_left() -> None:
+def test_a_peer_that_closed_on_the_same_machine_has_left():
     left = "a rank that the others still needed has ended without an error"
     for peer, told in (("10.0.0.2", False), ("127.0.0.1", True), ("::1", True)):
         text = RAISED.format(rank=0, exception=PEER.replace("10.0.0.2", peer))
@@ -161,14 +134,14 @@ def test_a_peer_that_closed_on_the_same_machine_has_left() -> None:
     assert left not in {line.text for line in read_stdin(io.BytesIO(both.encode())).lines}
 
 
-def test_ranks_of_rank_0s_agent_are_on_node_0() -> None:
+def test_ranks_of_rank_0s_agent_are_on_node_0():
     agent = "E1125 01:02:03.123000 42 torch/distributed/x] error"
     raised = [RAISED.format(rank=rank, exception=f"KeyError: {rank}") for rank in (0, 9)]
     for text, nodes in ((agent + "\n" + "".join(raised), {0}), (agent + "\n" + raised[1], {None})):
         assert {line.node for line in read_stdin(io.BytesIO(text.encode())).lines} == nodes
 
 
-def test_a_file_that_is_gone_is_missing(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_missing(tmp_path):
     (tmp_path / "log").write_text("error: a\n")
     assert read_file(tmp_path / "log").lines[0].file == "log"
     evidence = read_file(tmp_path / "none")

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from launcher.verdict.cause import FailureCause
-from tests.launcher.runner import PREFIX, Runner
+from tests.launcher.runner import PREFIX
 from tests.programs import run_program
 
 TWO = PREFIX.replace("nproc_per_node: 1", "nproc_per_node: 2")
-
-
 LOCAL = ("run", "job.yaml", "--on", "local")
-
-
 ONE_RAISES = """\
 import os, time; os.environ["RANK"] == "0" and open("up", "w")
 while os.environ["RANK"] == "1":
     if os.path.exists("up"): open("/data/nowhere/train.bin")
 time.sleep(60)
 """
-
-
 """Rank 1, once rank 0 has begun."""
 
 
@@ -29,7 +21,7 @@ def last_line(text: str) -> str:
     return text.rstrip("\n").splitlines()[-1]
 
 
-def test_the_last_line_of_a_failed_run_is_its_verdict(launcher: Runner) -> None:
+def test_the_last_line_of_a_failed_run_is_its_verdict_and_why_tells_what_fell_with_it(launcher):
     launcher.write(ONE_RAISES, TWO)
     done = launcher(*LOCAL)
     told = "missing-file (certain), rank 1 on node 0, train.py:3; fix: name a path that every node"
@@ -37,11 +29,6 @@ def test_the_last_line_of_a_failed_run_is_its_verdict(launcher: Runner) -> None:
     assert last_line(done.stderr).startswith(f"  why          {told}; ")
     assert launcher.outcome["verdict"] == told
     assert told in launcher("status").stdout
-
-
-def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher: Runner) -> None:
-    launcher.write(ONE_RAISES, TWO)
-    launcher(*LOCAL)
     headline, where, fix, fell = launcher("why").stdout.splitlines()
     assert "missing-file, certain: FileNotFoundError: [Errno 2]" in headline
     assert where == "  where: rank 1 on node 0, train.py:3"
@@ -51,7 +38,7 @@ def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher: Ru
     assert "rank-1/error.json:5: FileNotFoundError" in launcher("why", "--evidence").stdout
 
 
-def test_the_fix_of_an_import_names_what_lies_in_the_folder(launcher: Runner) -> None:
+def test_the_fix_of_an_import_names_what_lies_in_the_folder(launcher):
     package = launcher.folder / "src" / "toolkit"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -67,9 +54,7 @@ def test_the_fix_of_an_import_names_what_lies_in_the_folder(launcher: Runner) ->
     assert "fix: from the folder above the package: -m toolkit.net;" in said
 
 
-def test_what_a_side_thread_raised_is_not_why_its_process_ended_by_itself(
-    launcher: Runner,
-) -> None:
+def test_what_a_side_thread_raised_is_not_why_its_process_ended_by_itself(launcher):
     launcher.write(
         """\
 import sys, threading
@@ -87,14 +72,13 @@ sys.exit(3)
     assert where == "  where: rank 0 on node 0"
 
 
-def test_a_log_on_stdin_is_judged_when_its_writer_ends(launcher: Runner) -> None:
+def test_a_log_on_stdin_is_judged_when_its_writer_ends(launcher):
     text = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
     asked = launcher.argv("why", "-")
     done = run_program(asked, input=text, cwd=launcher.folder, check=True)
     assert done.stdout.startswith(f"stdin: {FailureCause.WRONG_ARCHITECTURE}, likely: RuntimeError")
 
 
-def test_a_word_that_is_no_run_and_no_path_is_refused(launcher: Runner, tmp_path: Path) -> None:
-    done = launcher("why", "nothing-here")
-    assert done.returncode == 2
-    assert "error: no run 'nothing-here'" in done.stderr
+def test_a_word_that_is_no_run_and_no_path_is_refused(launcher, tmp_path):
+    told = launcher.fails(2, "why", "nothing-here")
+    assert "error: no run 'nothing-here'" in told

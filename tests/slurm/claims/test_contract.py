@@ -15,5 +15,5 @@ class TestArray(TargetContract):
     def bench(self, typist: Typist) -> Bench:
         return Bench(name="slurm", launcher=typist, job=JOB)
 
-    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench: Bench) -> None:
+    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench):
         super().test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(bench)

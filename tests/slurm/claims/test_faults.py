@@ -8,16 +8,14 @@ import signal
 
 import pytest
 
-from tests.slurm.typist import ALLOCATION, Typist
+from tests.slurm.typist import ALLOCATION
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
 ELASTIC = "nnodes: 1:2\n"
 
 
-def test_a_job_that_was_submitted_and_not_recorded_is_found_by_its_comment(typist: Typist) -> None:
+def test_a_job_that_was_submitted_and_not_recorded_is_found_by_its_comment(typist):
     """As after a launcher that was killed between sbatch's answer and its own note of it."""
     typist.write("pass", "name: tiny\nslurm: {extra: [--begin=now+1hour]}\n")
     assert typist("run", "job.yaml", "--on", "slurm", "--detach").returncode == 0
@@ -33,7 +31,7 @@ def test_a_job_that_was_submitted_and_not_recorded_is_found_by_its_comment(typis
     assert (stopped.returncode, typist.cluster.queue()) == (0, []), stopped.stderr
 
 
-def test_a_run_whose_launcher_was_killed_is_found_followed_and_stopped(typist: Typist) -> None:
+def test_a_run_whose_launcher_was_killed_is_found_followed_and_stopped(typist):
     run_id = typist.start_seen(ELASTIC + ALLOCATION, 2)
     typist.started[-1].send_signal(signal.SIGKILL)
     typist.started[-1].wait(10)

@@ -15,8 +15,6 @@ from tests.slurm.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
-
-
 LIMIT_S = 120
 
 
@@ -67,7 +65,7 @@ def site(tmp_path: Path, cluster: Cluster) -> Iterator[Site]:
     wait_until(lambda: not cluster.left())
 
 
-def test_nodes_that_srun_starts_form_a_group(site: Site, cluster: Cluster) -> None:
+def test_nodes_that_srun_starts_form_a_group(site, cluster):
     site.launcher.write(SUM, JOB)
     code, out, err = site.finish(
         "srun", "--nodes=2", "--ntasks-per-node=1", "./launcher", "node", "job.yaml"
@@ -83,7 +81,7 @@ def test_nodes_that_srun_starts_form_a_group(site: Site, cluster: Cluster) -> No
     assert f"{run_id}: succeeded on starter" in site.launcher("status").stdout
 
 
-def test_several_tasks_on_a_node_are_an_error(site: Site, cluster: Cluster) -> None:
+def test_several_tasks_on_a_node_are_an_error(site, cluster):
     site.launcher.write(SUM, JOB)
     code, _, err = site.finish("srun", "--nodes=1", "--ntasks=2", "./launcher", "node", "job.yaml")
     assert (code, "srun started 2 processes on this node" in err) == (2, True), err
@@ -91,9 +89,7 @@ def test_several_tasks_on_a_node_are_an_error(site: Site, cluster: Cluster) -> N
     assert (code, "srun started this command 2 times" in err) == (2, True), err
 
 
-def test_run_in_an_allocation_uses_its_nodes_and_submits_nothing(
-    site: Site, cluster: Cluster
-) -> None:
+def test_run_in_an_allocation_uses_its_nodes_and_submits_nothing(site, cluster):
     site.launcher.write(SUM, JOB)
     runs = ("./launcher run job.yaml", "./launcher run job.yaml --nnodes 1 --set slurm.time=5")
     lines = "; ".join((*runs, "./launcher run job.yaml --nnodes 3"))

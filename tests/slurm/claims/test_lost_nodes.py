@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.slurm.cluster import Cluster
@@ -11,12 +9,10 @@ from tests.slurm.typist import ALLOCATION, ARRAY, Typist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
 ELASTIC = "nnodes: 1:2\n"
 
 
-def test_an_allocation_goes_on_without_a_lost_node_before_slurm_notices(typist: Typist) -> None:
+def test_an_allocation_goes_on_without_a_lost_node_before_slurm_notices(typist):
     typist.start_seen(ELASTIC + ALLOCATION, 2)
     _, second = typist.node_of(f"{typist.job}.0")
     typist.forget_seen()
@@ -32,7 +28,7 @@ def test_an_allocation_goes_on_without_a_lost_node_before_slurm_notices(typist: 
 
 
 @pytest.mark.parametrize("kind", ["array", "allocation"])
-def test_a_lost_node_is_replaced_within_less_than_two_minutes(tmp_path: Path, kind: str) -> None:
+def test_a_lost_node_is_replaced_within_less_than_two_minutes(tmp_path, kind):
     """A cluster of its own, as Slurm has it where nothing is set: others here hold back for 5 s."""
     cluster = Cluster(held_back_s=120)
     typist = Typist(tmp_path, cluster)

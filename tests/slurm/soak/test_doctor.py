@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from launcher.doctor.finding import Status, is_fit
 from launcher.job.spec import JobSpec
 from launcher.targets.slurm.doctor import diagnose_slurm
-from tests.slurm.cluster import Cluster
-from tests.slurm.test_doctor import Diagnose, diagnose
+from tests.slurm.test_doctor import diagnose
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
 
-def test_the_test_job_tells_what_a_node_sees_and_what_it_lacks(
-    cluster: Cluster, diagnose: Diagnose
-) -> None:
+def test_the_test_job_tells_what_a_node_sees_and_what_it_lacks(cluster, diagnose):
     found = diagnose(ask_nodes=True)
     assert is_fit(list(found.values())), found
     assert "torch" in found["python, torch"].found
@@ -28,16 +23,14 @@ def test_the_test_job_tells_what_a_node_sees_and_what_it_lacks(
     cluster.wait_idle()
 
 
-def test_a_controller_that_is_away_ends_the_diagnosis(cluster: Cluster, diagnose: Diagnose) -> None:
+def test_a_controller_that_is_away_ends_the_diagnosis(cluster, diagnose):
     cluster.stop_controller()
     found = diagnose()
     assert list(found) == ["client", "slurmctld"]
     assert found["slurmctld"].found.endswith("is DOWN")
 
 
-def test_a_test_job_that_does_not_start_is_taken_back(
-    cluster: Cluster, diagnose: Diagnose, tmp_path: Path
-) -> None:
+def test_a_test_job_that_does_not_start_is_taken_back(cluster, diagnose, tmp_path):
     held = cluster.submit("--nodes=3", "--exclusive", script="sleep 300")
     wait_until(lambda: cluster.state(held) == "RUNNING")
     spec = JobSpec.model_validate(

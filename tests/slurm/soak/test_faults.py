@@ -5,25 +5,20 @@ from __future__ import annotations
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.disks import mounted
 from tests.slurm.claims.test_faults import ELASTIC
-from tests.slurm.typist import ALLOCATION, ARRAY, PREFIX, Typist
+from tests.slurm.typist import ALLOCATION, ARRAY, PREFIX
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
 LOOK_S = 10.0
-
-
 AWAY = "the run goes on"
 
 
-def test_a_run_ends_well_while_the_controller_is_away(typist: Typist) -> None:
+def test_a_run_ends_well_while_the_controller_is_away(typist):
     typist.start_seen(ELASTIC + ARRAY, 2)
     typist.cluster.stop_controller()
     typist.wait_said(AWAY)
@@ -34,14 +29,13 @@ def test_a_run_ends_well_while_the_controller_is_away(typist: Typist) -> None:
     typist.cluster.wait_idle()
 
 
-def test_a_failing_line_of_the_setup_is_told_where_the_run_fails(typist: Typist) -> None:
+def test_a_failing_line_of_the_setup_is_told_where_the_run_fails(typist):
     typist.write("raise SystemExit(3)", "slurm: {setup: [no-such-module load cuda]}\n" + PREFIX)
-    done = typist("run", "job.yaml", "--on", "slurm")
-    assert done.returncode == 1
-    assert re.search(r"\d+\.log has: .*no-such-module: command not found", done.stderr), done.stderr
+    told = typist.fails(1, "run", "job.yaml", "--on", "slurm")
+    assert re.search(r"\d+\.log has: .*no-such-module: command not found", told), told
 
 
-def test_in_steady_state_slurm_is_asked_every_ten_seconds_at_most(typist: Typist) -> None:
+def test_in_steady_state_slurm_is_asked_every_ten_seconds_at_most(typist):
     typist.start_seen("nnodes: 1:3\n" + ARRAY, 3)
     wait_until(lambda: typist.cluster.calls["squeue"] >= 2)  # the first look comes earlier
     typist.cluster.clear_calls()
@@ -57,7 +51,7 @@ def test_in_steady_state_slurm_is_asked_every_ten_seconds_at_most(typist: Typist
     assert len(typist.cluster.call_lines()) <= len(lines) + 2, typist.cluster.call_lines()
 
 
-def test_an_srun_that_starts_nothing_is_ended_by_stop(typist: Typist) -> None:
+def test_an_srun_that_starts_nothing_is_ended_by_stop(typist):
     own = typist.folder / "before/srun"
     own.parent.mkdir()
     own.write_text('#!/bin/bash\ntouch "$SLURM_SUBMIT_DIR/hangs"; exec sleep 1000\n')
@@ -67,8 +61,7 @@ def test_an_srun_that_starts_nothing_is_ended_by_stop(typist: Typist) -> None:
     typist.start("run", "job.yaml", "--on", "slurm")
     wait_until((typist.folder / "hangs").exists)
     (run_id,) = typist.run_ids()
-    stopped = typist("stop", run_id)
-    assert stopped.returncode == 0, stopped.stderr
+    typist.well("stop", run_id)
     assert typist.finish()[0] == 143
     typist.cluster.wait_idle()
 
@@ -84,7 +77,7 @@ time.sleep(600)
 
 
 @pytest.mark.mount
-def test_a_full_shared_folder_ends_the_run_as_what_it_is(typist: Typist, tmp_path: Path) -> None:
+def test_a_full_shared_folder_ends_the_run_as_what_it_is(typist, tmp_path):
     with mounted(tmp_path / "small", "size=32m"):
         (tmp_path / "runs").symlink_to(tmp_path / "small")
         job = f"{PREFIX}nnodes: 2\n{ARRAY}"
@@ -97,7 +90,7 @@ def test_a_full_shared_folder_ends_the_run_as_what_it_is(typist: Typist, tmp_pat
 
 
 @pytest.mark.mount
-def test_a_run_is_stopped_though_the_shared_folder_is_full(typist: Typist, tmp_path: Path) -> None:
+def test_a_run_is_stopped_though_the_shared_folder_is_full(typist, tmp_path):
     with mounted(tmp_path / "small", "size=32m") as disk:
         (tmp_path / "runs").symlink_to(tmp_path / "small")
         typist.start_seen("nnodes: 2\n" + ALLOCATION, 2)

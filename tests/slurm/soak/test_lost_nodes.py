@@ -6,15 +6,13 @@ import pytest
 
 from tests.slurm.claims.test_lost_nodes import ELASTIC
 from tests.slurm.cluster import NODES
-from tests.slurm.typist import ALLOCATION, ARRAY, Typist
+from tests.slurm.typist import ALLOCATION, ARRAY
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
-def test_an_allocation_without_the_node_of_its_script_ends_well_all_the_same(
-    typist: Typist,
-) -> None:
+def test_an_allocation_without_the_node_of_its_script_ends_well_all_the_same(typist):
     run_id = typist.start_seen(ELASTIC + ALLOCATION, 2)
     first, _ = typist.node_of(f"{typist.job}.0")
     typist.forget_seen()
@@ -28,9 +26,7 @@ def test_an_allocation_without_the_node_of_its_script_ends_well_all_the_same(
     typist.cluster.wait_idle()
 
 
-def test_a_cancelled_element_leaves_the_others_and_a_cancelled_job_is_a_stopped_run(
-    typist: Typist,
-) -> None:
+def test_a_cancelled_element_leaves_the_others_and_a_cancelled_job_is_a_stopped_run(typist):
     run_id = typist.start_seen(ELASTIC + ARRAY, 2)
     typist.forget_seen()
     typist.cluster.ask("scancel", f"{typist.job}_1")
@@ -43,7 +39,7 @@ def test_a_cancelled_element_leaves_the_others_and_a_cancelled_job_is_a_stopped_
     assert typist.left() == []
 
 
-def test_a_run_that_waits_for_drained_nodes_says_so_and_is_stopped_at_once(typist: Typist) -> None:
+def test_a_run_that_waits_for_drained_nodes_says_so_and_is_stopped_at_once(typist):
     for node in NODES:
         typist.cluster.drain(node, "no power")
     typist.write("", "name: tiny\nnnodes: 2\nnproc_per_node: 1\n")
@@ -60,7 +56,7 @@ def test_a_run_that_waits_for_drained_nodes_says_so_and_is_stopped_at_once(typis
     assert typist.cluster.queue() == []
 
 
-def test_a_preempted_run_goes_on_where_the_other_job_has_ended(typist: Typist) -> None:
+def test_a_preempted_run_goes_on_where_the_other_job_has_ended(typist):
     typist.start_seen("nnodes: 2\n" + ARRAY, 2)
     typist.forget_seen()
     other = typist.cluster.submit("--partition=high", "--exclusive", "--nodes=3", script="sleep 2")

@@ -15,7 +15,6 @@ from tests.slurm.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
-
 AGENT = """
 import json, os, pathlib, sys, time
 run = pathlib.Path(os.environ["LAUNCHER_STOP_FILE"]).parents[1]
@@ -65,9 +64,7 @@ class ByHand:
         return {path.stem: path.read_text().strip() for path in found}
 
 
-def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(cluster, tmp_path):
     by_hand = ByHand(cluster, tmp_path, nnodes="1:3")
     job = by_hand.submit(node_0=[None], node_1=[None], node_2=[196, 0])
     wait_until(lambda: f"{job}_2.1" in by_hand.ends())
@@ -81,7 +78,7 @@ def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
     }
 
 
-def test_render_with_embed_works_by_sbatch_alone(cluster: Cluster, tmp_path: Path) -> None:
+def test_render_with_embed_works_by_sbatch_alone(cluster, tmp_path):
     """The real agent; neither the run's folder nor the launcher is there."""
     (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
     made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2, slurm={"python": sys.executable})

@@ -16,7 +16,6 @@ from tests.programs import run_program
 from train.config import TrainConfig
 from train.loop import train
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).parents[1] / "programs" / "faulty.py"
 KINDS = ("kill", "term", "raise", "hang")
 RANKS = ("first", "last")
@@ -29,7 +28,6 @@ FAULTS = [
 QUICK = FAULTS[:: len(PHASES) + 1]
 """Each kind once, each in another phase."""
 STEPS, BATCH, SHARDS = 60, 24, 4
-
 JOB = f"""
 name: faulty
 command: [{PROGRAM}, --reduction=exact, --virtual_shards={SHARDS}, --global_batch_size={BATCH},

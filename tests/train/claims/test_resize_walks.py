@@ -9,27 +9,17 @@ import pytest
 from hypothesis import strategies as st
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "resize_walks.py")
-
-
 STEPS = 8
-
-
 EXACT = (
     *("--reduction=exact", "--virtual_shards=4", "--epochs=2"),
     *("--dropout=0.1", "--max_grad_norm=0.5", "--warmup_steps=3"),
 )
-
-
 """Four shards: a rank of a world of one or two accumulates gradients, one of four does not."""
-
-
 WORKLOADS = [
     # Batches of 600 cross the end of an epoch of 1,440 twice on the way.
     ("--workload=digits", "--shift_images=true", "--global_batch_size=600", "--epochs=4"),
     ("--workload=charlm", "--global_batch_size=16"),
 ]
-
-
 Walk = list[tuple[int, int]]
 
 

@@ -73,8 +73,6 @@ LOSSES = [
     for world in (row.worlds if row.is_first else sorted({row.world, max(row.worlds)}))
     if row.like_one is not None
 ]
-
-
 QUICK_LOSSES = [(row, world) for row, world in LOSSES if row.fast and world == 2]
 
 

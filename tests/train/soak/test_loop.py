@@ -31,8 +31,3 @@ def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint
         torch.isfinite(read_tensors(path)["model.0.weight"]).all() for path in checkpoints(env)
     )
     assert not (env.run_dir / "metrics.json").exists()
-
-
-def test_mixed_precision_trains(env):
-    metrics = train(TrainConfig(max_steps=15, precision="bf16-mixed"), env)
-    assert metrics["train_loss"] < 3

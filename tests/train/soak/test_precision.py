@@ -6,14 +6,12 @@ import shutil
 
 import pytest
 
-from fabric_train.precision import LossScaler
 from fabric_train.strategies import make_strategy
 from tests.fabric_train.forked import ForkedError
 from tests.train.strategy_rows import Row, run
+from tests.train.test_precision import too_large_a_scale
 
 EXACT = ("--reduction=exact",)
-
-
 ROWS = (
     Row(name="ddp"),
     Row(name="ddp", options=EXACT),
@@ -24,18 +22,6 @@ ROWS = (
     Row(name="pipeline", options=("--strategy_options.microbatches=4",)),
     Row(name="bagua:gradient_allreduce"),
 )
-
-
-@pytest.fixture(autouse=True)
-def too_large_a_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first gradients overflow, so that the scale falls and steps are left out."""
-    begin = LossScaler.__init__
-
-    def begin_above(scaler: LossScaler, device: str) -> None:
-        begin(scaler, device)
-        scaler._init_scale = 2.0**20
-
-    monkeypatch.setattr(LossScaler, "__init__", begin_above)
 
 
 @pytest.mark.parametrize(

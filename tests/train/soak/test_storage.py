@@ -23,8 +23,6 @@ from train.config import TrainConfig
 from train.loop import train as run_training
 
 boto3 = pytest.importorskip("boto3", reason="moto[s3] is missing")
-
-
 READ_ONLY_GCS = Path(__file__).parents[1] / "programs/read_only_gcs.py"
 
 

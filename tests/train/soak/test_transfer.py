@@ -10,11 +10,7 @@ from tests.train.test_transfer import run
 EXACT = "--reduction=exact"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [(EXACT,), ("--strategy=fsdp",)],
-    ids=["exact", "fsdp"],
-)
+@pytest.mark.parametrize("options", [(EXACT,), ("--strategy=fsdp",)], ids=["exact", "fsdp"])
 def test_killed_while_frozen_and_while_unfrozen_it_ends_as_if_nothing_had_happened(
     tmp_path, options
 ):

@@ -26,8 +26,8 @@ def look(verb: str, config: TrainConfig, folder: Path) -> object:
 
 
 def test_it_stops_early_and_a_resume_finds_it_stopped_and_each_verb_sees_that_model(
-    config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    config, tmp_path, capsys
+):
     env = WorkerEnv(run_dir=tmp_path / "run", progress="lines")
     metrics = train(config, env)
     assert metrics["steps"] < 40 * 12

@@ -13,7 +13,6 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
-from tests.launcher.runner import Runner
 
 Bear = Callable[[str, str], None]
 
@@ -46,17 +45,14 @@ def folder_of_the_dead(runs: Path, name: str) -> RunFolder:
     return run
 
 
-def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
-    launcher: Runner, bear: Bear, tmp_path: Path
-) -> None:
+def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(launcher, bear, tmp_path):
     launcher.write("print('fine')\n")
     bear("digits-colleague", protocol.CONTAINER_RUN_DIR)  # in a container, seen from outside
     bear("digits-by-hand", str(tmp_path / "nowhere" / "digits-by-hand"))
     dead = folder_of_the_dead(tmp_path / "elsewhere", "digits-dead")
     bear("digits-dead", str(dead.path))
     pid = json.loads((dead.path / LAUNCHER_FILE).read_text())["pid"]
-    done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 0
+    done = launcher.well("run", "job.yaml", "--on", "local")
     (told,) = [line for line in done.stderr.splitlines() if "left behind" in line]
     assert f"left behind: digits-dead; its launcher has died (its process {pid}" in told
     assert told.endswith(f"launcher stop digits-dead --runs {dead.path.parent}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.api.notify import TOO_LONG, send
-from launcher.plan.launch_plan import LaunchPlan, Notify
+from launcher.plan.launch_plan import Notify
 from tests.launcher.runner import Runner
 
 FAILS_TWICE = """
@@ -66,7 +65,7 @@ def run(runner: Runner, script: str, notify: dict[str, Any], more: str = "") -> 
     return runner("run", "job.yaml", "--on", "local")
 
 
-def test_restarts_and_the_end_are_told_to_a_webhook(tmp_path: Path, hook: Hook) -> None:
+def test_restarts_and_the_end_are_told_to_a_webhook(tmp_path, hook):
     hook.answers.set()
     notify = {"webhook": hook.url, "restarts": 2}
     done = run(Runner(tmp_path), FAILS_TWICE, notify, "max_restarts: 3\n")
@@ -77,9 +76,7 @@ def test_restarts_and_the_end_are_told_to_a_webhook(tmp_path: Path, hook: Hook) 
     assert end["text"].startswith(f"{end['run_id']}: succeeded (completed)")
 
 
-def test_a_webhook_that_hangs_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, hook: Hook, make_plan: Callable[..., LaunchPlan]
-) -> None:
+def test_a_webhook_that_hangs_is_given_up(monkeypatch, hook, make_plan):
     monkeypatch.setattr("launcher.api.notify.LIMIT_S", 1)
     said: list[str] = []
     send(Notify(webhook=hook.url), make_plan(), said.append, "end", "over")

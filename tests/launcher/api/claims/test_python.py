@@ -6,16 +6,15 @@ import signal
 
 from launcher import find
 from tests.launcher.api.test_python import WAITS, is_up, place, python
-from tests.launcher.runner import WAITING, Runner
+from tests.launcher.runner import WAITING
 from tests.waiting import wait_until
 
 # -- whoever started it has gone, or was interrupted ----------------------------------------------
 
 
-def test_a_run_goes_on_to_its_end_after_its_callers_death(place: Runner) -> None:
+def test_a_run_goes_on_to_its_end_after_its_callers_death(place):
     place.write("import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)\n")
     caller = python(place, WAITS + "training.wait()\n")
-    assert caller.stdout is not None
     training = find(caller.stdout.readline().decode().strip())
     caller.kill()
     caller.wait()
@@ -25,13 +24,11 @@ def test_a_run_goes_on_to_its_end_after_its_callers_death(place: Runner) -> None
     assert training.wait(timeout=60).state == "succeeded"
 
 
-def test_an_interrupted_with_block_stops_the_run(place: Runner) -> None:
+def test_an_interrupted_with_block_stops_the_run(place):
     place.write(WAITING)
     caller = python(place, WAITS + "with training:\n    training.wait()\n")
-    assert caller.stdout is not None
     training = find(caller.stdout.readline().decode().strip())
     wait_until(is_up(training))
     caller.send_signal(signal.SIGINT)
     assert caller.wait() != 0
-    assert training.outcome is not None
     assert training.outcome.reason == "stop-requested"

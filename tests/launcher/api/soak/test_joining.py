@@ -5,11 +5,10 @@ from __future__ import annotations
 import subprocess
 
 from tests.launcher.follow.claims.test_scaling import ELASTIC
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 
-def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> None:
+def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher):
     launcher.write("print('done')\n")
     launcher("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
     assert "has ended" in launcher("env", "--join", "latest").stderr
@@ -19,7 +18,7 @@ def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> Non
     assert (both.returncode, "or --join RUN: both were given" in both.stderr) == (2, True)
 
 
-def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher: Runner) -> None:
+def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher):
     launcher.write(ELASTIC)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
     wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
@@ -32,7 +31,7 @@ def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher: Runn
     assert process.wait(90) == 0
 
 
-def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> None:
+def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher):
     launcher.write(ELASTIC)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
     wait_until(lambda: (launcher.folder / "world-2-1-0").exists())

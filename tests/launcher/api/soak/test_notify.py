@@ -10,7 +10,7 @@ from tests.launcher.api.claims.test_notify import FAILS_TWICE, run
 from tests.launcher.runner import Runner
 
 
-def test_a_command_is_told_of_a_failure_alone_where_that_is_asked(tmp_path: Path) -> None:
+def test_a_command_is_told_of_a_failure_alone_where_that_is_asked(tmp_path):
     runner = Runner(tmp_path)
     notify = {"command": 'echo "$NOTICE_TEXT" >> told', "when": "failure"}
     run(runner, "print('well')", notify)
@@ -19,7 +19,7 @@ def test_a_command_is_told_of_a_failure_alone_where_that_is_asked(tmp_path: Path
     assert "failed (training-failed); nan-loss" in (tmp_path / "told").read_text()
 
 
-def test_who_fails_is_told_and_the_run_ends_as_it_did(tmp_path: Path) -> None:
+def test_who_fails_is_told_and_the_run_ends_as_it_did(tmp_path):
     runner = Runner(tmp_path)
     nobody = "http://127.0.0.1:0/hook"
     done = run(runner, "print('well')", {"webhook": nobody, "command": "echo no bot; exit 3"})
@@ -31,7 +31,7 @@ def test_who_fails_is_told_and_the_run_ends_as_it_did(tmp_path: Path) -> None:
     assert (refused.returncode, "notify.command" in refused.stderr) == (2, True)
 
 
-def test_a_run_whose_notices_hang_ends_as_it_did_and_tells_them(tmp_path: Path) -> None:
+def test_a_run_whose_notices_hang_ends_as_it_did_and_tells_them(tmp_path):
     """The first hangs while the training goes on, the last once the run has its outcome."""
     runner = Runner(tmp_path)
     hangs = "echo $$ >> pids; cp runs/latest/outcome.json seen.json; sleep 1000 & sleep 1001"

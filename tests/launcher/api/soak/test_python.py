@@ -20,7 +20,7 @@ from tests.launcher.runner import ROOT, WAITING, Runner
 from tests.waiting import wait_until
 
 
-def test_a_failed_training_is_an_outcome_that_names_its_rank_in_one_line(place: Runner) -> None:
+def test_a_failed_training_is_an_outcome_that_names_its_rank_in_one_line(place):
     code = "import os\nif os.environ['RANK'] == '1': raise ValueError('too hot\\nand more')\n"
     place.write(code)
     training = run(tiny(nproc_per_node=2), on="local")
@@ -37,7 +37,7 @@ def test_a_failed_training_is_an_outcome_that_names_its_rank_in_one_line(place: 
     assert len(repr(outcome)) < 1000
 
 
-def test_an_earlier_run_is_repeated_from_python(place: Runner) -> None:
+def test_an_earlier_run_is_repeated_from_python(place):
     place.write(TRAIN)
     first = run(tiny(), on="local", args="--x 'a b'")
     first.wait(timeout=60)
@@ -46,7 +46,7 @@ def test_an_earlier_run_is_repeated_from_python(place: Runner) -> None:
     assert next(second.logs(rank=0)) == "0 --x a b --y 2"
 
 
-def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -> None:
+def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place):
     place.write(WAITING.replace("SIG_DFL", "SIG_IGN"))
     training = run(tiny(stop_grace_s=120), on="local")
     wait_until(is_up(training))
@@ -56,7 +56,7 @@ def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -
     assert place.processes() == []
 
 
-def test_an_elastic_run_is_scaled(place: Runner) -> None:
+def test_an_elastic_run_is_scaled(place):
     place.write(WAITING)
     training = run(tiny(nnodes="1:2"), on="local")
     with contextlib.suppress(ZeroDivisionError), training:
@@ -66,7 +66,6 @@ def test_an_elastic_run_is_scaled(place: Runner) -> None:
         training.scale(1)
         wait_until(lambda: len(training.status().nodes) == 1)
         raise ZeroDivisionError
-    assert training.outcome is not None
     assert training.outcome.reason == "stop-requested"
     assert place.processes() == []
 
@@ -88,7 +87,7 @@ def interrupted_at(place: Runner, slow: str, reached: Path) -> None:
     assert process_table.find(**{RUN_ID: training.run_id}) == ()
 
 
-def test_what_was_being_started_ends_when_the_start_is_interrupted(place: Runner) -> None:
+def test_what_was_being_started_ends_when_the_start_is_interrupted(place):
     place.write(WAITING)
     # The follower's submission takes a while, as that of an image to pull does.
     slow = f"""
@@ -104,9 +103,7 @@ local.LocalTarget.submit = late
 
 
 @pytest.mark.parametrize("moment", ["before its id is told", "after it"])
-def test_a_run_whose_start_is_interrupted_late_ends_all_the_same(
-    place: Runner, moment: str
-) -> None:
+def test_a_run_whose_start_is_interrupted_late_ends_all_the_same(place, moment):
     place.write(WAITING)
     reached = place.folder / "reached"
     slow = f"""
@@ -181,9 +178,7 @@ def notebook(place: Runner) -> Iterator[Notebook]:
     opened.close()
 
 
-def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(
-    place: Runner, notebook: Notebook
-) -> None:
+def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(place, notebook):
     place.write(WAITING)
     notebook(WAITS)
     training = find()
@@ -205,7 +200,7 @@ def blocks(text: str) -> list[str]:
     return [part.partition("```")[0] for part in text.split("```python\n")[1:]]
 
 
-def test_the_scripts_of_the_page_work(place: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_scripts_of_the_page_work(place, capsys):
     train, start, mistakes, sweep = blocks(SCRIPTS)
     exec(compile(mistakes, "docs/python.md", "exec"), {})
     assert capsys.readouterr().out.strip() in SCRIPTS
@@ -219,7 +214,7 @@ def test_the_scripts_of_the_page_work(place: Runner, capsys: pytest.CaptureFixtu
     assert told[1] == ["{'loss': 0.10000000149011612}", "{'loss': 0.20000000298023224}"]
 
 
-def test_the_notebook_of_the_page_works(notebook: Notebook) -> None:
+def test_the_notebook_of_the_page_works(notebook):
     shown = [notebook(cell) for cell in blocks(CELLS)]
     assert shown[-1] == "({'ranks': '2'}, ['0', '1'])"
     assert json.loads((find().folder / "metrics.json").read_text()) == {"ranks": "2"}

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 from tests.launcher.commands.test_cli import folder, launcher
 
-ROOT = Path(__file__).parents[4]
 
-
-def test_a_job_that_says_nothing_runs_in_this_python_whose_name_and_torch_are_told(
-    folder: Path,
-) -> None:
+def test_a_job_that_says_nothing_runs_in_this_python_whose_name_and_torch_are_told(folder):
     (folder / "train.py").write_text("print('trained')\n")
     done = launcher("run", "job.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr

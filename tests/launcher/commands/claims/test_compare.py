@@ -76,9 +76,8 @@ COMPARE = ("compare", "job.yaml", "--on", "local", "--nproc-per-node")
         ("dropout", "different random numbers"),
     ],
 )
-def test_what_makes_two_worlds_differ_is_named(launcher: Runner, cause: str, told: str) -> None:
-    done = launcher(*COMPARE, "1,2", "--html", "page.html", "--", cause)
-    assert done.returncode == 0, done.stderr
+def test_what_makes_two_worlds_differ_is_named(launcher, cause, told):
+    done = launcher.well(*COMPARE, "1,2", "--html", "page.html", "--", cause)
     head, one, two, *causes = done.stdout.splitlines()
     assert head.split()[:3] == ["nproc_per_node", "workers", "batch"]
     assert one.split()[:3] == ["1", "1", "12"]
@@ -93,7 +92,7 @@ def test_what_makes_two_worlds_differ_is_named(launcher: Runner, cause: str, tol
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
-def test_an_interrupt_leaves_nothing(launcher: Runner, signum: signal.Signals) -> None:
+def test_an_interrupt_leaves_nothing(launcher, signum):
     comparing = launcher.start(*COMPARE, "1,2", "--", "waits")
     wait_until((launcher.folder / "up").exists)
     comparing.send_signal(signum)
@@ -104,11 +103,10 @@ def test_an_interrupt_leaves_nothing(launcher: Runner, signum: signal.Signals) -
 
 
 @pytest.mark.parametrize("given", ["", "2", "1,x", "0,1", "1,,2"])
-def test_numbers_that_cannot_be_compared_are_refused(launcher: Runner, given: str) -> None:
-    done = launcher(*COMPARE[:-1], *([COMPARE[-1], given] if given else []))
-    assert done.returncode == 2
+def test_numbers_that_cannot_be_compared_are_refused(launcher, given):
+    told = launcher.fails(2, *COMPARE[:-1], *([COMPARE[-1], given] if given else []))
     fix = "fix: --nproc-per-node 1,2,4"
-    assert done.stderr.splitlines() == [
+    assert told.splitlines() == [
         f"error: --nproc-per-node {given}: not two or more numbers of processes",
         f"  {fix}",
     ]

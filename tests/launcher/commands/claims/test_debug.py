@@ -8,21 +8,18 @@ import subprocess
 import pytest
 
 from tests.debugged import STOPS, Terminal, debug_rank_1
-from tests.launcher.runner import Runner
 
 ALONE = ("--on", "local", "--nnodes", "1", "--debug", "0")
-
-
 JOB = "name: tiny\nnproc_per_node: 1\nnnodes: 2\nstop_grace_s: 2\nagent: {hang_min_s: 1}\n"
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_rank_stops_in_pdb_and_the_others_wait_however_long(launcher: Runner, start: str) -> None:
+def test_a_rank_stops_in_pdb_and_the_others_wait_however_long(launcher, start):
     launcher.write(STOPS, f"{JOB}start: {start}\n")
     debug_rank_1(launcher, "--on", "local")
 
 
-def test_pdb_can_be_quit_and_a_restart_stops_again(launcher: Runner) -> None:
+def test_pdb_can_be_quit_and_a_restart_stops_again(launcher):
     launcher.write("breakpoint()\nprint('got on')\n", JOB + "max_restarts: 1\n")
     terminal = Terminal(launcher, "run", "job.yaml", *ALONE)
     terminal.wait("(Pdb) ")
@@ -33,7 +30,7 @@ def test_pdb_can_be_quit_and_a_restart_stops_again(launcher: Runner) -> None:
     assert "got on" in terminal.text
 
 
-def test_a_port_that_is_taken_is_refused(launcher: Runner) -> None:
+def test_a_port_that_is_taken_is_refused(launcher):
     launcher.write("breakpoint()\n", JOB)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -21,8 +21,6 @@ from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 JOB = "name: tiny\nstop_grace_s: 5\n"
-
-
 LEAVES = """
 import atexit, json, os, socket, subprocess, sys, tempfile, threading
 import torch, torch.distributed as dist
@@ -54,8 +52,6 @@ if "fail" in sys.argv:
     raise ValueError("as asked")
 dist.destroy_process_group()
 """
-
-
 """Tells what it finds, and leaves some of each behind."""
 
 
@@ -64,8 +60,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """A hold ``dev`` of two nodes."""
     launcher = Runner(tmp_path_factory.mktemp("dev"))
     launcher.write("", JOB)
-    done = launcher("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
-    assert done.returncode == 0, done.stderr
+    launcher.well("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
     yield launcher
     assert launcher("release", "dev").returncode == 0
     assert not launcher.processes()
@@ -88,7 +83,7 @@ def seen(launcher: Runner, rank: int) -> dict[str, object]:
     return found
 
 
-def test_runs_in_a_hold_see_nothing_of_earlier_ones(dev: Runner) -> None:
+def test_runs_in_a_hold_see_nothing_of_earlier_ones(dev):
     dev.write(LEAVES, JOB)
     told = []
     ports = str(20000 + os.getpid() % 10000)
@@ -138,26 +133,23 @@ time.sleep(600)
 """
 
 
-def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev: Runner) -> None:
+def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev):
     dev.write(WAITS, JOB)
     process = dev.start("run", "job.yaml", "--in", "dev")
     latest = dev.folder / "runs/latest"
     wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
     first = latest.resolve().name
-    refused = dev("run", "job.yaml", "--in", "dev")
-    assert refused.returncode == 2
-    assert f"dev is in use: {first} of " in refused.stderr
-    assert f"stop {first}" in refused.stderr
-    in_use = dev("release", "dev")
-    assert in_use.returncode == 2
-    assert f"dev is in use: {first}" in in_use.stderr
+    told = dev.fails(2, "run", "job.yaml", "--in", "dev")
+    assert f"dev is in use: {first} of " in told
+    assert f"stop {first}" in told
+    in_use = dev.fails(2, "release", "dev")
+    assert f"dev is in use: {first}" in in_use
     assert f"used by {first}" in dev("ps").stdout
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert ", free" in dev("status", "dev").stdout
     dev.write("print('well')\n", JOB)
-    done = dev("run", "job.yaml", "--in", "dev", "--fresh")
-    assert done.returncode == 0, done.stderr
+    done = dev.well("run", "job.yaml", "--in", "dev", "--fresh")
     assert done.stdout.count("well") == 2
 
 
@@ -177,12 +169,10 @@ held.enter("first")
 print("entered", flush=True)
 sys.stdin.readline()
 """
-
-
 """A launcher that stops while it takes a hold."""
 
 
-def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
+def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev):
     folder = next((dev.folder / "runs").glob("dev-*"))
     other = Hold(RunFolder(folder))
     pipe = subprocess.PIPE
@@ -207,7 +197,7 @@ def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
     assert Hold(other.run).read_user() is None
 
 
-def test_a_hold_on_a_full_disk_is_not_taken(dev: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_on_a_full_disk_is_not_taken(dev, monkeypatch):
     hold = Hold(RunFolder(next((dev.folder / "runs").glob("dev-*"))))
 
     def refuse(*_: object) -> int:
@@ -221,12 +211,12 @@ def test_a_hold_on_a_full_disk_is_not_taken(dev: Runner, monkeypatch: pytest.Mon
     assert hold.read_user() is None
 
 
-def test_a_rank_of_a_run_in_a_hold_is_debugged(dev: Runner) -> None:
+def test_a_rank_of_a_run_in_a_hold_is_debugged(dev):
     dev.write(STOPS, JOB)
     debug_rank_1(dev, "--in", "dev")
 
 
-def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev: Runner) -> None:
+def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev):
     script = "echo here $LAUNCHER_NODE_INDEX; echo there >&2; exit $((3 * LAUNCHER_NODE_INDEX))"
     done = dev("exec", "dev", "--", "sh", "-c", script)
     assert sorted(done.stdout.splitlines()) == [
@@ -238,7 +228,7 @@ def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev: Runner) ->
     assert done.stdout == f"[0] {dev.folder}\n"
 
 
-def test_a_shell_is_opened_in_a_node(dev: Runner) -> None:
+def test_a_shell_is_opened_in_a_node(dev):
     terminal = Terminal(dev, "shell", "dev", "1")
     terminal.type("echo node-$LAUNCHER_NODE_INDEX-of-$(pwd)")
     terminal.wait(f"node-1-of-{dev.folder}")

@@ -22,32 +22,19 @@ from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
 
 ROOT = Path(__file__).parents[4]
-
-
 RUNS = "all my runs"
-
-
 JOB_FILE = """
 name: digits
 command: [-m, train]
 nnodes: 2
 kubernetes: {checkpoint: pvc/storage}
 """
-
-
 OF_JOB = (
     *("--kind", "job", "--image", "example/other:2", "--nnodes", "1:2", "--max-restarts", "3"),
     *("--set", "env.GREETING=good day", "--set", "nproc_per_node=1"),
 )
-
-
 PROGRAM = "python -m launcher"
-
-
 Shell = Callable[[str], subprocess.Popen[str]]
-
-
-"""Where the words begin that stand behind a command in a sentence."""
 
 
 class Terminal:
@@ -142,9 +129,7 @@ def kubectl(server: FakeCluster, tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.kubectl
-def test_the_logs_of_a_manifest_are_followed_right_after_it_was_applied(
-    server: FakeCluster, kubectl: Shell
-) -> None:
+def test_the_logs_of_a_manifest_are_followed_right_after_it_was_applied(server, kubectl):
     opening = manifest_of(**TABLE["job-elastic"]).opening
     (line,) = [line for line in opening if "kubectl logs" in line]
     follows = kubectl(line)
@@ -165,9 +150,7 @@ def test_the_logs_of_a_manifest_are_followed_right_after_it_was_applied(
 
 @pytest.mark.kubectl
 @pytest.mark.parametrize("keep", [False, True])
-def test_the_command_behind_still_running_ends_the_job(
-    keep: bool, terminal: Terminal, server: FakeCluster, kubectl: Shell
-) -> None:
+def test_the_command_behind_still_running_ends_the_job(keep, terminal, server, kubectl):
     words = ("run", "job file.yaml", "--on", "kubernetes", "--detach", "--runs", RUNS)
     code, text = terminal.type(*words, *terminal.of_place, *OF_JOB)
     assert code == 0, text
@@ -186,6 +169,6 @@ def test_the_command_behind_still_running_ends_the_job(
         assert ("jobs", "digits") not in server.objects
 
 
-def test_a_program_in_a_folder_with_a_space_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_in_a_folder_with_a_space_is_quoted(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/my code/.venv/bin/launcher"])
     assert program_name() == "'/my code/.venv/bin/launcher'"

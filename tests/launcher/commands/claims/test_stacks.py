@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.commands.claims.test_profile import launcher
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
@@ -27,31 +28,19 @@ def main():
     dist.all_reduce(torch.ones(1000))
 main()
 """
-
-
 JOB = "name: tiny\nnproc_per_node: {nproc}\nnnodes: {nnodes}\nstop_grace_s: 2\n"
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    if runner.run_ids():
-        runner("stop", "--grace", "0")
-    assert runner.processes() == []
 
 
 def start(launcher: Runner, script: str, *, nproc: int = 1, nnodes: int = 1) -> Path:
     launcher.write(script, JOB.format(nproc=nproc, nnodes=nnodes))
-    done = launcher("run", "job.yaml", "--on", "local", "--detach")
-    assert done.returncode == 0, done.stderr
+    launcher.well("run", "job.yaml", "--on", "local", "--detach")
     folder = (launcher.folder / "runs/latest").resolve()
     ready = [folder / f"ready-{rank}" for rank in range(nproc * nnodes)]
     wait_until(lambda: all(path.exists() for path in ready))
     return folder
 
 
-def test_stacks_name_the_rank_that_the_others_wait_for(launcher: Runner) -> None:
+def test_stacks_name_the_rank_that_the_others_wait_for(launcher):
     start(launcher, STUCK, nproc=2)
     said: list[str] = []
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.launcher.commands.test_cli import folder, launcher
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize(
@@ -19,9 +16,7 @@ ROOT = Path(__file__).parents[4]
         pytest.param(("--embed",), 2**20, id="agent-embedded"),
     ],
 )
-def test_the_rendered_script_runs_by_hand(
-    folder: Path, options: tuple[str, ...], length: int
-) -> None:
+def test_the_rendered_script_runs_by_hand(folder, options, length):
     (folder / "train.py").write_text("import os; open('seen', 'w').write(os.environ['RANK'])\n")
     script = launcher("render", "job.yaml", "--on", "local", *options, cwd=folder).stdout
     assert len(script) < length

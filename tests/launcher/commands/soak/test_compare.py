@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from tests.launcher.commands.claims.test_compare import COMPARE, launcher
-from tests.launcher.runner import Runner
 
 
-def test_one_that_fails_is_told_and_the_others_are_compared(launcher: Runner) -> None:
+def test_one_that_fails_is_told_and_the_others_are_compared(launcher):
     done = launcher(*COMPARE, "1,2,1", "--", "one fails")
     assert done.returncode == 1
     failed = r"nproc_per_node 2: tiny-\w+: failed, training-failed\n  fix: .* why"
@@ -16,8 +15,7 @@ def test_one_that_fails_is_told_and_the_others_are_compared(launcher: Runner) ->
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["nproc_per_node", "1"]
 
 
-def test_a_script_without_a_ledger_is_told_what_is_missing(launcher: Runner) -> None:
+def test_a_script_without_a_ledger_is_told_what_is_missing(launcher):
     launcher.write("print('trains')\n")
-    done = launcher(*COMPARE, "1,2")
-    assert done.returncode == 1
-    assert done.stderr.count("has no training ledger with its steps") == 2
+    told = launcher.fails(1, *COMPARE, "1,2")
+    assert told.count("has no training ledger with its steps") == 2

@@ -10,11 +10,10 @@ import pytest
 
 from tests.debugged import STOPS, Terminal
 from tests.launcher.commands.claims.test_debug import ALONE, JOB
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 
-def test_ctrl_c_at_the_prompt_stops_the_run(launcher: Runner) -> None:
+def test_ctrl_c_at_the_prompt_stops_the_run(launcher):
     launcher.write("breakpoint()\n", JOB)
     terminal = Terminal(launcher, "run", "job.yaml", *ALONE)
     terminal.wait("(Pdb) ")
@@ -53,7 +52,7 @@ class Editor:
         self._talk.close()
 
 
-def test_an_editor_debugs_a_rank_by_a_port_of_this_machine(launcher: Runner) -> None:
+def test_an_editor_debugs_a_rank_by_a_port_of_this_machine(launcher):
     pytest.importorskip("debugpy")
     launcher.write(STOPS.replace("for left in (1, 0):\n    breakpoint()\n", ""), JOB)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -93,19 +92,13 @@ def test_an_editor_debugs_a_rank_by_a_port_of_this_machine(launcher: Runner) -> 
         (["--debug-port", "5678"], "5678 needs --debug RANK", "--debug 0 --debug-port 5678"),
         (["--debug", "2", "--debug-port", "0"], "--debug 2: the run has rank 0 to 1", "--debug 0"),
         (["--debug", "0", "--detach"], "--debug needs this process", "one of both"),
-        (
-            ["--debug", "0", "--debug-port", "0", "--set", "engine=torchrun"],
-            "plain torchrun",
-            "leave out engine",
-        ),
+        (["--debug", "0", "--debug-port", "0", "--set", "engine=torchrun"], "plain torchrun",
+         "leave out engine"),
     ],
-)
-def test_what_cannot_be_debugged_is_refused(
-    launcher: Runner, options: list[str], what: str, fix: str
-) -> None:
+)  # fmt: skip
+def test_what_cannot_be_debugged_is_refused(launcher, options, what, fix):
     launcher.write("breakpoint()\n", JOB)
-    done = launcher("run", "job.yaml", "--on", "local", *options)
-    assert done.returncode == 2
-    assert what in done.stderr, done.stderr
-    assert fix in done.stderr, done.stderr
+    told = launcher.fails(2, "run", "job.yaml", "--on", "local", *options)
+    assert what in told, told
+    assert fix in told, told
     assert not launcher.run_ids()

@@ -11,20 +11,18 @@ import pytest
 
 from tests.held import check_lost_nodes
 from tests.launcher.commands.claims.test_hold import JOB, ON, WAITS, dev
-from tests.launcher.runner import Runner
 from tests.programs import run_program
 from tests.waiting import wait_until
 
 
-def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
+def test_a_run_in_a_hold_restarts_its_workers(dev):
     script = "import os\nif os.environ['LAUNCHER_NODE_ATTEMPT'] == '0': os._exit(3)\nprint('on')\n"
     dev.write(script, JOB + "max_restarts: 2\n")
-    done = dev("run", "job.yaml", "--in", "dev")
-    assert done.returncode == 0, done.stderr
+    done = dev.well("run", "job.yaml", "--in", "dev")
     assert done.stdout.count("on") == 2
 
 
-def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev: Runner) -> None:
+def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev):
     folder = next((dev.folder / "runs").glob("dev-*"))
 
     def kill(index: int) -> None:
@@ -34,17 +32,15 @@ def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev: Runner)
     check_lost_nodes(dev, kill)
 
 
-def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> None:
-    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1")
-    assert done.returncode == 0, done.stderr
+def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher):
+    done = launcher.well("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1")
     folder = launcher.folder / "runs" / done.stdout.strip()
     wait_until(lambda: (folder / "outcome.json").exists())
     wait_until(lambda: not launcher.processes())
     launcher.write("", JOB)
-    refused = launcher("run", "job.yaml", "--in", "dev")
-    assert refused.returncode == 2
-    assert "the hold dev has ended (completed" in refused.stderr
-    assert "hold --name dev --nnodes 1" in refused.stderr
+    told = launcher.fails(2, "run", "job.yaml", "--in", "dev")
+    assert "the hold dev has ended (completed" in told
+    assert "hold --name dev --nnodes 1" in told
 
 
 SAVES = """
@@ -60,9 +56,10 @@ while True:
 """
 
 
-def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher: Runner) -> None:
-    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "301", *ON)
-    assert done.returncode == 0, done.stderr
+def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher):
+    done = launcher.well(
+        "hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "301", *ON
+    )
     told = "nothing runs here; the hold ends in 5 min"
     wait_until(lambda: told in launcher("logs", "-v", "dev").stderr)
     launcher.write(SAVES, JOB)
@@ -92,13 +89,12 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
         (["profile", "dev"], " is a hold and has no workers: held by "),
     ],
 )
-def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:
-    done = dev(*words)
-    assert done.returncode == 2
-    assert what in done.stderr, done.stderr
+def test_wrong_input_is_refused(dev, words, what):
+    told = dev.fails(2, *words)
+    assert what in told, told
 
 
-def test_a_run_whose_launcher_is_killed_frees_the_hold(dev: Runner) -> None:
+def test_a_run_whose_launcher_is_killed_frees_the_hold(dev):
     dev.write(WAITS, JOB)
     process = dev.start("run", "job.yaml", "--in", "dev")
     latest = dev.folder / "runs/latest"
@@ -107,26 +103,23 @@ def test_a_run_whose_launcher_is_killed_frees_the_hold(dev: Runner) -> None:
     process.communicate()
     wait_until(lambda: ", free" in dev("status", "dev").stdout)
     dev.write("print('well')\n", JOB)
-    done = dev("run", "job.yaml", "--in", "dev")
-    assert done.returncode == 0, done.stderr
+    done = dev.well("run", "job.yaml", "--in", "dev")
     assert done.stdout.count("well") == 2
 
 
-def test_packages_that_change_are_imported_anew_and_this_is_told(launcher: Runner) -> None:
+def test_packages_that_change_are_imported_anew_and_this_is_told(launcher):
     packages = launcher.folder / "site-packages"
     packages.mkdir()
     launcher.env["PYTHONPATH"] += f":{packages}"
     launcher.write("import newer\nprint('well')\n", JOB)
-    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", *ON)
-    assert done.returncode == 0, done.stderr
+    launcher.well("hold", "--name", "dev", "--nproc-per-node", "1", *ON)
     (packages / "newer.py").write_text("")
-    done = launcher("run", "job.yaml", "--in", "dev")
-    assert done.returncode == 0, done.stderr
+    launcher.well("run", "job.yaml", "--in", "dev")
     assert "packages have changed: torch is imported anew" in launcher("logs", "-v", "dev").stderr
     assert launcher("release", "dev").returncode == 0
 
 
-def test_nodes_are_held_from_python(launcher: Runner) -> None:
+def test_nodes_are_held_from_python(launcher):
     launcher.write("import torch\nprint('sum', 40 + 2)\n", JOB)
     script = """
 from launcher import InputError, Job, hold

@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,23 +20,15 @@ from tests.launcher.commands.claims.test_printed_commands import (
     OF_JOB,
     PROGRAM,
     RUNS,
-    Shell,
-    Terminal,
     kubectl,
     terminal,
 )
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
-ROOT = Path(__file__).parents[4]
-
-
 INDEX = "batch.kubernetes.io/job-completion-index"
-
-
 COMMAND = re.compile(rf"{PROGRAM} (?:logs|status|stop|scale|report|ps|run|render|doctor)\b.*")
-
-
 PROSE = re.compile(r" (?:to|lists|shows|removes|tells|says)\b|[,;)]| {2}|$")
+"""Where the words begin that stand behind a command in a sentence."""
 
 
 def commands_in(text: str) -> list[str]:
@@ -89,7 +80,7 @@ def fail(server: FakeCluster, process: subprocess.Popen[str]) -> str:
     return text
 
 
-def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeCluster) -> None:
+def test_what_a_failed_run_prints_is_typed(terminal, server):
     text = fail(server, terminal.run_job())
     run_id = run_id_of(server)
     (log,) = re.findall(r"^ +log: (.*)$", text, re.MULTILINE)
@@ -115,9 +106,7 @@ def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeClust
     assert ("jobs", "digits") not in server.objects
 
 
-def test_what_detached_and_orphaned_runs_print_is_typed(
-    terminal: Terminal, server: FakeCluster
-) -> None:
+def test_what_detached_and_orphaned_runs_print_is_typed(terminal, server):
     words = ("run", "job file.yaml", "--on", "kubernetes", "--runs", RUNS, "--detach")
     code, text = terminal.type(*words, *terminal.of_place, *OF_JOB)
     assert code == 0, text
@@ -150,9 +139,7 @@ def test_what_detached_and_orphaned_runs_print_is_typed(
             assert run_id in terminal.paste(command) or "--all" not in command
 
 
-def test_what_is_printed_of_a_run_without_a_folder_is_typed(
-    terminal: Terminal, server: FakeCluster
-) -> None:
+def test_what_is_printed_of_a_run_without_a_folder_is_typed(terminal, server):
     text = fail(server, terminal.run_job())
     (folder,) = [path for path in (terminal.folder / RUNS).iterdir() if not path.is_symlink()]
     for path in (terminal.folder / RUNS).iterdir():
@@ -168,7 +155,7 @@ def test_what_is_printed_of_a_run_without_a_folder_is_typed(
         assert "no data at all" in terminal.paste(shows)
 
 
-def test_what_a_run_of_this_machine_prints_is_typed(terminal: Terminal) -> None:
+def test_what_a_run_of_this_machine_prints_is_typed(terminal):
     (terminal.folder / "train me.py").write_text(
         "import json, os, pathlib, sys\n"
         "print('hello', os.environ['GREETING'], sys.argv[1:])\n"
@@ -193,9 +180,7 @@ def test_what_a_run_of_this_machine_prints_is_typed(terminal: Terminal) -> None:
 
 
 @pytest.mark.kubectl
-def test_the_command_that_resumes_a_kept_run_resumes_it(
-    terminal: Terminal, server: FakeCluster, kubectl: Shell
-) -> None:
+def test_the_command_that_resumes_a_kept_run_resumes_it(terminal, server, kubectl):
     words = ("run", "job file.yaml", "--on", "kubernetes", "--detach", "--runs", RUNS)
     code, text = terminal.type(*words, *terminal.of_place, *OF_JOB)
     assert code == 0, text

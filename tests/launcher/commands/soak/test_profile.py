@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.launcher.commands.claims.test_profile import launcher
-from tests.launcher.looks import count_steps
-from tests.launcher.runner import ROOT, Runner
+from tests.launcher.looks import check_traces, count_steps
+from tests.launcher.runner import ROOT
 from tests.waiting import wait_until
 
 TRAINS = """
@@ -18,20 +18,14 @@ stop_grace_s: 5
 """
 
 
-def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_names(
-    launcher: Runner,
-) -> None:
+def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_names(launcher):
     (launcher.folder / "job.yaml").write_text(TRAINS)
     assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
     run = (launcher.folder / "runs/latest").resolve()
     named = [run / f"profiles/rank-{rank}.trace.json" for rank in range(2)]
     wait_until(lambda: all(path.exists() for path in named))
     assert [count_steps(path) for path in named] == [2, 2]
-    done = launcher("profile", "latest", "--steps", "3", "--seconds", "60")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
-    assert [count_steps(launcher.folder / line.split(": ")[1]) for line in lines] == [3, 3]
+    check_traces(launcher, "latest", 2)
     launcher("stop", "--grace", "0")
     over = launcher("profile", "latest")
     assert (over.returncode, "has ended" in over.stderr) == (2, True), over.stderr
@@ -46,17 +40,10 @@ def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_na
         ("examples/transformers_trainer.py", "--epochs", "100000"),
     ],
 )
-def test_a_script_with_a_callback_traces_its_next_steps(
-    launcher: Runner, script: tuple[str, ...]
-) -> None:
+def test_a_script_with_a_callback_traces_its_next_steps(launcher, script):
     options = ("--on", "local", "--nproc-per-node", "2", "--set", "checkpoint_dir=checkpoints")
     options += ("--set", "env.GPU_DRY=1", "--detach")
-    done = launcher("run", str(ROOT / script[0]), *options, "--", *script[1:])
-    assert done.returncode == 0, done.stderr
+    launcher.well("run", str(ROOT / script[0]), *options, "--", *script[1:])
     run = (launcher.folder / "runs/latest").resolve()
     wait_until(lambda: any("first-step" in p.read_text() for p in run.glob("ledger/train-*")))
-    done = launcher("profile", "latest", "--steps", "3", "--seconds", "100")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
-    assert [count_steps(launcher.folder / line.split(": ")[1]) for line in lines] == [3, 3]
+    check_traces(launcher, "latest", 2)

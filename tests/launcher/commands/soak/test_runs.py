@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,10 @@ from tests.programs import run_program
 from tests.waiting import wait_until
 
 
-def test_ctrl_c_ends_the_logs_and_says_that_the_run_goes_on(launcher: Runner) -> None:
+def test_ctrl_c_ends_the_logs_and_says_that_the_run_goes_on(launcher):
     launcher.write(WAITING)
     run_id = detach(launcher)
     following = launcher.start("logs", "-f")
-    assert following.stdout is not None
     assert following.stdout.readline() == b"[0/0] up\n"
     following.send_signal(signal.SIGINT)
     _, said = following.communicate(timeout=60)
@@ -33,7 +31,7 @@ def test_ctrl_c_ends_the_logs_and_says_that_the_run_goes_on(launcher: Runner) ->
     assert launcher("stop").returncode == 0
 
 
-def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher: Runner) -> None:
+def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher):
     launcher.write("import time; time.sleep(1); print('so far', flush=True); raise SystemExit(7)\n")
     run_id = detach(launcher)
     done = launcher("logs", "--follow")
@@ -45,7 +43,7 @@ def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher: Run
     assert launcher("logs").returncode == 0, "without --follow the output is what was asked for"
 
 
-def test_logs_of_a_rank_that_the_run_does_not_have_are_refused(launcher: Runner) -> None:
+def test_logs_of_a_rank_that_the_run_does_not_have_are_refused(launcher):
     launcher.write("print('up')\n")
     assert launcher(*LOCAL, "--nproc-per-node", "2").returncode == 0
     assert launcher("logs", "--rank", "1").stdout == "[0/1] up\n"
@@ -55,9 +53,7 @@ def test_logs_of_a_rank_that_the_run_does_not_have_are_refused(launcher: Runner)
     assert told.stderr == f"error: --rank 7: {run_id} has ranks 0 to 1\n  fix: --rank 1\n"
 
 
-def test_in_another_folder_it_is_told_where_runs_are_looked_for(
-    launcher: Runner, tmp_path: Path
-) -> None:
+def test_in_another_folder_it_is_told_where_runs_are_looked_for(launcher, tmp_path):
     launcher.write(WAITING)
     run_id = detach(launcher)
     runs = launcher.folder / "runs"
@@ -70,9 +66,8 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(
         assert said.startswith(f"{where}\n  fix: {fix}\n"), said
         assert f"{run_id} runs here; see: python -m launcher status {run_id} --runs {runs}" in said
     for word in ("stop", "status", "logs", "report"):
-        done = launcher(word)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"error: {where}\n  fix: {fix}; "), done.stderr
+        done = launcher.fails(2, word)
+        assert done.startswith(f"error: {where}\n  fix: {fix}; "), done
     told = launcher("stop", "tiny").stderr
     assert told.startswith(f"error: no run 'tiny': {where}\n  fix: {fix}")
     assert launcher("stop", "--runs", str(runs)).returncode == 0
@@ -80,7 +75,7 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(
     assert launcher("ps").stdout.startswith("no runs go on; those that ended: ")
 
 
-def test_stop_ends_runs_that_go_on_before_newer_ones_that_have_ended(launcher: Runner) -> None:
+def test_stop_ends_runs_that_go_on_before_newer_ones_that_have_ended(launcher):
     launcher.write(WAITING)
     first, second = detach(launcher), detach(launcher)
     runs = launcher.folder / "runs"
@@ -106,9 +101,7 @@ def type_elsewhere(launcher: Runner, *words: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.mount
-def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_from_here(
-    launcher: Runner,
-) -> None:
+def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_from_here(launcher):
     launcher.write(WAITING)
     run_id = detach(launcher)
     assert f"{run_id}  local   1      running" in type_elsewhere(launcher, "ps").stdout
@@ -119,9 +112,7 @@ def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_fro
     assert not launcher.processes()
 
 
-def test_a_launcher_elsewhere_that_does_not_answer(
-    launcher: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_elsewhere_that_does_not_answer(launcher, monkeypatch):
     launcher.write("print('done')")
     assert launcher(*LOCAL).returncode == 0
     run = find_run(launcher.folder / "runs", "latest")

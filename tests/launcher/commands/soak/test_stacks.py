@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from tests.launcher.commands.claims.test_stacks import launcher, start
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 SLEEPS = """
@@ -15,7 +14,7 @@ time.sleep(600)
 """
 
 
-def test_64_nodes_of_one_machine_are_looked_at_within_5_s(launcher: Runner) -> None:
+def test_64_nodes_of_one_machine_are_looked_at_within_5_s(launcher):
     launcher.limit_s = 240
     start(launcher, SLEEPS, nnodes=64)
     began = time.monotonic()
@@ -44,7 +43,7 @@ for when in ("ready", "after"):
 """
 
 
-def test_a_look_leaves_threads_and_open_files_as_they_were(launcher: Runner) -> None:
+def test_a_look_leaves_threads_and_open_files_as_they_were(launcher):
     folder = start(launcher, STEPS, nproc=2)
     for _ in range(5):
         assert launcher("stacks", "latest").returncode == 0

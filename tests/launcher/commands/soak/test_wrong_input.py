@@ -5,23 +5,9 @@ What is refused is refused before anything is made: the folder is as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from tests.launcher.commands.test_wrong_input import (
-    JOB,
-    Told,
-    assert_refused,
-    folder,
-    put,
-    tree,
-    typed,
-)
-
-ROOT = Path(__file__).parents[4]
-
+from tests.launcher.commands.test_wrong_input import JOB, assert_refused, folder, put, tree, typed
 
 # -- the file itself ------------------------------------------------------------------------------
 
@@ -45,9 +31,7 @@ FILES: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("text", "words"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_a_file_that_is_no_job_is_told_with_its_line(
-    folder: Path, typed: Callable[..., Told], command: str, text: bytes, words: str
-) -> None:
+def test_a_file_that_is_no_job_is_told_with_its_line(folder, typed, command, text, words):
     put(folder, text)
     before = tree(folder)
     assert_refused(typed(command, "job.yaml"), words)

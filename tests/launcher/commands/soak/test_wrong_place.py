@@ -13,10 +13,8 @@ import pytest
 from launcher.commands import cli
 from tests.launcher.commands.test_wrong_place import JOB, as_another, assert_told, folder, shell
 
-ROOT = Path(__file__).parents[4]
 
-
-def test_a_closed_stderr_and_stdin_harm_nothing(folder: Path) -> None:
+def test_a_closed_stderr_and_stdin_harm_nothing(folder):
     done = shell("launcher render job.yaml --on local <&- 2>&-", folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("#!/bin/sh\n")
@@ -28,7 +26,7 @@ def test_a_closed_stderr_and_stdin_harm_nothing(folder: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["ps", "schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"]
 )
-def test_a_reader_that_goes_early_is_no_error(folder: Path, line: str) -> None:
+def test_a_reader_that_goes_early_is_no_error(folder, line):
     done = shell(f"launcher {line} | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}", folder)
     assert done.stderr == ""
     assert done.stdout in ("0\n", "2\n")
@@ -48,9 +46,7 @@ RIGHTS = [
 
 
 @pytest.mark.parametrize(("line", "what", "mode", "words"), RIGHTS)
-def test_what_may_not_be_read_or_written_is_told(
-    folder: Path, line: str, what: str, mode: int, words: str
-) -> None:
+def test_what_may_not_be_read_or_written_is_told(folder, line, what, mode, words):
     folder.chmod(0o777)
     (folder / "w").mkdir()
     (folder / what).chmod(mode)
@@ -62,9 +58,7 @@ def test_what_may_not_be_read_or_written_is_told(
 
 
 @pytest.mark.parametrize("option", ["--set checkpoint_dir", "--runs"])
-def test_a_folder_where_nothing_can_be_made_is_told_before_a_run_is_begun(
-    folder: Path, option: str
-) -> None:
+def test_a_folder_where_nothing_can_be_made_is_told_before_a_run_is_begun(folder, option):
     done = shell(f"launcher run job.yaml --on local {option}=/proc/x", folder)
     assert_told(done, words="/proc/x")
     assert "change its owner" not in done.stderr, "nobody's rights are the cause"
@@ -74,8 +68,6 @@ def test_a_folder_where_nothing_can_be_made_is_told_before_a_run_is_begun(
 # -- run folders that were damaged ----------------------------------------------------------------
 
 GARBAGE = [b"", b"{}", b'{"at": null, "pid": []}']
-
-
 MORE_GARBAGE = [b"\xff\0\xfe", b"null", b"[]", b'"x"', b"1", b"[" * 100_000]
 
 
@@ -93,9 +85,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name", ["plan.json", "outcome.json", "launcher.json", "submitted.json", "metrics.json"]
 )
-def test_a_damaged_run_folder_is_told_by_every_command(
-    ended: Path, folder: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_run_folder_is_told_by_every_command(ended, folder, name, content, monkeypatch):
     shutil.copytree(ended / "runs", folder / "runs", symlinks=True)
     run = next(path for path in (folder / "runs").iterdir() if not path.is_symlink())
     monkeypatch.chdir(folder)

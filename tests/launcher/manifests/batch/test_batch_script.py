@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,28 +12,12 @@ from launcher.contract.errors import ExitCode
 from launcher.manifests.batch.check import BatchRule, check_batch_script
 from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.check import check_manifests, render_checked
+from tests.launcher.manifests.cases import case
 
 SCRIPTS = Path(__file__).parent
 ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests/golden/check-batch-script.txt"
 GOOD = ("torchrun", "tasks", "static", "single")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A good script, what replaces ``old`` to break the rule, and what nearly does."""
-
-    rule: BatchRule
-    base: str
-    old: str
-    bad: str
-    good: str
-
-
-def case(rule: BatchRule, base: str, old: str, bad: str, good: str | None = None) -> Case:
-    return Case(rule=rule, base=base, old=old, bad=bad, good=old if good is None else good)
-
-
 R = BatchRule
 TASKS = "#SBATCH --ntasks-per-node=1\n"
 ENDPOINT = '--rdzv-endpoint="$head_node:$PORT"'
@@ -116,13 +99,13 @@ def rules_of(text: str) -> set[BatchRule]:
 
 
 @pytest.mark.parametrize("base", GOOD)
-def test_nothing_is_found_in_a_good_script(base: str) -> None:
+def test_nothing_is_found_in_a_good_script(base):
     checked = check_manifests([("job.sbatch", read(base))])
     assert render_checked(checked) == "0 errors, 0 warnings; 1 batch script checked\n"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda one: f"{one.rule.id}-{one.base}")
-def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda one: one.id)
+def test_a_broken_rule_is_found_and_its_neighbour_is_not(case):
     text = read(case.base)
     assert case.old in text, "the edit must change something"
     assert case.rule in rules_of(text.replace(case.old, case.bad, 1))
@@ -130,20 +113,20 @@ def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
 
 
 @pytest.mark.parametrize("rule", BatchRule)
-def test_every_rule_has_a_reason_a_severity_and_a_script_that_breaks_it(rule: BatchRule) -> None:
+def test_every_rule_has_a_reason_a_severity_and_a_script_that_breaks_it(rule):
     assert rule.why
     assert rule.severity in ("error", "warning")
     assert rule in {case.rule for case in CASES}
 
 
-def test_the_whole_output_for_a_script_with_many_mistakes_is_as_before() -> None:
+def test_the_whole_output_for_a_script_with_many_mistakes_is_as_before():
     rendered = render_checked(check_manifests([("job.sbatch", read("bad"))]))
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(rendered)
     assert rendered == GOLDEN.read_text()
 
 
-def test_a_breach_names_file_line_and_fix() -> None:
+def test_a_breach_names_file_line_and_fix():
     text = read("torchrun").replace("=$GPUS_PER_NODE", "=4")
     (breach,) = check_batch_script(text, "a/job.sbatch")
     assert (breach.file, breach.fix) == ("a/job.sbatch", "--nproc-per-node=8")
@@ -161,9 +144,7 @@ def test_a_breach_names_file_line_and_fix() -> None:
         ("kind: ConfigMap\ndata:\n  job: |\n    #SBATCH -N 2", "<stdin>", False),
     ],
 )
-def test_a_batch_script_is_known_by_its_suffix_or_its_content(
-    text: str, file: str, expected: bool
-) -> None:
+def test_a_batch_script_is_known_by_its_suffix_or_its_content(text, file, expected):
     assert is_batch_script(text, file) is expected
 
 
@@ -180,19 +161,19 @@ def test_a_batch_script_is_known_by_its_suffix_or_its_content(
     ],
     ids=range(26),
 )  # fmt: skip
-def test_a_script_of_any_shape_never_breaks_the_check_and_is_read_soon(text: str) -> None:
+def test_a_script_of_any_shape_never_breaks_the_check_and_is_read_soon(text):
     for whole in (text, f"#!/bin/bash\n#SBATCH -N 2\n{text}"):
         assert render_checked(check_manifests([("job.sbatch", whole)]))
 
 
 @pytest.mark.parametrize("base", GOOD)
-def test_a_script_that_is_cut_off_anywhere_never_breaks_the_check(base: str) -> None:
+def test_a_script_that_is_cut_off_anywhere_never_breaks_the_check(base):
     text = read(base)
     for end in range(0, len(text), 7):
         check_batch_script(text[:end], "job.sbatch")
 
 
-def test_what_stands_in_comments_strings_and_here_documents_is_no_command() -> None:
+def test_what_stands_in_comments_strings_and_here_documents_is_no_command():
     text = read("torchrun").replace(
         "set -euo pipefail",
         "# torchrun --nnodes=7 x.py\necho 'torchrun --nnodes=7 x.py'\nwhich torchrun\n"
@@ -203,7 +184,7 @@ def test_what_stands_in_comments_strings_and_here_documents_is_no_command() -> N
     assert check_batch_script(text, "job.sbatch") == []
 
 
-def test_a_command_in_quotes_over_several_lines_is_read_with_what_starts_it() -> None:
+def test_a_command_in_quotes_over_several_lines_is_read_with_what_starts_it():
     text = (
         read("torchrun").replace(SRUN, "srun bash -c '\ntorchrun").replace(" &\nwait", "'&\nwait")
     )
@@ -211,20 +192,18 @@ def test_a_command_in_quotes_over_several_lines_is_read_with_what_starts_it() ->
     assert rules_of(text.replace("srun bash", "bash")) == {BatchRule.SRUN_MISSING}
 
 
-def test_options_that_are_given_to_sbatch_itself_are_not_missed() -> None:
+def test_options_that_are_given_to_sbatch_itself_are_not_missed():
     text = "#!/bin/bash\nsrun torchrun --standalone --nproc-per-node=$SLURM_NTASKS train.py\n"
     assert rules_of(text) == set()
 
 
-def test_of_a_job_with_several_components_only_the_places_of_options_are_checked() -> None:
+def test_of_a_job_with_several_components_only_the_places_of_options_are_checked():
     text = read("bad").replace("source", "#SBATCH hetjob\n#SBATCH -N 1\nsource")
     assert rules_of(text) == {BatchRule.SBATCH_LATE}
 
 
 @pytest.mark.parametrize("kind", ["allocation", "array"])
-def test_nothing_is_found_in_the_script_that_the_launcher_renders(
-    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_found_in_the_script_that_the_launcher_renders(kind, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     words = ["render", "jobs/digits.yaml", "--on", "slurm", "--nnodes", "2"]
     settings = ["--set", f"slurm.kind={kind}", "--set", "slurm.time=1:00:00"]
@@ -234,9 +213,7 @@ def test_nothing_is_found_in_the_script_that_the_launcher_renders(
     assert check_batch_script(rendered, "<stdin>") == []
 
 
-def test_the_command_checks_batch_scripts_beside_manifests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_checks_batch_scripts_beside_manifests(tmp_path, capsys):
     manifest = tmp_path / "job.yaml"
     manifest.write_text("kind: ConfigMap\n")
     assert run_command(["check", str(SCRIPTS / "bad.sbatch"), str(manifest)]) == ExitCode.BAD_INPUT
@@ -244,9 +221,7 @@ def test_the_command_checks_batch_scripts_beside_manifests(
     assert said.endswith("0 objects checked, 1 without rules, 1 batch script checked\n")
 
 
-def test_the_command_tells_in_one_line_of_a_file_that_is_no_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_tells_in_one_line_of_a_file_that_is_no_text(tmp_path, capsys):
     script = tmp_path / "job.sbatch"
     script.write_bytes(b"#!/bin/bash\n\xff\xfe")
     assert run_command(["check", str(script)]) == ExitCode.BAD_INPUT

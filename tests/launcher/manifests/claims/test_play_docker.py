@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from launcher.manifests.pytorchjob import PyTorchJob, operator_env
 from launcher.manifests.source import parse_manifest
-from tests.launcher.manifests.test_play_docker import engine, play
-from tests.launcher.played import (
-    COUNTED,
-    PRINT_ENV,
-    Played,
-    elastic,
-    job,
-    nothing_is_left,
-)
+from tests.launcher.played import COUNTED, PRINT_ENV, elastic, job, nothing_is_left
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(job, id="static"),
-        pytest.param(elastic, id="elastic"),
-    ],
+    "make", [pytest.param(job, id="static"), pytest.param(elastic, id="elastic")]
 )
-def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(
-    make: Callable[[str], dict[str, Any]], play: Callable[[dict[str, Any]], Played], engine: Any
-) -> None:
+def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(make, play, engine):
     # The decisive pod waits for the others: they would be stopped before they have printed.
     names_resolve = (
         "import socket; names = ['foreign-worker-0', 'foreign-worker-1.default', "
@@ -60,9 +44,7 @@ def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(
     assert nothing_is_left(engine, played)
 
 
-def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
-    play: Callable[[dict[str, Any]], Played], engine: Any
-) -> None:
+def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(play, engine):
     program = COUNTED.replace("CODE", "1").replace("FAILURES", "2")
     played = play(elastic(program))
     assert played.end() == 0, played.text

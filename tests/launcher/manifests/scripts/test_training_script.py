@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,23 +24,14 @@ from launcher.manifests.scripts.check import (
     is_training_script,
 )
 from launcher.manifests.scripts.rules import ScriptRule
+from tests.launcher.manifests.cases import case
 from tests.programs import run_program
 
 SCRIPTS = Path(__file__).parent
-
-
 ROOT = Path(__file__).parents[4]
-
-
 DOCS = ROOT / "docs/check-scripts.md"
-
-
 GOLDEN = ROOT / "tests/golden/check-training-scripts.txt"
-
-
 FAULT = re.compile(r"# fault: ([a-z-]+)")
-
-
 Place = tuple[int, str]
 
 
@@ -64,33 +54,10 @@ def faults_of(text: str) -> set[Place]:
     return {(i, fault) for i, line in lines for fault in FAULT.findall(line)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A right script, what replaces ``old`` to break the rule, and what nearly does."""
-
-    rule: ScriptRule
-    base: str
-    old: str
-    bad: str
-    good: str
-
-
-def case(rule: ScriptRule, base: str, old: str, bad: str, good: str | None = None) -> Case:
-    return Case(rule=rule, base=base, old=old, bad=bad, good=old if good is None else good)
-
-
 R = ScriptRule
-
-
 SETUP = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n    init_process_group('
-
-
 HOLDS = 'self.register_buffer("signal", alphas.sqrt())'
-
-
 MP = "mp.spawn(work, args=(2,), nprocs=2)"
-
-
 CASES = [
     case(R.UNREADABLE, "ddp_trainer", "import os\n", "import os\nprint 1\n"),
     case(R.FIRST_GPU, "ddp_trainer", "x.to(self.local_rank)", 'x.to("cuda:0")', 'x.to("cuda")'),
@@ -226,8 +193,8 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda one: f"{one.rule.id}-{one.base}")
-def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda one: one.id)
+def test_a_broken_rule_is_found_and_its_neighbour_is_not(case):
     text = read(f"right/{case.base}")
     assert case.old in text, "the edit must change something"
     assert case.rule.id in rules_of(text.replace(case.old, case.bad, 1))
@@ -236,7 +203,7 @@ def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
     assert case.rule.id not in rules_of(good) - rules_of(text)
 
 
-def test_a_configuration_that_names_hydras_folder_is_read(tmp_path: Path) -> None:
+def test_a_configuration_that_names_hydras_folder_is_read(tmp_path):
     text = read("right/hydra_config").replace("version_base=None, ", "")
     (tmp_path / "conf").mkdir()
     for folder, is_found in (("outputs/${now:%H-%M}", True), ("${oc.env:RUN_DIR}/hydra", False)):
@@ -248,7 +215,7 @@ def test_a_configuration_that_names_hydras_folder_is_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rule", ScriptRule)
-def test_every_rule_has_a_reason_a_severity_and_a_script_that_breaks_it(rule: ScriptRule) -> None:
+def test_every_rule_has_a_reason_a_severity_and_a_script_that_breaks_it(rule):
     assert rule.why
     assert rule.severity in ("error", "warning")
     assert rule in {case.rule for case in CASES}
@@ -281,7 +248,7 @@ def figures() -> dict[str, list[int]]:
     return {row[0]: [int(one) for one in row[1:]] for row in rows}
 
 
-def test_at_most_one_finding_in_ten_is_wrong_and_one_fault_in_ten_is_missed() -> None:
+def test_at_most_one_finding_in_ten_is_wrong_and_one_fault_in_ten_is_missed():
     rows = figures().values()
     scripts, found, wrong, missed = (sum(row[i] for row in rows) for i in range(4))
     assert scripts >= 45
@@ -289,11 +256,11 @@ def test_at_most_one_finding_in_ten_is_wrong_and_one_fault_in_ten_is_missed() ->
     assert missed * 10 <= found
 
 
-def test_nothing_is_found_in_the_examples() -> None:
+def test_nothing_is_found_in_the_examples():
     assert figures()["`examples/`"][1:] == [0, 0, 0]
 
 
-def test_the_docs_have_the_figures_as_they_are() -> None:
+def test_the_docs_have_the_figures_as_they_are():
     text = DOCS.read_text()
     if os.environ.get("UPDATE_GOLDEN"):
         text = re.sub(r"\| scripts \|.*\n(\|.*\n)*", lambda _: render_figures(), text)
@@ -302,7 +269,7 @@ def test_the_docs_have_the_figures_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("file", sorted((SCRIPTS / "faulty").glob("*.py")), ids=lambda f: f.stem)
-def test_every_fault_that_a_script_says_it_has_is_of_a_rule(file: Path) -> None:
+def test_every_fault_that_a_script_says_it_has_is_of_a_rule(file):
     faults = {rule for _, rule in faults_of(file.read_text())}
     assert faults
     assert faults <= {rule.id for rule in ScriptRule}
@@ -311,7 +278,7 @@ def test_every_fault_that_a_script_says_it_has_is_of_a_rule(file: Path) -> None:
 # -- what a person sees ---------------------------------------------------------------------------
 
 
-def test_the_whole_output_for_each_script_is_as_before() -> None:
+def test_the_whole_output_for_each_script_is_as_before():
     files = [*sorted(SCRIPTS.glob("*/*.py")), *sorted((ROOT / "examples").glob("*.py"))]
     named = [(f"{file.parent.name}/{file.name}", file.read_text()) for file in files]
     assert len(named) >= 45
@@ -330,12 +297,12 @@ def test_the_whole_output_for_each_script_is_as_before() -> None:
         ("# launcher: ignore", True),
     ],
 )
-def test_a_comment_silences_the_named_rules_on_its_line(comment: str, is_found: bool) -> None:
+def test_a_comment_silences_the_named_rules_on_its_line(comment, is_found):
     text = read("faulty/single_gpu").replace("# fault: save-by-all", comment)
     assert ("save-by-all" in rules_of(text)) is is_found
 
 
-def test_a_comment_may_stand_on_any_line_of_a_call() -> None:
+def test_a_comment_may_stand_on_any_line_of_a_call():
     text = read("faulty/single_gpu").replace(
         'torch.save(model.state_dict(), "mnist.pt")',
         "torch.save(\n    model.state_dict(),\n    name,  # launcher: ignore[save-by-all]\n)",
@@ -346,16 +313,12 @@ def test_a_comment_may_stand_on_any_line_of_a_call() -> None:
 @pytest.mark.parametrize(
     ("base", "code"), [("right/ddp_trainer", ExitCode.OK), ("faulty/gan_old", ExitCode.BAD_INPUT)]
 )
-def test_the_command_ends_with_2_for_errors_alone(
-    base: str, code: ExitCode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_ends_with_2_for_errors_alone(base, code, capsys):
     assert run_command(["check", str(SCRIPTS / f"{base}.py")]) == code
     assert capsys.readouterr().out.endswith("; 1 training script checked\n")
 
 
-def test_warnings_alone_are_no_error_and_json_has_all_of_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_alone_are_no_error_and_json_has_all_of_a_finding(tmp_path, capsys):
     script = tmp_path / "my train.py"
     script.write_text(read("right/gloo_regression").replace("# launcher: ignore[no", "# ["))
     assert run_command(["check", "--json", str(script)]) == ExitCode.OK
@@ -380,13 +343,11 @@ def test_warnings_alone_are_no_error_and_json_has_all_of_a_finding(
         ("import: torch", "job.yaml", False),
     ],
 )
-def test_a_training_script_is_known_by_its_suffix_or_its_content(
-    text: str, file: str, expected: bool
-) -> None:
+def test_a_training_script_is_known_by_its_suffix_or_its_content(text, file, expected):
     assert is_training_script(text, file) is expected
 
 
-def test_the_command_reads_a_script_from_its_standard_input() -> None:
+def test_the_command_reads_a_script_from_its_standard_input():
     done = run_program(
         [sys.executable, "-m", "launcher", "check", "-"],
         input=read("faulty/fabric_cpu"),
@@ -417,9 +378,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_file_that_is_no_script_is_one_message_and_code_2(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_script_is_one_message_and_code_2(name, tmp_path, capsys):
     content, message = BAD[name]
     script = tmp_path / "train.py"
     script.write_bytes(content)
@@ -431,7 +390,7 @@ def test_a_file_that_is_no_script_is_one_message_and_code_2(
 
 
 @pytest.mark.parametrize("base", ["argparse_helpers", "imagenet", "lightning_classifier"])
-def test_a_script_that_is_cut_off_at_any_line_never_breaks_the_check(base: str) -> None:
+def test_a_script_that_is_cut_off_at_any_line_never_breaks_the_check(base):
     lines = read(f"right/{base}").splitlines(keepends=True)
     for end in range(0, len(lines), 3):
         assert check_training_script("".join(lines[:end]), "train.py") is not None
@@ -443,12 +402,12 @@ def test_a_script_that_is_cut_off_at_any_line_never_breaks_the_check(base: str) 
     "import torch.distributed as d\nwhile d.get_rank() == r:\n    r = d.barrier()",
     "def g():\n    global h\n    return h()\nh = g", "a.b.c = a.b\na.b = a.b.c", "lambda: (yield)",
 ])  # fmt: skip
-def test_names_that_lead_to_themselves_end(text: str) -> None:
+def test_names_that_lead_to_themselves_end(text):
     whole = f"{read('right/uneven_collectives')}\n{text}\n"
     assert check_training_script(whole, "train.py") is not None
 
 
-def test_names_with_many_values_are_end_soon() -> None:
+def test_names_with_many_values_are_end_soon():
     text = "def f(x):\n" + "    x = x.a(x + x + x)\n" * 200 + "    x.cuda(x)\n    x.backward()\n"
     text += "class A(torch.nn.Module):\n    def __init__(self, x):\n"
     text += "        x = x.a(x + x)\n" * 200 + "        self.x = x\n"
@@ -463,14 +422,13 @@ def test_names_with_many_values_are_end_soon() -> None:
 def defined_in_lightning(path: str) -> dict[str, set[str]]:
     """Functions, with their arguments, of a module of the installed Lightning, which is not run."""
     spec = importlib.util.find_spec("lightning")
-    assert spec is not None
     assert spec.origin is not None
     tree = ast.parse((Path(spec.origin).parent / path).read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     return {f.name: {a.arg for a in (*f.args.args, *f.args.kwonlyargs)} for f in functions}
 
 
-def test_lightning_has_none_of_the_names_that_are_called_dropped() -> None:
+def test_lightning_has_none_of_the_names_that_are_called_dropped():
     trainer = defined_in_lightning("pytorch/trainer/trainer.py")["__init__"]
     assert {"devices", "strategy", "use_distributed_sampler"} <= trainer
     assert not trainer & lightning.ARGUMENTS.keys()
@@ -483,7 +441,7 @@ def test_lightning_has_none_of_the_names_that_are_called_dropped() -> None:
 # -- at the start of a run ------------------------------------------------------------------------
 
 
-def test_reading_a_long_script_at_the_start_of_a_run_does_not_blow_up(tmp_path: Path) -> None:
+def test_reading_a_long_script_at_the_start_of_a_run_does_not_blow_up(tmp_path):
     """It takes some 50 ms of the processor."""
     script, spent = tmp_path / "train.py", []
     head = read("faulty/evaluate_on_first")
@@ -501,9 +459,7 @@ def test_reading_a_long_script_at_the_start_of_a_run_does_not_blow_up(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["absent", "folder", "binary"])
-def test_a_script_that_cannot_be_read_has_no_findings_at_the_start_of_a_run(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_script_that_cannot_be_read_has_no_findings_at_the_start_of_a_run(kind, tmp_path):
     path = tmp_path / "train.py"
     if kind == "folder":
         path.mkdir()

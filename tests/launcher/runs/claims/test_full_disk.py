@@ -13,14 +13,8 @@ from tests.disks import Disk, mounted
 from tests.launcher.runner import Runner
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
-
-
 JOB = "name: tiny\nnproc_per_node: 2\nmax_restarts: 1000\nstop_grace_s: 5\n"
-
-
 TWO_NODES = JOB + "nnodes: 2\n"
-
-
 FILL = """
 import os, pathlib, time
 def fill():
@@ -28,8 +22,6 @@ def fill():
         while True:
             file.write(bytes(4096))
 """
-
-
 FILLING = (
     FILL
     + """
@@ -56,9 +48,7 @@ def launcher(tmp_path: Path) -> Iterator[Runner]:
     assert left == []
 
 
-def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(
-    launcher: Runner, disk: Disk
-) -> None:
+def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(launcher, disk):
     launcher.write(FILLING, TWO_NODES)
     done = launcher("run", "job.yaml", "--on", "local")
     assert done.returncode == 198, done.stderr
@@ -72,14 +62,11 @@ def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(
     assert disk.leftovers() == []
 
 
-def test_a_disk_that_is_full_before_the_start_starts_nothing_and_leaves_nothing(
-    launcher: Runner, disk: Disk
-) -> None:
+def test_a_disk_that_is_full_before_the_start_starts_nothing_and_leaves_nothing(launcher, disk):
     launcher.write("print('never')", TWO_NODES)
     disk.fill()
-    done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 198
-    error = done.stderr.partition("error: ")[2]
+    told = launcher.fails(198, "run", "job.yaml", "--on", "local")
+    error = told.partition("error: ")[2]
     assert error.startswith("the disk at ")
     assert " is full: 0 bytes and " in error
     assert "fix: make room there, or name another folder (--runs DIR)" in error

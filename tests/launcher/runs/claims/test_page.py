@@ -8,7 +8,6 @@ import subprocess
 import threading
 from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,7 @@ OUTER = """<!doctype html><iframe src="page.html" width="{width}" height="600"><
 
 @pytest.mark.chromium
 @pytest.mark.parametrize("width", [360, 1200])
-def test_a_browser_runs_nothing_of_it_and_shows_it_within_a_phone_and_a_screen(
-    tmp_path: Path, width: int
-) -> None:
+def test_a_browser_runs_nothing_of_it_and_shows_it_within_a_phone_and_a_screen(tmp_path, width):
     evil = (
         "</pre><script>document.title = 'ran'</script><img src=x onerror=\"document.title='ran'\">"
     )

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.disks import Disk
-from tests.launcher.runner import Runner
 from tests.launcher.runs.claims.test_full_disk import FILL, TWO_NODES, disk, launcher
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
-
-
 LATE = (
     FILL
     + """
@@ -22,12 +18,9 @@ except OSError: pass
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(
-    launcher: Runner, disk: Disk, detached: bool
-) -> None:
+def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(launcher, disk, detached):
     launcher.write(LATE, TWO_NODES)
-    done = launcher("run", "job.yaml", "--on", "local", *(["--detach"] if detached else []))
-    assert done.returncode == 0, done.stderr
+    launcher.well("run", "job.yaml", "--on", "local", *(["--detach"] if detached else []))
     wait_until((disk.path / "latest/outcome.json").exists)
     assert launcher.outcome["state"] == "succeeded"
     wait_until(lambda: not launcher.processes())

@@ -48,7 +48,7 @@ def page_of(runs: Runner, *words: str) -> str:
     return (runs.folder / "my page.html").read_text()
 
 
-def test_the_command_writes_the_page_of_a_run_or_of_two_and_an_index(runs: Runner) -> None:
+def test_the_command_writes_the_page_of_a_run_or_of_two_and_an_index(runs):
     old, new = sorted(runs.run_ids())
     page = page_of(runs, old)
     assert "nan-loss, certain" in page
@@ -125,9 +125,7 @@ def fill(run: Path) -> None:
         (fill, "nan-loss"),
     ],
 )
-def test_whatever_is_left_of_a_run_makes_a_page_that_says_what_is_missing(
-    runs: Runner, damage: Any, told: str
-) -> None:
+def test_whatever_is_left_of_a_run_makes_a_page_that_says_what_is_missing(runs, damage, told):
     run_id = sorted(runs.run_ids())[0]
     copy = runs.folder / "runs" / "damaged-20250101-000000-aaaa"
     shutil.copytree(runs.folder / "runs" / run_id, copy, symlinks=True)

@@ -9,12 +9,11 @@ import time
 import pytest
 
 from launcher.agent.stopping import SILENT_S
-from tests.launcher.runner import Runner
 from tests.launcher.verdict.test_why import LOCAL, TWO
 from tests.waiting import wait_until
 
 
-def test_a_killed_rank_is_likely_but_not_certainly_that(launcher: Runner) -> None:
+def test_a_killed_rank_is_likely_but_not_certainly_that(launcher):
     launcher.write("import os\nos.kill(os.getpid(), 9)\n")
     launcher(*LOCAL)
     told = json.loads(launcher("why", "--json").stdout)
@@ -38,7 +37,7 @@ for step in range(100):
 """
 
 
-def test_of_a_hang_the_rank_is_named_that_the_others_wait_for(launcher: Runner) -> None:
+def test_of_a_hang_the_rank_is_named_that_the_others_wait_for(launcher):
     launcher.write(WAITS_FOR_A_LOCK, TWO)
     launcher(*LOCAL, "--set", "agent.hang_min_s=3", "--set", "agent.hang_max_s=4")
     headline, where, *_ = launcher("why").stdout.splitlines()
@@ -109,7 +108,7 @@ while True: sum(range(100_000))
 
 
 @pytest.mark.parametrize("what", STOPPED_WHILE)
-def test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher: Runner, what: str) -> None:
+def test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher, what):
     script, told, where = STOPPED_WHILE[what]
     launcher.write(script, TWO)
     process = launcher.start(*LOCAL)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from launcher.commands.cli import run_command
 from launcher.verdict.cause import FailureCause
 from tests.launcher.verdict.test_runbook import DOCS
 
 
-def test_the_command_prints_a_section_or_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_section_or_a_page(capsys):
     for cause in FailureCause:
         assert run_command(cause.section.split()[1:]) == 0
         printed = capsys.readouterr().out

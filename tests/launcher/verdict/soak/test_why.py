@@ -16,7 +16,7 @@ from tests.launcher.verdict.test_why import LOCAL
 from tests.waiting import wait_until
 
 
-def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher: Runner) -> None:
+def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher):
     launcher.write(WAITING)
     launcher(*LOCAL, "--detach")
     run = launcher.folder / "runs" / launcher.run_ids()[0]
@@ -34,7 +34,7 @@ def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher: Ru
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user")
-def test_of_a_run_of_another_user_that_goes_on_its_folder_tells() -> None:
+def test_of_a_run_of_another_user_that_goes_on_its_folder_tells():
     with tempfile.TemporaryDirectory() as root:
         Path(root).chmod(0o755)
         launcher = Runner(Path(root))
@@ -51,7 +51,7 @@ def test_of_a_run_of_another_user_that_goes_on_its_folder_tells() -> None:
     assert (told.state, told.what[:7]) == ("running", "no fail")
 
 
-def test_a_run_that_ended_well_has_no_verdict(launcher: Runner) -> None:
+def test_a_run_that_ended_well_has_no_verdict(launcher):
     launcher.write("print('done')\n")
     done = launcher(*LOCAL)
     assert "  why " not in done.stderr

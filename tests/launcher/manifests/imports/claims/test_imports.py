@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.launcher.runner import Runner
 
 
-def test_init_writes_a_job_that_runs_and_never_overwrites(tmp_path: Path) -> None:
+def test_init_writes_a_job_that_runs_and_never_overwrites(tmp_path):
     runner = Runner(tmp_path)
     (tmp_path / "my train.py").write_text("import sys\nprint('given', sys.argv[1:])\n")
-    made = runner("init", "my train.py", "--", "--lr", "3")
-    assert made.returncode == 0, made.stderr
+    made = runner.well("init", "my train.py", "--", "--lr", "3")
     assert len(made.stdout.splitlines()) == 3
     assert "given ['--lr', '3']" in runner("run", "job.yaml", "--on", "local").stdout
     before = (tmp_path / "job.yaml").read_text()

@@ -12,7 +12,7 @@ from tests.programs import run_program
 ROOT = Path(__file__).parents[5]
 
 
-def test_a_run_tells_in_one_line_how_many_findings_its_script_has(tmp_path: Path) -> None:
+def test_a_run_tells_in_one_line_how_many_findings_its_script_has(tmp_path):
     script = tmp_path / "my train.py"
     script.write_text(
         "def later():\n    import torch.multiprocessing as mp\n    mp.spawn(later)\nprint('done')\n"

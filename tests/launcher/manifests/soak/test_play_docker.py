@@ -5,19 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from launcher.contract.errors import ExitCode
-from tests.launcher.manifests.test_play_faults import Play, engine, play
-from tests.launcher.played import (
-    LIMIT_S,
-    WAIT,
-    container,
-    elastic,
-    nothing_is_left,
-)
+from tests.launcher.played import LIMIT_S, WAIT, container, elastic, nothing_is_left
 from tests.launcher.relay import Relay, open_relay
 
 pytestmark = pytest.mark.docker
@@ -33,8 +25,8 @@ def relay() -> Iterator[Relay]:
 
 
 def test_ctrl_c_with_the_engine_away_says_what_runs_on_and_the_command_that_ends_it(
-    play: Play, engine: Any, relay: Relay
-) -> None:
+    play, engine, relay
+):
     played = play(elastic(WAIT), DOCKER_HOST=relay.address)
     played.until(lambda text: text.count("] up") == 2)
     relay.go()
