@@ -30,8 +30,7 @@ class Agreement:
         many = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if many else None
         self._nothing = self._agreed = (0,) * size
-        self._numbers = torch.empty(0)
-        self._work: dist.Work | None = None
+        self._exchange: tuple[dist.Work, torch.Tensor] | None = None
         self._proposals, self._exchanged_every = 0, 1
         self._exchanged_at = clock()
 
@@ -44,17 +43,16 @@ class Agreement:
         if self._proposals < self._exchanged_every:
             return
         # All ranks drop the same number of proposals: the lowest that any rank planned.
-        self._numbers = torch.tensor([*wishes, -self._plan_next()], dtype=torch.int64)
-        self._work = dist.all_reduce(
-            self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True
-        )
+        numbers = torch.tensor([*wishes, -self._plan_next()], dtype=torch.int64)
+        work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._exchange = work, numbers
 
     def settle(self) -> tuple[int, ...]:
         """Ends the exchange and gives the highest numbers; zeros if nothing was proposed."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-            *highest, every = self._numbers.tolist()
+        if self._exchange is not None:
+            (work, numbers), self._exchange = self._exchange, None
+            work.wait()
+            *highest, every = numbers.tolist()
             self._agreed, self._exchanged_every = tuple(highest), -every
         agreed, self._agreed = self._agreed, self._nothing
         return agreed

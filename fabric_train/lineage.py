@@ -146,13 +146,12 @@ def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
     """
     if not starts:
         return None
-    by_writer = {start.writer: start for start in starts}
-    current, last_step = starts[-1], math.inf
-    while current.writer > commit.writer and (base := current.base):
-        # The writer's note may be gone; its commits up to the base still belong to the history.
-        lost = Start(writer=base.writer, base=None, at=0.0)
-        current, last_step = by_writer.get(base.writer, lost), base.step
-    if current.writer != commit.writer:
+    bases = {start.writer: start.base for start in starts}
+    writer, last_step = starts[-1].writer, math.inf
+    # A writer's note may be gone; its commits up to the base still belong to the history.
+    while writer > commit.writer and (base := bases.get(writer)):
+        writer, last_step = base.writer, base.step
+    if writer != commit.writer:
         return f"no later group continued from {commit.writer}"
     if commit.step > last_step:
         return f"the group that followed {commit.writer} continued from step {last_step}"

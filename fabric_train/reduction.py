@@ -147,7 +147,7 @@ class TreeSum:
             sibling = self._sums.pop(right if node == left else left, None)
             if sibling is None:
                 break
-            value = value + sibling if node == left else sibling + value
+            value = value + sibling  # the same bits in either order
             node = parent
         self._sums[node] = value
 

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import pytest
 import torch.distributed as dist
 
 from fabric_train.agreement import Agreement
 from tests.fabric_train.forked import run_forked
 
 
-def test_alone_one_agrees_with_oneself():
-    agreement = Agreement(2)
-    assert agreement.settle() == (0, 0)
-    agreement.propose((0, 5))
-    assert agreement.settle() == (0, 5)
-    assert agreement.settle() == (0, 0)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_alone_one_agrees_with_oneself_at_once(grouped):
+    def agree() -> list[tuple[int, ...]]:
+        agreement = Agreement(2, pause_s=1.0, clock=lambda: 0.0)
+        heard = [agreement.settle()]
+        for wish in (5, 7):
+            agreement.propose((0, wish))
+            heard.append(agreement.settle())
+        return [*heard, agreement.settle()]
+
+    heard = [(0, 0), (0, 5), (0, 7), (0, 0)]
+    assert (run_forked(agree, 1) if grouped else [agree()]) == [heard]
 
 
 def test_all_ranks_learn_the_highest_wish_at_the_same_call():
@@ -26,36 +33,28 @@ def test_all_ranks_learn_the_highest_wish_at_the_same_call():
     assert run_forked(agree, 2) == [learned] * 2
 
 
-def test_ranks_of_different_pace_exchange_at_the_same_calls_and_seldom_in_short_steps():
-    def agree() -> list[tuple[int, ...]]:
-        rank = dist.get_rank()
+@pytest.mark.parametrize(
+    ("step_s", "late_step_s", "exchanged"),
+    [
+        # Four short steps of the slower rank take a second; one long one takes more.
+        (0.125, 2.0, [1, 5, 9, 13, 17, *range(21, 30)]),
+        (0.0, 0.0, [1, 9, 17, 25]),  # not divided by
+    ],
+)
+def test_ranks_of_different_pace_exchange_at_the_same_calls_and_seldom_in_short_steps(
+    step_s, late_step_s, exchanged
+):
+    def agree() -> list[int]:
         now = 0.0
         agreement = Agreement(1, pause_s=1.0, clock=lambda: now)
         heard = []
         for step in range(1, 31):
-            now += 0.125 * (1 + rank) if step <= 20 else 2.0
-            heard.append(agreement.settle())
+            now += step_s * (1 + dist.get_rank()) if step <= 20 else late_step_s
+            heard += agreement.settle()
             agreement.propose((step,))
-        return heard
+        return [step for step in heard if step]
 
-    one, other = run_forked(agree, 2)
-    assert one == other
-    exchanged = [step for (step,) in one if step]
-    # Four short steps of the slower rank take a second; one long one takes more.
-    assert exchanged == [1, 5, 9, 13, 17, *range(21, 30)]
-
-
-def test_a_step_that_takes_no_time_is_not_divided_by():
-    def agree() -> list[tuple[int, ...]]:
-        agreement = Agreement(1, pause_s=1.0, clock=lambda: 0.0)
-        heard = []
-        for step in range(1, 20):
-            heard.append(agreement.settle())
-            agreement.propose((step,))
-        return heard
-
-    (heard, _) = run_forked(agree, 2)
-    assert [step for (step,) in heard if step] == [1, 9, 17]
+    assert run_forked(agree, 2) == [exchanged] * 2
 
 
 def test_what_does_not_hold_on_one_rank_does_not_hold_on_any():

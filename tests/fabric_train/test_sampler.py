@@ -91,6 +91,7 @@ def test_shards_that_are_looked_up_together_are_those_that_are_looked_up_alone(b
     [
         (1, (7, 3), [0]),
         (2, (7, 3), [1, 0]),
+        (3, (7, 3), [1, 0, 2]),
         (5, (7, 3), [2, 4, 1, 0, 3]),
         (5, (7, 4), [4, 3, 1, 2, 0]),
         (5, (8, 3), [3, 2, 1, 0, 4]),
