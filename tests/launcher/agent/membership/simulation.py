@@ -290,11 +290,14 @@ class Node(Machine):
             self.refused, self.running = action, None
 
     # -- what happens to it
-    def kill(self, *, silently: bool = False) -> None:
-        """Silently: the machine has lost its power, and nothing closes its connections."""
+    def kill(self) -> None:
         to, self.dead, self.running = self.coordinator, True, None
-        if to and not silently and not (self.cut or to.cut):
+        if to and not (self.cut or to.cut):
             to.at(self.world.delay(), lambda: to.connection_closed(self))
+
+    def lose_power(self) -> None:
+        """Nothing closes its connections."""
+        self.dead, self.running = True, None
 
     def leave(self) -> None:
         self.say(decide.Gone(self.name, Cause.LEFT))

@@ -20,13 +20,14 @@ from launcher.agent.membership.candidates import (
     SERVES,
     SILENT,
     Announcement,
+    Candidates,
     Meeting,
     UnreachableError,
     reach,
 )
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
 from launcher.agent.membership.settings import Rules
-from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic
 from tests.launcher.node_plans import node_plan
@@ -170,3 +171,13 @@ def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_mean
     rendezvous = plan(tmp_path)
     assert (rendezvous.endpoint_port, rendezvous.is_host) == (store.port, False)
     assert not any(psutil.pid_exists(process.pid) for process in slow)
+
+
+def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(
+    store: CoordinatorProcess,
+) -> None:
+    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=0) for port in (1, store.port)]
+    task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
+    of_plan = Candidates(task, SystemClock())
+    planned = [of_plan.plan_round({"last": "[1, 2]"}).node.rendezvous for _ in range(2)]
+    assert [one.endpoint_port for one in planned if isinstance(one, Elastic)] == [store.port, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.agent.membership.settings import Rules
-from tests.launcher.agent.membership.simulation import Coordinator, Node, World
+from tests.launcher.agent.membership.simulation import Coordinator, Machine, Node, World
 
 LIMIT_S = 5.0
 limited = partial(Rules, detection_limit_s=LIMIT_S, growth_pause_s=0.0, last_call_s=1.0)
@@ -36,9 +37,9 @@ def test_a_node_whose_process_ends_is_replaced_by_a_smaller_group_at_once(lost: 
     assert world.until(lambda: world.together(*rest), 10) <= 0.5
 
 
-def test_a_node_that_loses_its_power_is_lost_after_the_limit_and_its_heir_comes_in() -> None:
+def test_a_node_that_loses_its_power_is_lost_after_the_limit_and_its_successor_comes_in() -> None:
     world, nodes = formed(FENCED, 0, 1, 2)
-    nodes[1].kill(silently=True)
+    nodes[1].lose_power()
     rest = [nodes[0], nodes[2]]
     assert LIMIT_S - 0.3 < world.until(lambda: world.together(*rest), 10) <= LIMIT_S + 0.5
     again = world.add(1)
@@ -115,7 +116,7 @@ def test_without_a_fence_half_of_the_nodes_wait_for_the_others() -> None:
 
 # -- random schedules ----------------------------------------------------------------------------
 TO_NODES = ["kill", "lose power", "freeze", "wake", "leave", "fault", "cut", "mend"]
-TO_COORDINATORS = ["stop it", "freeze it", "wake it", "cut it off", "mend it"]
+TO_COORDINATORS = ["stop it", "freeze it", "wake it", "cut it", "mend it"]
 MOVES = st.one_of(
     st.tuples(st.just("join"), st.integers(0, 4)),
     st.tuples(st.sampled_from(TO_NODES), st.integers(0, 7)),
@@ -127,47 +128,32 @@ Moves = list[tuple[str, float]]
 
 def play(world: World, moves: Moves) -> None:
     for move, value in moves:
+        here = [node for node in world.nodes if not (node.dead or node.left or node.refused)]
         if move == "wait":
             world.run(value)
         elif move == "join":
-            here = [n for n in world.nodes if not (n.dead or n.left or n.refused)]
             if int(value) not in [node.index for node in here]:
                 world.add(int(value))
-        elif move in TO_NODES:
-            _happen(world, move, int(value))
-        elif served := [one for one in world.coordinators if one and not one.dead]:
-            _befall(served[int(value) % len(served)], move)
+        else:
+            served = [one for one in world.coordinators if one and not one.dead]
+            machines: Sequence[Machine] = here if move in TO_NODES else served
+            if machines:
+                befall(machines[int(value) % len(machines)], move.removesuffix(" it"))
         world.run(0.05)
 
 
-def _happen(world: World, move: str, value: int) -> None:
-    here = [n for n in world.nodes if not (n.dead or n.left or n.refused)]
-    if not here:
-        return
-    node = here[value % len(here)]
+def befall(one: Machine, move: str) -> None:
     match move:
-        case "kill" | "lose power":
-            node.kill(silently=move == "lose power")
-        case "freeze" | "wake":
-            (setattr(node, "frozen", True) if move == "freeze" else node.wake())
-        case "cut":
-            node.cut = True
-        case _ if not node.frozen:
-            getattr(node, move)()
-
-
-def _befall(one: Coordinator, move: str) -> None:
-    match move:
-        case "stop it":
+        case "stop":
             one.dead = True
-        case "freeze it":
+        case "freeze":
             one.frozen = True
-        case "wake it":
-            one.wake()
-        case "cut it off":
+        case "cut":
             one.cut = True
-        case _:
-            one.mend()
+        case "kill" | "lose power" | "wake" | "mend":
+            getattr(one, move.replace(" ", "_"))()
+        case _ if not one.frozen:
+            getattr(one, move)()
 
 
 def mend(world: World) -> None:
