@@ -18,7 +18,6 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 NO_TORCH = TargetError("/usr/bin/python3 has no torch", "pip install torch")
-NAMES_CONTAINERS = ({"image": "my/image:1"}, {"code": "image"}, {"mounts": ["./data:/data"]})
 
 
 def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
@@ -60,80 +59,73 @@ def choose(
     return chosen
 
 
-def test_a_job_that_says_nothing_runs_where_torchrun_would_run_it_also_beside_an_engine(
-    choose: Callable[..., Any], docker_facts: TargetFacts, local_facts: TargetFacts
-) -> None:
-    assert choose(docker_facts).facts is local_facts
+SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
+"""What is there is waited for, and nothing is taken in its place."""
 
 
-@pytest.mark.parametrize("job", NAMES_CONTAINERS, ids=lambda job: next(iter(job)))
-def test_a_job_that_names_what_only_containers_have_runs_in_containers(
-    job: dict[str, Any], choose: Callable[..., Any], docker_facts: TargetFacts
-) -> None:
-    choice = choose(docker_facts, **job)
-    assert choice.facts is docker_facts
-    assert "local Docker, image fabric-train:cpu, no GPU: gloo" in choice.why
-
-
-def test_gpus_are_named(choose: Callable[..., Any], cuda_facts: TargetFacts) -> None:
-    assert "8 GPUs, NCCL" in choose(cuda_facts, code="image").why
-
-
-def test_without_an_engine_processes_are_taken_and_the_reason_is_said(
-    choose: Callable[..., Any], local_facts: TargetFacts
-) -> None:
-    choice = choose(NO_ENGINE, code="image")
-    assert choice.facts is local_facts
-    assert f"because {NO_ENGINE.what}" in choice.why
-
-
-def test_an_image_that_is_named_is_never_left_out(choose: Callable[..., Any]) -> None:
-    with pytest.raises(TargetError, match="no Docker engine") as caught:
-        choose(NO_ENGINE, image="my/image:1")
-    assert caught.value.hint == "start it; without it: --on local"
-
-
-def test_without_torch_here_containers_are_taken_and_the_reason_is_said(
-    choose: Callable[..., Any], docker_facts: TargetFacts
-) -> None:
-    choice = choose(docker_facts, local=NO_TORCH)
-    assert choice.facts is docker_facts
-    assert f"because {NO_TORCH.what}" in choice.why
-
-
-def test_without_torch_and_without_an_engine_both_are_told_and_the_fix_of_the_first(
+@pytest.mark.parametrize(
+    ("docker", "options", "taken", "says"),
+    [
+        ("docker", {}, "local", ""),  # as torchrun would run it, although an engine is there
+        ("docker", {"image": "my/image:1"}, "docker", "Docker, image fabric-train:cpu, no GPU: g"),
+        ("docker", {"code": "image"}, "docker", "Docker, image fabric-train:cpu, no GPU: gloo"),
+        ("docker", {"mounts": ["./data:/data"]}, "docker", "image fabric-train:cpu, no GPU: gloo"),
+        ("cuda", {"code": "image"}, "docker", "8 GPUs, NCCL"),
+        ("64 cores", {"code": "image"}, "docker", "64 CPU cores"),
+        ("none", {"code": "image"}, "local", f"because {NO_ENGINE.what}"),
+        ("docker", {"local": NO_TORCH}, "docker", f"because {NO_TORCH.what}"),
+        ("docker", {"forced": "local"}, "local", ""),
+    ],
+    ids=str,
+)
+def test_what_a_job_names_and_what_is_here_decide_where_it_runs_and_the_reason_is_said(
+    docker: str,
+    options: dict[str, Any],
+    taken: str,
+    says: str,
     choose: Callable[..., Any],
+    docker_facts: TargetFacts,
+    cuda_facts: TargetFacts,
+    local_facts: TargetFacts,
+) -> None:
+    found: dict[str, TargetFacts | TargetError] = {
+        "docker": docker_facts,
+        "cuda": cuda_facts,
+        "64 cores": replace(docker_facts, machine=MachineFacts(cpu_count=64)),
+        "none": NO_ENGINE,
+    }
+    choice = choose(found[docker], **options)
+    assert choice.facts is (local_facts if taken == "local" else found[docker])
+    assert says in choice.why
+
+
+@pytest.mark.parametrize(
+    ("docker", "options", "what", "hint"),
+    [
+        (NO_ENGINE, {"image": "my/image:1"}, NO_ENGINE.what, "start it; without it: --on local"),
+        (SILENT, {"code": "image"}, SILENT.what, "docker info; without it: --on local"),
+        (NO_ENGINE, {"local": NO_TORCH}, f"{NO_TORCH.what}; {NO_ENGINE.what}", NO_TORCH.hint),
+        (NO_ENGINE, {"forced": "docker"}, NO_ENGINE.what, "start it"),
+    ],
+    ids=str,
+)
+def test_what_a_person_has_named_is_never_replaced(
+    docker: TargetError, options: dict[str, Any], what: str, hint: str, choose: Callable[..., Any]
 ) -> None:
     with pytest.raises(TargetError) as caught:
-        choose(NO_ENGINE, local=NO_TORCH)
-    assert caught.value.what == f"{NO_TORCH.what}; {NO_ENGINE.what}"
-    assert caught.value.hint == NO_TORCH.hint
+        choose(docker, **options)
+    assert (caught.value.what, caught.value.hint) == (what, hint)
 
 
-def test_a_forced_target_is_taken_or_refused_but_never_replaced(
-    choose: Callable[..., Any], docker_facts: TargetFacts, local_facts: TargetFacts
-) -> None:
-    assert choose(docker_facts, forced="local").facts is local_facts
-    with pytest.raises(TargetError, match="no Docker engine"):
-        choose(NO_ENGINE, forced="docker")
-
-
-def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--on lsf: no such target"):
-        open_target("lsf", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("lsf", "--on lsf: no such target"), ("dokcer", "did you mean --on docker?")],
+)
+def test_an_unknown_target_names_the_known_ones(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        open_target("dokcer", tmp_path)
-    assert caught.value.hint == "did you mean --on docker?"
-    with pytest.raises(InputError) as caught:
-        open_target("stater", tmp_path)
+        open_target(name, tmp_path)
+    assert says in f"{caught.value.what}\n{caught.value.hint}"
     assert "starter" not in caught.value.hint, "no job may name it"
-
-
-def test_a_job_without_gpus_says_how_many_cores_it_has(
-    choose: Callable[..., Any], docker_facts: TargetFacts
-) -> None:
-    docker = replace(docker_facts, machine=MachineFacts(cpu_count=64))
-    assert "64 CPU cores" in choose(docker, code="image").why
 
 
 def test_one_variable_switches_the_agent_off_for_every_job(
@@ -156,12 +148,3 @@ def test_without_it_the_job_chooses(
 def test_a_misspelt_engine_is_refused(make_job: Callable[..., JobSpec]) -> None:
     with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
         choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})
-
-
-def test_nothing_is_taken_in_the_place_of_an_engine_that_does_not_answer(
-    choose: Callable[..., Any],
-) -> None:
-    silent = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
-    with pytest.raises(TargetError, match="does not answer") as caught:
-        choose(silent, code="image")
-    assert caught.value.hint == "docker info; without it: --on local"
