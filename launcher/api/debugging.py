@@ -170,5 +170,8 @@ def _bring(editor: socket.socket, talk: Conversation) -> None:
         while data := os.read(talk.stdout.fileno(), _CHUNK):
             # Ended by the editor, which reads it or goes.
             editor.sendall(data)
+    # Tells the editor and wakes ``_send``, which ``close`` alone would not.
+    with contextlib.suppress(OSError):
+        editor.shutdown(socket.SHUT_RDWR)
     editor.close()
     talk.end()

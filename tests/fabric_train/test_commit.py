@@ -93,9 +93,9 @@ def test_a_save_that_fails_says_why_in_one_line_and_leaves_nothing(tmp_path, err
         (folder / "half").touch()
         raise error
 
-    assert save(tmp_path, 3, write=fail) == commit.SaveResult(
-        step=3, path=None, error=says, blocked_s=0.25
-    )
+    failed = save(tmp_path, 3, write=fail)
+    assert (failed.step, failed.path, failed.error) == (3, None, says)
+    assert (failed.blocked_s, failed.write_s, failed.total_bytes) == (0.25, 0.0, 0)
     assert not [path for path in tmp_path.iterdir() if path.name not in ("generations", "lineage")]
 
 

@@ -24,7 +24,7 @@ from fabric_train.sampler import (
 
 
 def build(
-    *, size=1440, batch=96, shards=16, rank=0, world=1, seed=0, with_epochs=False
+    *, size=1440, batch=96, shards=16, rank=0, world=1, seed=0, **options: bool
 ) -> GlobalBatchSampler:
     return GlobalBatchSampler(
         size=size,
@@ -33,7 +33,7 @@ def build(
         rank=rank,
         world_size=world,
         seed=seed,
-        with_epochs=with_epochs,
+        **options,
     )
 
 

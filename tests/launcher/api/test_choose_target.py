@@ -19,7 +19,10 @@ from tests.launcher.conftest import DOCKER, LOCAL
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 NO_TORCH = TargetError("/usr/bin/python3 has no torch", "pip install torch")
+<<<<<<< HEAD
 SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
+=======
+>>>>>>> wt-f
 
 
 def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
@@ -61,6 +64,7 @@ def choose(
     return chosen
 
 
+<<<<<<< HEAD
 IMAGE, BUILT = {"image": "my/image:1"}, {"code": "image"}
 CORES = replace(DOCKER, machine=MachineFacts(cpu_count=64))
 
@@ -112,15 +116,84 @@ def test_a_forced_target_is_taken_or_refused_but_never_replaced(choose):
 def test_an_unknown_target_names_the_known_ones(tmp_path):
     with pytest.raises(InputError, match="--on lsf: no such target"):
         open_target("lsf", tmp_path)
+=======
+SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
+"""What is there is waited for, and nothing is taken in its place."""
+
+
+@pytest.mark.parametrize(
+    ("docker", "options", "taken", "says"),
+    [
+        ("docker", {}, "local", ""),  # as torchrun would run it, although an engine is there
+        ("docker", {"image": "my/image:1"}, "docker", "Docker, image fabric-train:cpu, no GPU: g"),
+        ("docker", {"code": "image"}, "docker", "Docker, image fabric-train:cpu, no GPU: gloo"),
+        ("docker", {"mounts": ["./data:/data"]}, "docker", "image fabric-train:cpu, no GPU: gloo"),
+        ("cuda", {"code": "image"}, "docker", "8 GPUs, NCCL"),
+        ("64 cores", {"code": "image"}, "docker", "64 CPU cores"),
+        ("none", {"code": "image"}, "local", f"because {NO_ENGINE.what}"),
+        ("docker", {"local": NO_TORCH}, "docker", f"because {NO_TORCH.what}"),
+        ("docker", {"forced": "local"}, "local", ""),
+    ],
+    ids=str,
+)
+def test_what_a_job_names_and_what_is_here_decide_where_it_runs_and_the_reason_is_said(
+    docker: str,
+    options: dict[str, Any],
+    taken: str,
+    says: str,
+    choose: Callable[..., Any],
+    docker_facts: TargetFacts,
+    cuda_facts: TargetFacts,
+    local_facts: TargetFacts,
+) -> None:
+    found: dict[str, TargetFacts | TargetError] = {
+        "docker": docker_facts,
+        "cuda": cuda_facts,
+        "64 cores": replace(docker_facts, machine=MachineFacts(cpu_count=64)),
+        "none": NO_ENGINE,
+    }
+    choice = choose(found[docker], **options)
+    assert choice.facts is (local_facts if taken == "local" else found[docker])
+    assert says in choice.why
+
+
+@pytest.mark.parametrize(
+    ("docker", "options", "what", "hint"),
+    [
+        (NO_ENGINE, {"image": "my/image:1"}, NO_ENGINE.what, "start it; without it: --on local"),
+        (SILENT, {"code": "image"}, SILENT.what, "docker info; without it: --on local"),
+        (NO_ENGINE, {"local": NO_TORCH}, f"{NO_TORCH.what}; {NO_ENGINE.what}", NO_TORCH.hint),
+        (NO_ENGINE, {"forced": "docker"}, NO_ENGINE.what, "start it"),
+    ],
+    ids=str,
+)
+def test_what_a_person_has_named_is_never_replaced(
+    docker: TargetError, options: dict[str, Any], what: str, hint: str, choose: Callable[..., Any]
+) -> None:
+    with pytest.raises(TargetError) as caught:
+        choose(docker, **options)
+    assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("lsf", "--on lsf: no such target"), ("dokcer", "did you mean --on docker?")],
+)
+def test_an_unknown_target_names_the_known_ones(tmp_path: Path, name: str, says: str) -> None:
+>>>>>>> wt-f
     with pytest.raises(InputError) as caught:
-        open_target("dokcer", tmp_path)
-    assert caught.value.hint == "did you mean --on docker?"
-    with pytest.raises(InputError) as caught:
-        open_target("stater", tmp_path)
+        open_target(name, tmp_path)
+    assert says in f"{caught.value.what}\n{caught.value.hint}"
     assert "starter" not in caught.value.hint, "no job may name it"
 
 
+<<<<<<< HEAD
 def test_one_variable_switches_the_agent_off_for_every_job(make_job):
+=======
+def test_one_variable_switches_the_agent_off_for_every_job(
+    make_job: Callable[..., JobSpec],
+) -> None:
+>>>>>>> wt-f
     job = make_job(nnodes="1:2", start="fork", rdzv={"backend": "roster"})
     plain = choose_engine(job, {"LAUNCHER_ENGINE": "torchrun"})
     assert not plain.uses_agent

@@ -1,15 +1,19 @@
-"""Commands about runs, typed as a person types them: which run is meant, and what is told of it."""
+"""Commands that are typed where no run is."""
 
 from __future__ import annotations
 
 import os
 import sys
+<<<<<<< HEAD
 import time
 from dataclasses import replace
+=======
+>>>>>>> wt-f
 from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from launcher import InputError, RunHandle
 from launcher.api.listing import list_runs, render_table
 from launcher.contract.reasons import Reason
@@ -59,6 +63,11 @@ def test_the_age_of_a_run_has_a_unit_that_fits(age_s, shown):
     row = ListedRun(run_id="tiny-1", state="running", age_s=age_s, folder="")
     assert render_table([row]).splitlines()[1].endswith(f" {shown}")
 
+=======
+from tests.launcher.runner import ROOT
+from tests.programs import run_program
+
+>>>>>>> wt-f
 
 @pytest.mark.parametrize("module", ["launcher.commands.cli", "launcher.api.choose_target"])
 def test_ctrl_c_while_modules_are_imported_is_no_stack_trace(module, tmp_path):
@@ -82,6 +91,7 @@ main()
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+<<<<<<< HEAD
 
 
 def test_no_time_is_negative_where_a_clock_was_set_back(make_plan, tmp_path):
@@ -92,3 +102,5 @@ def test_no_time_is_negative_where_a_clock_was_set_back(make_plan, tmp_path):
     outcome = write_outcome(run, plan, Outcome(reason=Reason.COMPLETED), later - 60)
     assert outcome.duration_s == 0.0
     assert [row.age_s for row in list_runs(tmp_path, everything=True)] == [0.0]
+=======
+>>>>>>> wt-f

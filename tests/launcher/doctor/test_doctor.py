@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +15,12 @@ import pytest
 from launcher.agent.node.supervisor import SCRATCH_PREFIX
 from launcher.contract.errors import ExitCode
 from launcher.contract.records import parse_record
+from launcher.doctor import program
 from launcher.doctor.finding import Status, failed, is_fit, ok, render_findings, warning
 from launcher.doctor.judge import (
     AllReduce,
     NodeAnswer,
+    is_slow,
     judge_all_reduce,
     judge_machine,
     judge_nodes,
@@ -23,6 +28,7 @@ from launcher.doctor.judge import (
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
+from tests.fabric_train.forked import run_forked
 from tests.launcher.runner import PREFIX, Runner
 from tests.waiting import wait_until
 
@@ -60,37 +66,89 @@ def known(**facts: Any) -> NodeAnswer:
     return parse_record(NodeAnswer, json.loads(json.dumps({**GOOD, **facts})))
 
 
-def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
+def told(*nodes: dict[str, Any], good: bool = False) -> list[tuple[str, str, str, str]]:
+    """The rows that are not ok, or all of them."""
     found = judge_nodes({f"node {i}": known(**facts) for i, facts in enumerate(nodes)})
-    return [(f.status.value, f.check, f.where) for f in found if f.status is not Status.OK]
+    rows = [f for f in found if good or f.status is not Status.OK]
+    assert all(f.fix for f in rows if f.status is not Status.OK)
+    return [(f.status.value, f.check, f.where, f.found) for f in rows]
+
+
+IB, FOLDER = {"mlx5_0": True}, "checkpoint folder"
 
 
 @pytest.mark.parametrize(
-    ("facts", "row"),
+    ("facts", "status", "check", "found"),
     [
-        ({"gpus": [{**GPU, "name": "A100"}]}, ("warning", "same GPUs", "all nodes")),
-        ({"shm_bytes": 64 << 20}, ("warning", "/dev/shm", "node 1")),
-        ({"checkpoint_error": "Permission denied"}, ("failed", "checkpoint folder", "node 1")),
-        ({"checkpoint_free_bytes": 1 << 30}, ("warning", "checkpoint folder", "node 1")),
-        ({"cuda": "12.6"}, ("failed", "same cuda", "node 1")),
-        ({"torch": "2.12.0"}, ("failed", "same torch", "node 1")),
-        ({"python": "3.12.1"}, ("failed", "same python", "node 1")),
-        ({"nccl": None}, ("failed", "same nccl", "node 1")),
+        ({"shm_bytes": (1 << 30) - 1}, "warning", "/dev/shm", "1.0 GiB"),
         (
-            {"infiniband": {"mlx5_0": True}, "memlock_bytes": 65536},
-            ("failed", "memlock", "node 1"),
+            {"checkpoint_free_bytes": (10 << 30) - 1},
+            "warning",
+            "checkpoint folder",
+            "10.0 GiB free",
         ),
+        (
+            {"checkpoint_error": "No space"},
+            "failed",
+            "checkpoint folder",
+            "cannot be written: No space",
+        ),
+        ({"cuda": "12.6"}, "failed", "same cuda", "has 12.6, others have None"),
+        ({"torch": "2.12.0"}, "failed", "same torch", "has 2.12.0, others have 2.13.0"),
+        ({"python": "3.12.1"}, "failed", "same python", "has 3.12.1, others have 3.11.2"),
+        ({"nccl": None}, "failed", "same nccl", "has None, others have 2.28.3"),
+        ({"infiniband": IB, "memlock_bytes": 65536}, "failed", "memlock", "64 KiB, with mlx5_0"),
     ],
 )
 def test_each_fault_of_a_node_is_named_with_its_place(
-    facts: dict[str, Any], row: tuple[str, str, str]
+    facts: dict[str, Any], status: str, check: str, found: str
 ) -> None:
-    assert not_ok({}, {}) == []
-    assert not_ok({}, facts, {}) == [row]
+    assert told({}, facts, {}) == [(status, check, "node 1", found)]
 
 
-def test_a_gpu_that_is_broken_is_named() -> None:
-    assert not_ok({"gpus": [{**GPU, "ecc_errors": "3"}]}) == [("failed", "GPU", "node 0, GPU 0")]
+def test_what_is_enough_is_no_fault_and_is_told() -> None:
+    assert told({"shm_bytes": None, "checkpoint_free_bytes": None}, good=True) == [
+        ("ok", "python, torch", "node 0", "Python 3.11.2, torch 2.13.0, NCCL 2.28.3"),
+        ("ok", "checkpoint folder", "node 0", "can be written"),
+    ]
+    least = {"shm_bytes": 1 << 30, "checkpoint_free_bytes": 10 << 30, "cuda": "12.6"}
+    assert told({**least, "gpus": [GPU], "infiniband": IB}, good=True) == [
+        ("ok", "python, torch", "node 0", "Python 3.11.2, torch 2.13.0, CUDA 12.6, NCCL 2.28.3"),
+        ("ok", "checkpoint folder", "node 0", "can be written, 10.0 GiB free"),
+        ("ok", "/dev/shm", "node 0", "1.0 GiB"),
+        ("ok", "memlock", "node 0", "unlimited, for mlx5_0"),
+        ("ok", "GPU", "node 0, GPU 0", "NVIDIA H200, driver 570.1, 1 of 143771 MiB used"),
+        ("ok", "InfiniBand", "node 0", "mlx5_0"),
+    ]
+    assert told({"torch": None}) == [
+        ("failed", "python, torch", "node 0", "Python 3.11.2 has no torch")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "xids", "status"),
+    [
+        ({"ecc_errors": "1"}, [], "failed"),
+        ({"ecc_errors": "[N/A]", "memory_used": "500"}, [], None),
+        ({"memory_used": "501"}, [], "warning"),
+        ({"memory_used": "[N/A]"}, [["0000:5e:00", 79]], None),
+        ({}, [["0000:3b:00", 79]], "warning"),
+        # A program's own mistakes.
+        ({}, [["0000:3b:00", number] for number in (13, 31, 43, 45, 68, 69)], None),
+        *(({}, [["0000:3b:00", number]], "warning") for number in (44, 46, 48, 63, 94, 95)),
+    ],
+)
+def test_a_gpu_that_is_broken_or_in_use_is_named(
+    gpu: dict[str, str], xids: list[Any], status: str | None
+) -> None:
+    rows = told({"gpus": [{**GPU, **gpu}], "xids": xids})
+    assert [row[:3] for row in rows] == ([(status, "GPU", "node 0, GPU 0")] if status else [])
+
+
+def test_the_slowest_kind_of_gpu_is_a_warning_of_all_nodes() -> None:
+    rows = told({"gpus": [GPU]}, {"gpus": [{**GPU, "name": "A100"}, GPU]}, {})
+    kinds = "node 0: NVIDIA H200; node 1: A100, NVIDIA H200; node 2: none"
+    assert rows == [("warning", "same GPUs", "all nodes", kinds)]
 
 
 DMESG = """\
@@ -139,24 +197,54 @@ def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
     assert row.fix
 
 
-def test_a_slow_network_is_a_warning_and_one_worker_alone_is_none() -> None:
-    rate = {"bytes": 1 << 24, "took_s": 1.0, "bytes_per_s": 1e6}
-    slow = parse_record(AllReduce, {"backend": "gloo", "rates": [rate]})
-    assert judge_all_reduce(slow, "2").status is Status.WARNING
-    alone = parse_record(AllReduce, {"backend": "gloo", "rates": [{**rate, "bytes_per_s": 0.0}]})
-    assert judge_all_reduce(alone, "1").status is Status.OK
+@pytest.mark.parametrize(
+    ("backend", "rates", "status", "found"),
+    [
+        ("gloo", [49e6], Status.WARNING, "gloo: 49 MB/s per node at 0.5 MB, 400 us for 500000 B"),
+        ("gloo", [50e6], Status.OK, "gloo: 50 MB/s per node at 0.5 MB, 400 us for 500000 B"),
+        ("nccl", [999e6], Status.WARNING, "nccl: 999 MB/s per node at 0.5 MB, 400 us for 500000 B"),
+        ("nccl", [1e9], Status.OK, "nccl: 1000 MB/s per node at 0.5 MB, 400 us for 500000 B"),
+        ("ucc", [1e6], Status.OK, "ucc: 1 MB/s per node at 0.5 MB, 400 us for 500000 B"),
+        ("gloo", [0.0], Status.OK, "gloo: 0 MB/s per node at 0.5 MB, 400 us for 500000 B"),  # alone
+        # Fast for small messages alone.
+        ("gloo", [82e6, 10e6], Status.WARNING, "gloo: 10 MB/s per node at 1.0 MB, 400 us for 50"),
+        ("gloo", [], Status.FAILED, "did not finish"),
+    ],
+)
+def test_a_network_is_judged_by_its_largest_message_and_one_worker_alone_is_not(
+    backend: str, rates: list[float], status: Status, found: str
+) -> None:
+    told = [
+        {"bytes": 500_000 * n, "took_s": 4e-4 * n, "bytes_per_s": rate}
+        for n, rate in enumerate(rates, 1)
+    ]
+    measured = parse_record(AllReduce, {"backend": backend, "rates": told})
+    row = judge_all_reduce(measured, "2 x 1")
+    assert (row.status, row.where, row.found[: len(found)]) == (status, "2 x 1", found)
+    assert is_slow(measured) is (status is not Status.OK)
+    assert bool(row.fix) is is_slow(measured)
+    assert is_slow(None)
 
 
-def test_a_network_that_is_fast_for_small_messages_alone_is_slow() -> None:
-    small = {"bytes": 1 << 15, "took_s": 4e-4, "bytes_per_s": 82e6}
-    large = {"bytes": 1 << 24, "took_s": 1.7, "bytes_per_s": 10e6}
-    found = judge_all_reduce(
-        parse_record(AllReduce, {"backend": "gloo", "rates": [small, large]}), "2"
-    )
-    assert (found.status, found.found) == (
-        Status.WARNING,
-        "gloo: 10 MB/s per node at 16.8 MB, 400 us for 32768 B",
-    )
+def test_the_probe_of_two_workers_describes_their_node_and_measures_both(tmp_path: Path) -> None:
+    """In every worker of a node, as the agent starts it."""
+    environ = {"RUN_DIR": str(tmp_path), "CHECKPOINT_DIR": str(tmp_path / "gone")}
+    environ |= {"LAUNCHER_NODE_INDEX": "3", "CUDA_VISIBLE_DEVICES": ""}
+
+    def probe() -> None:
+        program.LARGEST_BYTES = 1 << 15
+        program.main()
+
+    run_forked(probe, 2, group=False, environ=environ)
+    answers = {path.name: json.loads(path.read_text()) for path in (tmp_path / "doctor").iterdir()}
+    assert set(answers) == {"node-3.json", "all-reduce.json"}
+    node = parse_record(NodeAnswer, answers["node-3.json"])
+    assert (node.python, node.gpus) == (platform.python_version(), ())
+    assert (node.torch, node.checkpoint_error) == (version("torch"), "No such file or directory")
+    measured = parse_record(AllReduce, answers["all-reduce.json"])
+    assert [rate.bytes for rate in measured.rates] == [1 << 12, 1 << 15]
+    for rate in measured.rates:
+        assert rate.bytes_per_s == pytest.approx(rate.bytes / rate.took_s)
 
 
 def test_the_table_puts_the_fix_beneath_its_row() -> None:

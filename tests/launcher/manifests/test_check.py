@@ -85,6 +85,7 @@ CASES = [
     ),
     case(Rule.JOB_NAME, "elastic", "name: digits", f"name: {'d' * 53}", f"name: {'d' * 52}"),
     case(Rule.JOB_NAME, "elastic", "name: digits", "name: 2digits", "name: digits2"),
+    case(Rule.JOB_NAME, "elastic", "name: digits", "name: Digits", "generateName: digits-"),
     case(Rule.JOB_NAME, "job", "Job\nmetadata:\n  name: digits", "Job\nmetadata:\n  name: d_g"),
     case(Rule.JOB_NAME, "jobset", "  name: digits", f"  name: {'d' * 49}", f"  name: {'d' * 48}"),
     case(Rule.JOB_NAME, "trainjob", "  name: digits\n", f"  name: {'d' * 50}\n"),
@@ -153,6 +154,7 @@ CASES = [
         'nprocPerNode: "4"',
         "nprocPerNode: auto",
     ),
+    case(Rule.NPROC_NOT_GPUS, "static", 'nprocPerNode: "2"', 'nprocPerNode: "1"'),
     case(
         Rule.RANK_COUNTS_PODS,
         "static",
@@ -284,13 +286,16 @@ def test_of_two_services_that_of_the_jobs_namespace_counts() -> None:
     assert Rule.SERVICE_NOT_HEADLESS.id in rules_of(text.replace("\n  namespace: other", ""))
 
 
-@pytest.mark.parametrize("completions", ["100", "3"])
-def test_an_indexed_job_that_works_through_a_list_needs_no_names(completions: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("ions: 2", "ions: 100"), ("ions: 2", "ions: 3"), ("  parallelism: 2\n", "")],
+)
+def test_an_indexed_job_that_works_through_a_list_needs_no_names(old: str, new: str) -> None:
     _, job = read("job").split("---\n")
     queue = job.replace("      subdomain: digits\n", "").replace("restartPolicy: Never", "x: y")
     queue = queue.replace("action: Ignore", "action: Count")
     gang = {"job-counts", "job-subdomain", "job-restart-policy", "job-disruption"}
-    assert not gang & rules_of(queue.replace("completions: 2", f"completions: {completions}"))
+    assert not gang & rules_of(queue.replace(old, new))
     assert gang - {"job-counts"} <= rules_of(queue)
 
 

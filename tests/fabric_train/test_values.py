@@ -1,0 +1,26 @@
+"""What was found or decided stays as it is, and a field is not taken for its neighbour."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import pytest
+
+POSITIONAL = {"Writer", "Save"}
+
+
+@pytest.mark.parametrize(
+    "module", ["fabric_train.commit", "fabric_train.lineage", "fabric_train.retention"]
+)
+def test_values_are_frozen_and_their_fields_have_names(module):
+    classes = [
+        one
+        for one in vars(importlib.import_module(module)).values()
+        if dataclasses.is_dataclass(one)
+    ]
+    for one in classes:
+        assert one.__dataclass_params__.frozen, one
+        assert one.__name__ in POSITIONAL or all(
+            field.kw_only for field in dataclasses.fields(one)
+        ), one
