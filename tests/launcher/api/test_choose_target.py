@@ -15,14 +15,9 @@ from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from tests.launcher.conftest import DOCKER, LOCAL
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 NO_TORCH = TargetError("/usr/bin/python3 has no torch", "pip install torch")
-<<<<<<< HEAD
-SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
-=======
->>>>>>> wt-f
 
 
 def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
@@ -64,59 +59,6 @@ def choose(
     return chosen
 
 
-<<<<<<< HEAD
-IMAGE, BUILT = {"image": "my/image:1"}, {"code": "image"}
-CORES = replace(DOCKER, machine=MachineFacts(cpu_count=64))
-
-
-@pytest.mark.parametrize(
-    ("docker", "local", "job", "taken", "why"),
-    [
-        (DOCKER, LOCAL, {}, LOCAL, ""),
-        *((DOCKER, LOCAL, job, DOCKER, "local Docker, image fabric-train:cpu, no GPU: gloo")
-          for job in (IMAGE, BUILT, {"mounts": ["./data:/data"]})),
-        (CORES, LOCAL, BUILT, CORES, "64 CPU cores"),
-        (NO_ENGINE, LOCAL, BUILT, LOCAL, f"because {NO_ENGINE.what}"),
-        (DOCKER, NO_TORCH, {}, DOCKER, f"because {NO_TORCH.what}"),
-    ],
-)  # fmt: skip
-def test_processes_are_taken_unless_the_job_names_what_only_containers_have_or_torch_is_missing(
-    choose, docker, local, job, taken, why
-):
-    choice = choose(docker, local=local, **job)
-    assert choice.facts is taken
-    assert why in choice.why
-
-
-def test_gpus_are_named(choose, cuda_facts):
-    assert "8 GPUs, NCCL" in choose(cuda_facts, code="image").why
-
-
-@pytest.mark.parametrize(
-    ("docker", "local", "job", "what", "hint"),
-    [
-        # An image that is named is never left out.
-        (NO_ENGINE, LOCAL, IMAGE, NO_ENGINE.what, "start it; without it: --on local"),
-        (SILENT, LOCAL, BUILT, SILENT.what, "docker info; without it: --on local"),
-        (NO_ENGINE, NO_TORCH, {}, f"{NO_TORCH.what}; {NO_ENGINE.what}", NO_TORCH.hint),
-    ],
-)
-def test_what_cannot_run_anywhere_is_refused_with_the_fix(choose, docker, local, job, what, hint):
-    with pytest.raises(TargetError) as caught:
-        choose(docker, local=local, **job)
-    assert (caught.value.what, caught.value.hint) == (what, hint)
-
-
-def test_a_forced_target_is_taken_or_refused_but_never_replaced(choose):
-    assert choose(DOCKER, forced="local").facts is LOCAL
-    with pytest.raises(TargetError, match="no Docker engine"):
-        choose(NO_ENGINE, forced="docker")
-
-
-def test_an_unknown_target_names_the_known_ones(tmp_path):
-    with pytest.raises(InputError, match="--on lsf: no such target"):
-        open_target("lsf", tmp_path)
-=======
 SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
 """What is there is waited for, and nothing is taken in its place."""
 
@@ -180,20 +122,15 @@ def test_what_a_person_has_named_is_never_replaced(
     [("lsf", "--on lsf: no such target"), ("dokcer", "did you mean --on docker?")],
 )
 def test_an_unknown_target_names_the_known_ones(tmp_path: Path, name: str, says: str) -> None:
->>>>>>> wt-f
     with pytest.raises(InputError) as caught:
         open_target(name, tmp_path)
     assert says in f"{caught.value.what}\n{caught.value.hint}"
     assert "starter" not in caught.value.hint, "no job may name it"
 
 
-<<<<<<< HEAD
-def test_one_variable_switches_the_agent_off_for_every_job(make_job):
-=======
 def test_one_variable_switches_the_agent_off_for_every_job(
     make_job: Callable[..., JobSpec],
 ) -> None:
->>>>>>> wt-f
     job = make_job(nnodes="1:2", start="fork", rdzv={"backend": "roster"})
     plain = choose_engine(job, {"LAUNCHER_ENGINE": "torchrun"})
     assert not plain.uses_agent
@@ -201,11 +138,13 @@ def test_one_variable_switches_the_agent_off_for_every_job(
 
 
 @pytest.mark.parametrize("value", [{}, {"LAUNCHER_ENGINE": ""}, {"LAUNCHER_ENGINE": "agent"}])
-def test_without_it_the_job_chooses(make_job, value):
+def test_without_it_the_job_chooses(
+    make_job: Callable[..., JobSpec], value: dict[str, str]
+) -> None:
     job = make_job(nnodes="1:2")
     assert choose_engine(job, value) is job
 
 
-def test_a_misspelt_engine_is_refused(make_job):
+def test_a_misspelt_engine_is_refused(make_job: Callable[..., JobSpec]) -> None:
     with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
         choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})
