@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.launcher.commands.claims.test_profile import launcher
 from tests.launcher.runner import Runner
