@@ -189,11 +189,12 @@ class Client:
             except TimeoutError:
                 pass
             except OSError as error:
+                self._why = error.strerror or str(error)
                 # Such as an address that went with its container.
                 silent_s = self._clock.monotonic() - self._heard_at
                 refuses = isinstance(error, ConnectionRefusedError)
                 if self._origin and (refuses or silent_s > self._rules.silence_s):
-                    raise GoneError(f"{self.where} is gone: {error.strerror or error}") from None
+                    raise GoneError(f"{self.where} is gone: {self._why}") from None
             self._clock.sleep(RETRY_S)
         raise GoneError("ended")
 

@@ -228,6 +228,20 @@ def check_for(client: Client, seconds: float) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("no-such-host.invalid", "Name or service not known|name resolution"),
+        ("127.0.0.1", "refused"),
+    ],
+)
+def test_why_no_coordinator_answers_is_told(host: str, why: str) -> None:
+    client = Client(host, 1, RUN, rules(), SystemClock())
+    with pytest.raises(GoneError, match=f"did not answer within 1 s: .*({why})"):
+        client.begin(1.0, keeps=False)
+    client.end()
+
+
 def test_nodes_give_each_other_values_of_their_membership(make: Any) -> None:
     first, second = make().meet(0, 1)
     second.say("set", key="rank/1", value="two workers")
