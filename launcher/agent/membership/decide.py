@@ -166,14 +166,13 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> G
     if group.phase is Phase.CLOSED:
         actions.append(Refuse(name, "closed", f"the run is closed: {group.closed}"))
         return group
-    other = group.newest.get(index, name)
-    replaces = other != name and other in group.nodes and other not in group.finished
-    if replaces or name in group.replaced:
-        text = f"another node came with node_index {index}: each node needs its own"
-        actions.append(Refuse(other if replaces else name, "replaced", text))
+    text = f"another node came with node_index {index}: each node needs its own"
     if name in group.replaced:
+        actions.append(Refuse(name, "replaced", text))
         return group
-    if replaces:
+    other = group.newest.get(index, name)
+    if other != name and other in group.nodes and other not in group.finished:
+        actions.append(Refuse(other, "replaced", text))
         del group.nodes[other]
         group = replace(group, replaced=group.replaced | {other})
         group = _strike(group, other, Cause.REPLACED, now)

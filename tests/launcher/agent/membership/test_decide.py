@@ -197,6 +197,9 @@ def test_a_node_of_the_same_index_replaces_the_one_before() -> None:
     assert run.group.cause is Cause.REPLACED
     assert run.join(0).ranks == [0, 1]
     assert [member.name for member in run.group.members] == ["0.a", "1.b"]
+    run.join(1)
+    assert run.why == [("1.a", "replaced")] * 2, "it is told again, and the other stays"
+    assert run.ranks == [0, 1]
 
 
 # -- who may go on ---------------------------------------------------------------------------------
