@@ -7,15 +7,11 @@ import pytest
 
 SPEC = importlib.util.spec_from_file_location("mutants", Path(__file__).parent / "__main__.py")
 
-
 assert SPEC
-
 
 assert SPEC.loader
 
-
 mutants = importlib.util.module_from_spec(SPEC)
-
 
 SPEC.loader.exec_module(mutants)
 

@@ -27,7 +27,6 @@ if os.environ["RANK"] == "0":
     open(os.environ["RUN_DIR"] + "/metrics.json", "w").write(json.dumps({"loss": 0.5}))
 """
 
-
 WAITS = """
 from launcher import Job, run
 training = run(Job(command="train.py", nproc_per_node=1), on="local")

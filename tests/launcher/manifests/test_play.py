@@ -188,25 +188,18 @@ def test_an_elastic_job_gets_bounds_and_an_endpoint_and_no_rank() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "name", "value"),
     [
-        (
-            "    rdzvId: abc\n",
-            "    rdzvHost: etcd\n    rdzvPort: 2379\n",
-            "PET_RDZV_ENDPOINT",
-            "etcd:2379",
-        ),
+        ("    rdzvId: abc\n", "    rdzvHost: etcd\n    rdzvPort: 2379\n", "PET_RDZV_ENDPOINT",
+         "etcd:2379"),
         ("    rdzvId: abc\n", "    rdzvBackend: etcd-v2\n", "PET_RDZV_BACKEND", "etcd-v2"),
         ("    rdzvId: abc\n", "", "PET_RDZV_ID", None),
         ("    rdzvId: abc\n", "    standalone: true\n", "PET_STANDALONE", ""),
         ("    minReplicas: 1\n", "", "PET_NNODES", "3:3"),
         ("    rdzvId: abc\n", "    nProcPerNode: 4\n", "PET_NPROC_PER_NODE", "4"),
-        (
-            "{name: pytorch, image: x}",
-            "{name: pytorch, image: x, ports: [{name: pytorchjob-port, containerPort: 4000}]}",
-            "PET_RDZV_ENDPOINT",
-            "mnist-worker-0:4000",
-        ),
+        ("{name: pytorch, image: x}",
+         "{name: pytorch, image: x, ports: [{name: pytorchjob-port, containerPort: 4000}]}",
+         "PET_RDZV_ENDPOINT", "mnist-worker-0:4000"),
     ],
-)
+)  # fmt: skip
 def test_fields_of_the_elastic_policy_become_variables(
     old: str, new: str, name: str, value: str | None
 ) -> None:
@@ -306,31 +299,18 @@ def test_what_counts_for_nothing_is_said(static: Play) -> None:
     ("old", "new", "told"),
     [
         ("name: settings, key: lr", "name: other, key: lr", "LR comes from ConfigMap other"),
-        (
-            "configMap: {name: settings}",
-            "configMap: {name: other}",
-            "other of namespace team is not",
-        ),
-        (
-            "configMapRef: {name: settings}",
-            "configMapRef: {name: x}",
-            "ConfigMap x of namespace team is not in these",
-        ),
-        (
-            "configMapRef: {name: settings}",
-            "secretRef: {name: x}",
-            "Secret x of namespace team is",
-        ),
-        (
-            "configMap: {name: settings}",
-            "configMap: {name: settings, items: [{key: x, path: x}]}",
-            "ConfigMap settings has no key x",
-        ),
+        ("configMap: {name: settings}", "configMap: {name: other}",
+         "other of namespace team is not"),
+        ("configMapRef: {name: settings}", "configMapRef: {name: x}",
+         "ConfigMap x of namespace team is not in these"),
+        ("configMapRef: {name: settings}", "secretRef: {name: x}", "Secret x of namespace team is"),
+        ("configMap: {name: settings}", "configMap: {name: settings, items: [{key: x, path: x}]}",
+         "ConfigMap settings has no key x"),
         ("name: scratch, mountPath", "name: scrach, mountPath", "no volume 'scrach'"),
         ("name: pytorch\n", "name: torch\n", "no container pytorch"),
         ("  pytorchReplicaSpecs", "  replicaSpecs", "mnist has no replicas"),
     ],
-)
+)  # fmt: skip
 def test_what_nothing_here_can_stand_for_is_refused(old: str, new: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         plan(JOB.replace(old, new))

@@ -29,7 +29,6 @@ from tests.launcher.played import (
 
 pytestmark = pytest.mark.docker
 
-
 Play = Callable[..., Played]
 
 

@@ -47,7 +47,6 @@ NODE = NodeReport(
     state="running",
 )
 
-
 ROW = NodeRow(
     told=NODE,
     host="",
@@ -62,9 +61,7 @@ ROW = NodeRow(
     last_line="step 7",
 )
 
-
 POINTS = [Point(10.0 * n, 100 * n, 3200 * n, 0.25, 0.1, 1234.4, 2) for n in (5, 6, 7)]
-
 
 TOLD = Postmortem(
     run_id="digits-1",
@@ -98,9 +95,7 @@ TOLD = Postmortem(
     folder="",
 )
 
-
 SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
-
 
 STEPS = """
 import time, torch

@@ -17,9 +17,7 @@ from tests.launcher.runner import ROOT, Runner
 
 INPUTS = sorted((Path(__file__).parent / "inputs").iterdir())
 
-
 NO_SCRIPT = ("accelerate-deepspeed.yaml", "accelerate-fsdp.yaml")
-
 
 STARTERS = re.compile(
     r"[\w/]*(torchrun|python3?|accelerate|launch|deepspeed|horovodrun|mpirun|mpiexec|srun|docker|podman)"

@@ -33,12 +33,9 @@ def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_pat
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"
 
-
 ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_machines=1 --num_processes=2"
 
-
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe -np 2 -x MASTER_ADDR=127.0.0.1"
-
 
 DOCKER = "docker run --rm --user 0 -e OMP_NUM_THREADS=1 -v $PWD:/w -w /w fabric-train:cpu python"
 
