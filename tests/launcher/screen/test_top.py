@@ -228,24 +228,32 @@ def test_a_run_is_stopped_by_the_second_x_within_ten_seconds(
 def test_a_page_follows_what_is_written_unless_one_has_gone_back(
     watch: Callable[..., None],
 ) -> None:
-    lines, reads = ["a line"] * 100, []
-
-    def read() -> str:
-        reads.append(len(lines))
-        return "\n".join(lines)
+    lines = ["a line"] * 100
 
     async def look(screen: app.RunScreen, pilot: Any) -> None:
-        screen.push_screen(app.Page("log", read, every_s=0.02))
-        for count in (100, 120, 140):
-            lines[:] = ["a line"] * count
-            while reads[-3:] != [count] * 3:  # Ended by the limit of the test.
+        screen.push_screen(app.Page("log", lambda: "\n".join(lines), every_s=0.02))
+        await pilot.pause()
+        area = screen.screen.query_one(VerticalScroll)
+
+        async def see(from_end: int, least: int) -> None:
+            """Waits until so many lines of more than ``least`` lie below what is seen."""
+            deadline = time.monotonic() + 20
+            while area.max_scroll_y - area.scroll_y != from_end or area.max_scroll_y < least:
+                assert time.monotonic() < deadline, (area.scroll_y, area.max_scroll_y)
                 await pilot.pause(0.02)
-            area = screen.screen.query_one(VerticalScroll)
-            assert area.max_scroll_y > 70
-            assert area.scroll_y == (0 if count == 140 else area.max_scroll_y)
-            if count == 120:
-                area.scroll_home(animate=False)
-                await pilot.pause()
+
+        await see(0, least=70)
+        lines.extend(["a line"] * 20)
+        await see(0, least=90)
+        await pilot.press("home")
+        end = int(area.max_scroll_y)
+        await see(end, least=90)
+        lines.extend(["a line"] * 20)
+        await see(end + 20, least=end + 20)
+        await pilot.press("end")
+        await see(0, least=end + 20)
+        lines.extend(["a line"] * 20)
+        await see(0, least=end + 40)
 
     watch([ROW], look)
 
