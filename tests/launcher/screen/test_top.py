@@ -54,7 +54,7 @@ ROW = NodeRow(
         "steps": {"0": 9, "1": 7},
         "cpu_share": 0.5,
         "memory_bytes": 3 << 30,
-        "memory_limit_bytes": 8 << 30,
+        "memory_limit_bytes": int(7.6 * 2**30),
         "gpus": [{"share": 0.9, "memory_bytes": 3, "memory_limit_bytes": 4, "temperature_c": 61}],
     },
     seen_s=2.0,
