@@ -219,7 +219,8 @@ class Page(ModalScreen[None]):
             yield Static("...", id="text", markup=False)
 
     def on_mount(self) -> None:
-        """Begins to read."""
+        """Begins to read; a text that grows is followed until a person scrolls."""
+        self.query_one(VerticalScroll).anchor(self._every_s > 0)
         self.look()
 
     @work(thread=True)
@@ -234,10 +235,6 @@ class Page(ModalScreen[None]):
     def _put(self, text: str) -> None:
         if not self.is_attached:
             return  # The page was left while it read.
-        area = self.query_one(VerticalScroll)
-        follows = area.scroll_y >= area.max_scroll_y
         self.query_one("#text", Static).update(text)
         if self._every_s:
             self.set_timer(self._every_s, self.look)
-            if follows:
-                area.scroll_end(animate=False)

@@ -61,26 +61,14 @@ def newest_step(store: CheckpointStore) -> int | None:
     return found.manifest.step if found else None
 
 
-def test_an_empty_folder_has_no_newest(store):
+def test_the_newest_are_kept_and_latest_points_at_the_last(store):
     assert store.read_newest() == (None, [])
-
-
-def test_the_newest_is_found_and_latest_points_at_it(store):
-    save(store, 9)
-    path = save(store, 10)
+    for step in (0, 3, 9, 10):
+        path = save(store, step)
     found, skipped = store.read_newest()
     assert (found.path, found.manifest.step, skipped) == (path, 10, [])
     assert (store.folder / "latest").resolve() == path.resolve()
-
-
-def test_a_checkpoints_name_bears_its_generation_and_attempt(store):
-    assert save(store, 3).name == "step-0000000003-g1-a0"
-
-
-def test_only_the_newest_are_kept(store):
-    for step in range(5):
-        save(store, step)
-    assert steps(store) == [3, 4]
+    assert (path.name, steps(store)) == ("step-0000000010-g1-a0", [9, 10])
 
 
 def flip_a_bit(path: Path) -> None:

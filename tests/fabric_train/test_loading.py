@@ -14,7 +14,6 @@ from fabric_train import InputError, share_loader
 
 SIZE, BATCH = 48, 8
 
-
 Sample = tuple[int, float]
 
 

@@ -87,19 +87,13 @@ def test_a_manifest_is_written_and_read_back(folder):
     assert render_manifest(turned).splitlines()[-2] == render_manifest(manifest).splitlines()[-2]
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "1", "[1]"])
-def test_a_manifest_that_cannot_be_read_is_damage(folder, text):
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "1", "[1]", '{"format": 2}',
+    '{"format": 2, "config_sha256": ""}'])  # fmt: skip
+def test_a_manifest_that_cannot_be_read_or_lacks_fields_is_damage(folder, text):
     (folder / MANIFEST_FILE).unlink()
     if text is not None:
         (folder / MANIFEST_FILE).write_text(text)
-    with pytest.raises(DamagedError):
-        read_manifest(folder)
-
-
-@pytest.mark.parametrize("content", ['{"format": 2, "config_sha256": ""}', '{"format": 2}'])
-def test_a_manifest_without_its_fields_is_damage(folder, content):
-    (folder / MANIFEST_FILE).write_text(content)
-    with pytest.raises(DamagedError, match="lacks"):
+    with pytest.raises(DamagedError, match="lacks" if text and "2" in text else None):
         read_manifest(folder)
 
 

@@ -35,15 +35,19 @@ def preemption(tmp_path) -> Preemption:
     return Preemption(tmp_path, clock=Clock())
 
 
-def test_the_agent_hears_that_the_training_speaks(files, preemption):
+def test_each_request_is_heard_once_and_answered_with_the_committed_step(files, preemption):
     assert not files.training_speaks()
     preemption.announce()
     assert files.training_speaks()
-
-
-def test_a_stop_is_heard_and_answered_with_the_committed_step(files, preemption):
     assert preemption.look() is Wish.NOTHING
+    preemption.answer(1, Path("nobody-asked"))
+    assert files.read_answer() is None
     files.ask(Reason.PREEMPTED.value, at=10.0, deadline=40.0)
+    assert preemption.look() is Wish.STOP
+    preemption.answer(5, None)
+    assert files.read_answer() is None, "nothing was committed"
+    assert preemption.look() is Wish.NOTHING
+    files.ask(Reason.INTERRUPTED.value, at=20.0, deadline=50.0)
     assert preemption.look() is Wish.STOP
     preemption.answer(7, Path("step-7"))
     assert files.read_answer() == {"step": 7, "checkpoint": "step-7"}
@@ -55,25 +59,6 @@ def test_room_for_newcomers_asks_for_a_commit_alone(tmp_path, preemption):
         json.dumps({"reason": "resize", "at": 1.0, "deadline": 60.0})
     )
     assert preemption.look() is Wish.COMMIT
-
-
-def test_a_later_request_is_heard_after_an_answered_one(files, preemption):
-    files.ask(Reason.PREEMPTED.value, at=10.0, deadline=40.0)
-    preemption.answer(1, Path("a"))
-    files.ask(Reason.INTERRUPTED.value, at=20.0, deadline=50.0)
-    assert preemption.look() is Wish.STOP
-
-
-def test_where_nothing_was_committed_nothing_is_acknowledged(files, preemption):
-    files.ask(Reason.PREEMPTED.value, at=10.0, deadline=40.0)
-    preemption.answer(1, None)
-    assert files.read_answer() is None
-    assert preemption.look() is Wish.NOTHING
-
-
-def test_a_rank_whose_node_was_not_asked_answers_nothing(files, preemption):
-    preemption.answer(1, Path("a"))
-    assert files.read_answer() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"reason": "x", "at": "y"}'])

@@ -90,25 +90,20 @@ def test_an_index_that_pickles_enums_as_some_pythons_do_is_read(tmp_path, monkey
     assert read_tensors(tmp_path)["w"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_getattr_reaches_nothing_but_enums(tmp_path):
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [((getattr, (torch.Size, "__init__")), "does not belong there"), ((os.mkdir, ("x",)), "mkdir")],
+)
+def test_an_index_that_would_run_code_is_refused(tmp_path, monkeypatch, call, says):
     class Evil:
         def __reduce__(self):
-            return getattr, (torch.Size, "__init__")
+            return call
 
+    monkeypatch.chdir(tmp_path)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(DamagedError, match="does not belong there"):
+    with pytest.raises(DamagedError, match=says):
         read_tensors(tmp_path)
-
-
-def test_an_index_that_would_run_code_is_refused(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.system, (f"touch {tmp_path / 'ran'}",)
-
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(DamagedError, match="system"):
-        read_tensors(tmp_path)
-    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_write_beside_the_training_never_waits_for_its_stream(tmp_path, monkeypatch):

@@ -21,37 +21,17 @@ RANK_1_OF_4 = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "RUN_DIR",
-        "CHECKPOINT_DIR",
-        "NODE_INDEX",
-        "MAX_WORLD_SIZE",
-        "RDZV_BACKEND",
-        "RDZV_ENDPOINT",
-        "PROGRESS",
-        "METRICS_FILE",
-        "CHECKPOINTS_DIR",
-        "GENERATION",
-        "NODE_DIR",
-        "INCARNATION",
-        "NODE_ATTEMPT",
-        "STOP_READY_FILE",
-        "STOP_REQUEST_FILE",
-        "STOP_REASON_RESIZE",
-        "STOP_ACK_FILE",
-        "PROFILE_REQUEST",
-        "LOOKS_DIR",
-        "TRACE",
-        "LEDGER_DIR",
-        "LEDGER_SCHEMA",
-        "TRAIN_LEDGER",
-        "LEDGER_EVERY_STEP",
-    ],
-)
-def test_names_are_those_of_the_launchers_contract(name):
-    assert getattr(worker_env, name) == getattr(protocol, name)
+NAMES = """
+RUN_DIR CHECKPOINT_DIR NODE_INDEX MAX_WORLD_SIZE RDZV_BACKEND RDZV_ENDPOINT PROGRESS
+METRICS_FILE CHECKPOINTS_DIR GENERATION NODE_DIR INCARNATION NODE_ATTEMPT STOP_READY_FILE
+STOP_REQUEST_FILE STOP_REASON_RESIZE STOP_ACK_FILE PROFILE_REQUEST LOOKS_DIR TRACE LEDGER_DIR
+LEDGER_SCHEMA TRAIN_LEDGER LEDGER_EVERY_STEP
+"""
+
+
+def test_names_are_those_of_the_launchers_contract():
+    for name in NAMES.split():
+        assert getattr(worker_env, name) == getattr(protocol, name)
 
 
 def test_the_training_never_imports_the_launcher():
@@ -62,13 +42,17 @@ def test_the_training_never_imports_the_launcher():
     assert not [name for name in imported if name.partition(".")[0] == "launcher"]
 
 
-def test_an_empty_environment_is_one_device_alone():
-    assert parse_worker_env({}) == WorkerEnv()
-    assert parse_worker_env({}).world_size == 1
-
-
-def test_an_address_alone_describes_no_worker():
-    assert parse_worker_env({"MASTER_ADDR": "a", "MASTER_PORT": "1"}).world is None
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"MASTER_ADDR": "a", "MASTER_PORT": "1"},  # an address alone describes no worker
+        {"RUN_DIR": "", "LAUNCHER_PROGRESS": " ", "RANK": ""},  # as if not set
+    ],
+)
+def test_without_a_world_there_is_one_device_alone(environ):
+    assert parse_worker_env(environ) == WorkerEnv()
+    assert WorkerEnv().world_size == 1
 
 
 def test_torchruns_variables_are_the_world():
@@ -106,10 +90,6 @@ def test_the_launchers_variables_are_taken_over():
         progress="bar",
         omp_num_threads=4,
     )
-
-
-def test_empty_variables_count_as_not_set():
-    assert parse_worker_env({"RUN_DIR": "", "LAUNCHER_PROGRESS": " ", "RANK": ""}) == WorkerEnv()
 
 
 @pytest.mark.parametrize("text", ["1", " 1\n", "1\x1f", "01"])

@@ -43,7 +43,7 @@ same of None, and of the short strings that Python keeps once."""
 
 
 def find_tests(room: str) -> list[str]:
-    """The tests of a folder; of a file, those of its folder that name its module.
+    """The tests of a folder; of a file, the quick ones of its folder that name its module.
 
     Raises ``ValueError`` where there are none.
     """
@@ -53,7 +53,8 @@ def find_tests(room: str) -> list[str]:
     path = Path(room)
     module = re.compile(rf"\b{re.escape('.'.join(path.with_suffix('').parts))}\b")
     tests = sorted((ROOT / "tests" / path.parent).rglob("test_*.py"))
-    found = [str(test.relative_to(ROOT)) for test in tests if module.search(test.read_text())]
+    quick = (test for test in tests if not {"claims", "soak"} & set(test.parts))
+    found = [str(test.relative_to(ROOT)) for test in quick if module.search(test.read_text())]
     if not found:
         raise ValueError(f"no test names {room}: give them with TESTS=PATH")
     return found

@@ -8,7 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
-
 """Of both processes together."""
 
 

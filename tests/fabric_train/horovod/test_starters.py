@@ -21,7 +21,6 @@ from tests.training import clean_environment
 
 ROOT = Path(__file__).parents[3]
 
-
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -30,7 +29,6 @@ TORCHRUN = {
     "MASTER_ADDR": "host",
     "MASTER_PORT": "29500",
 }
-
 
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
@@ -44,14 +42,12 @@ HOROVODRUN = {
     "HOROVOD_CONTROLLER": "gloo",
 }
 
-
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-
 
 PLACE = {
     "rank": 3,
@@ -62,9 +58,7 @@ PLACE = {
     "cross_size": 2,
 }
 
-
 BEFORE = {**PLACE, "cross_rank": 0, "cross_size": 1}
-
 
 """Before the ranks have told each other their nodes."""
 

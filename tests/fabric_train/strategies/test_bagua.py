@@ -18,7 +18,6 @@ from tests.fabric_train.strategies.quadratic_loop import train
 
 POWER = {"matrix_approximation_rank": 3, "start_powerSGD_iter": 3}
 
-
 CASES = {
     "fp16": ({}, quadratic.run_mean),
     "powersgd": (POWER, partial(quadratic.run_powersgd, rank=3, plain_steps=3)),
@@ -31,7 +30,6 @@ CASES = {
         partial(quadratic.run_qadam, warmup=5, bits=8, feedback=True),
     ),
 }
-
 
 """Options, and the rule that the weights follow."""
 

@@ -21,7 +21,6 @@ WORLD = World(
     rank=0, local_rank=0, world_size=2, local_world_size=2, master_addr="a", master_port=1
 )
 
-
 STEPS = 4
 
 

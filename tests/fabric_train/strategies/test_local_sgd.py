@@ -23,7 +23,6 @@ from tests.fabric_train.forked import run_forked
 
 SHARDS, BATCH, WIDTH = 6, 4, 8
 
-
 BOTH = ["local_sgd", "diloco"]
 
 

@@ -49,7 +49,6 @@ GOOD = {
     "nccl_env": {},
 }
 
-
 GPU = {
     "index": "0",
     "bus_id": "00000000:3B:00.0",
@@ -81,25 +80,17 @@ IB, FOLDER = {"mlx5_0": True}, "checkpoint folder"
     ("facts", "status", "check", "found"),
     [
         ({"shm_bytes": (1 << 30) - 1}, "warning", "/dev/shm", "1.0 GiB"),
-        (
-            {"checkpoint_free_bytes": (10 << 30) - 1},
-            "warning",
-            "checkpoint folder",
-            "10.0 GiB free",
-        ),
-        (
-            {"checkpoint_error": "No space"},
-            "failed",
-            "checkpoint folder",
-            "cannot be written: No space",
-        ),
+        ({"checkpoint_free_bytes": (10 << 30) - 1}, "warning", "checkpoint folder",
+         "10.0 GiB free"),
+        ({"checkpoint_error": "No space"}, "failed", "checkpoint folder",
+         "cannot be written: No space"),
         ({"cuda": "12.6"}, "failed", "same cuda", "has 12.6, others have None"),
         ({"torch": "2.12.0"}, "failed", "same torch", "has 2.12.0, others have 2.13.0"),
         ({"python": "3.12.1"}, "failed", "same python", "has 3.12.1, others have 3.11.2"),
         ({"nccl": None}, "failed", "same nccl", "has None, others have 2.28.3"),
         ({"infiniband": IB, "memlock_bytes": 65536}, "failed", "memlock", "64 KiB, with mlx5_0"),
     ],
-)
+)  # fmt: skip
 def test_each_fault_of_a_node_is_named_with_its_place(
     facts: dict[str, Any], status: str, check: str, found: str
 ) -> None:
@@ -157,7 +148,6 @@ DMESG = """\
 [ 1030.4] NVRM: Xid (PCI:0000:5e:00): 31, pid=3221, name=python, Ch 00000008, intr 00000000
 [ 1031.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
 """
-
 
 NVIDIA_SMI = """\
 0, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:3B:00.0, 1, 81559, 0

@@ -7,23 +7,34 @@ import json
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from textual.containers import VerticalScroll
 from textual.geometry import Region
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Input, ProgressBar, Static
 
+from launcher.contract import protocol
+from launcher.contract.errors import InputError
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput, Point
 from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.timeline import Moment
 from launcher.screen import app
-from launcher.screen.snapshot import NodeRow, RunSnapshot, read_last_line, render_snapshot
+from launcher.screen.snapshot import (
+    NodeRow,
+    RunSnapshot,
+    read_last_line,
+    render_snapshot,
+    render_training,
+)
 from tests.launcher.runner import Runner
-from tests.waiting import wait_until
+from tests.waiting import StoppedClock, wait_until
 
 NODE = NodeReport(
     node_index=0,
@@ -36,7 +47,6 @@ NODE = NodeReport(
     state="running",
 )
 
-
 ROW = NodeRow(
     told=NODE,
     host="",
@@ -44,16 +54,14 @@ ROW = NodeRow(
         "steps": {"0": 9, "1": 7},
         "cpu_share": 0.5,
         "memory_bytes": 3 << 30,
-        "memory_limit_bytes": 8 << 30,
+        "memory_limit_bytes": int(7.6 * 2**30),
         "gpus": [{"share": 0.9, "memory_bytes": 3, "memory_limit_bytes": 4, "temperature_c": 61}],
     },
     seen_s=2.0,
     last_line="step 7",
 )
 
-
 POINTS = [Point(10.0 * n, 100 * n, 3200 * n, 0.25, 0.1, 1234.4, 2) for n in (5, 6, 7)]
-
 
 TOLD = Postmortem(
     run_id="digits-1",
@@ -87,9 +95,7 @@ TOLD = Postmortem(
     folder="",
 )
 
-
 SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
-
 
 STEPS = """
 import time, torch
@@ -112,6 +118,18 @@ def test_a_run_is_told_in_columns() -> None:
     ]
 
 
+def test_the_time_left_follows_the_pace_of_the_last_twenty_points() -> None:
+    points = [POINTS[0]._replace(after_s=n * 10.0, step=n) for n in range(20)]
+    slow = POINTS[0]._replace(after_s=-9e9, step=-1)
+    told = replace(TOLD.goodput, points=[slow, *points], until=31) if TOLD.goodput else None
+    assert "step 19/31  loss 0.25  1,234 samples/s  2 min left" in render_training(
+        replace(TOLD, goodput=told)
+    )
+    over = replace(TOLD, goodput=told, reason="completed")
+    assert render_training(over).endswith("samples/s  goodput 87.5%  restarts: exit 2")
+    assert render_training(replace(TOLD, goodput=None, restarts={})) == ""
+
+
 def node(**changes: Any) -> NodeRow:
     return replace(ROW, told=replace(NODE, **changes))
 
@@ -121,7 +139,8 @@ def node(**changes: Any) -> NodeRow:
     [
         (node(state="missing"), 0),
         (node(reason="out-of-memory", exit_code=137), 0),
-        (replace(ROW, seen_s=99.0), 1),
+        (replace(ROW, seen_s=3 * protocol.VITALS_S + 0.1), 1),
+        (replace(ROW, seen_s=3 * protocol.VITALS_S), 3),
         (node(state="pending"), 2),
         (ROW, 3),
         (node(reason="completed", exit_code=0), 4),
@@ -160,6 +179,83 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
 def cells_of(screen: app.RunScreen, row: int) -> list[str]:
     return [str(cell) for cell in screen.query_one(DataTable).get_row_at(row)]
+
+
+def test_rows_are_drawn_anew_and_filtered_by_host_and_state(watch: Callable[..., None]) -> None:
+    rows = [node(node_index=0), replace(node(node_index=1), host="gpu1")]
+
+    async def look(screen: app.RunScreen, pilot: Any) -> None:
+        table, words = screen.query_one(DataTable), screen.query_one(Input)
+        assert (table.row_count, words.display, screen.query_one(ProgressBar).display) == (2, 0, 1)
+        screen.show(replace(SEEN, nodes=[replace(row, last_line="step 8") for row in rows]))
+        assert [cells_of(screen, at)[-1] for at in (0, 1)] == ["step 8"] * 2
+        await pilot.press("slash", *"gpu1")
+        await pilot.pause()
+        assert (table.row_count, words.display, cells_of(screen, 0)[0]) == (1, True, "1.0 gpu1")
+        await pilot.press("enter")
+        assert not words.display
+
+    watch(rows, look)
+
+
+def test_a_run_is_stopped_by_the_second_x_within_ten_seconds(
+    watch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StoppedClock(1000.0)
+    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=clock, time=time.time))
+    stopped = threading.Event()
+
+    def stop(run: RunFolder, grace_s: float | None) -> str:
+        stopped.set()
+        raise InputError("has ended", "nothing")
+
+    monkeypatch.setattr(app, "stop_run", stop)
+
+    async def look(screen: app.RunScreen, pilot: Any) -> None:
+        for pause_s in (0.0, 10.0, 9.9):
+            assert not stopped.is_set()
+            clock.now += pause_s
+            await pilot.press("x")
+            await pilot.pause()
+        await screen.workers.wait_for_complete()
+        await pilot.pause()
+        assert stopped.is_set()
+        assert "error: has ended" in str(screen.screen.query_one("#text", Static).render())
+
+    watch([ROW], look)
+
+
+def test_a_page_follows_what_is_written_unless_one_has_gone_back(
+    watch: Callable[..., None],
+) -> None:
+    lines = ["a line"] * 100
+
+    async def look(screen: app.RunScreen, pilot: Any) -> None:
+        screen.push_screen(app.Page("log", lambda: "\n".join(lines), every_s=0.02))
+        await pilot.pause()
+        area = screen.screen.query_one(VerticalScroll)
+
+        async def see(from_end: int, least: int) -> None:
+            """Waits until so many lines of more than ``least`` lie below what is seen."""
+            deadline = time.monotonic() + 20
+            while area.max_scroll_y - area.scroll_y != from_end or area.max_scroll_y < least:
+                assert time.monotonic() < deadline, (area.scroll_y, area.max_scroll_y)
+                await pilot.pause(0.02)
+
+        await see(0, least=70)
+        lines.extend(["a line"] * 20)
+        await see(0, least=90)
+        await pilot.press("home")
+        end = int(area.max_scroll_y)
+        await see(end, least=90)
+        lines.extend(["a line"] * 20)
+        await see(end + 20, least=end + 20)
+        await pilot.press("end")
+        await see(0, least=end + 20)
+        lines.extend(["a line"] * 20)
+        await see(0, least=end + 40)
+
+    watch([ROW], look)
 
 
 def test_what_a_worker_prints_is_no_markup(watch: Callable[..., None]) -> None:
@@ -201,7 +297,8 @@ def test_without_a_terminal_a_run_is_told_once(tmp_path: Path) -> None:
     done = runner("top")
     assert "succeeded on local, engine agent (completed" in done.stdout
     assert "hello" in done.stdout
-    assert json.loads(runner("top", "--json").stdout)["nodes"][0]["told"]["reason"] == "completed"
+    (row,) = json.loads(runner("top", "--json").stdout)["nodes"]
+    assert (row["told"]["reason"], row["seen_s"]) == ("completed", None)
     (tmp_path / "runs/latest/ledger/agent-0-0.jsonl").write_text('{"torn\n\x00')
     assert runner("top").returncode == 0
 

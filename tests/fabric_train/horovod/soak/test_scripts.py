@@ -16,7 +16,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 ROOT = Path(__file__).parents[4]
 
-
 BATCH = 64
 
 

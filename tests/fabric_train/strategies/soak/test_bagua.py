@@ -14,7 +14,6 @@ from tests.fabric_train.strategies.test_bagua import ALL, CASES
 
 SHIFT = {"peer_selection_mode": "shift_one", "communication_interval": 2}
 
-
 MORE = (
     (
         "bagua:decentralized",

@@ -41,7 +41,6 @@ CASES = (
     Case(workload="charlm", options={"offload": True, "units": "whole"}),
 )
 
-
 BF16 = Case(precision="bf16-mixed")
 
 

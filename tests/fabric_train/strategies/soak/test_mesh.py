@@ -27,7 +27,6 @@ from tests.fabric_train.strategies.test_mesh import build, train
 
 TOLERANCE = 1e-9
 
-
 LOSS_TOLERANCE = 1e-6
 
 
