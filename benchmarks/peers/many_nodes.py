@@ -1,12 +1,13 @@
 """Many nodes that meet, each a forked process with a rendezvous handler: prints what it took.
 
 ``python -m benchmarks.peers.many_nodes SIDE NODES LIMIT_S``, with SIDE ``roster`` or ``c10d``. The
-line of JSON has seconds, and null for what did not come within the limit:
+line of JSON has null for what did not come within the limit:
 
 - ``sealed_s``: from the last call of ``next_rendezvous`` until it has returned on all nodes.
-- ``leader_s``, ``store_s``: processor time for each second while nothing happens.
-- ``pace``: the leader's pulses for each second of that time; below 4 the machine is too small.
+- ``rest_s``: processor time of the coordinator for each second while nothing happens.
+- ``memory_mb``: the coordinator's memory; what it shares with others counts once.
 - ``told_s``: one node is killed; from the first node that is told of it to the last one.
+- ``lost_s``: from the kill to the last node that is told.
 """
 
 from __future__ import annotations
@@ -22,35 +23,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import psutil
 import torch.distributed.elastic.rendezvous.registry as registry
-from launcher.agent.roster.backend import create_handler
-from launcher.agent.roster.handler import RosterHandler
-from launcher.agent.roster.membership import index_of
-from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
 from benchmarks.commands import free_port
 from launcher.agent import processes
+from launcher.agent.membership.client import Client, Told
+from launcher.agent.membership.group import Phase
+from launcher.agent.membership.handler import RosterHandler
+from launcher.agent.membership.process import CoordinatorProcess, serve_forked
+from launcher.agent.membership.settings import Rules
+from launcher.contract.clock import SystemClock
 
-HOST, RUN_ID = "127.0.0.1", "many"
-MONITOR_S = 0.1
-"""As the agent asks its handler whether nodes wait."""
-CALM_S, STEADY_S = 3.0, 10.0
+HOST, RUN_ID, TOKEN = "127.0.0.1", "many", "token"
+CALM_S, STEADY_S, NEVER_S = 3.0, 10.0, 3600.0
 KILL = 1
-"""A node that serves no store, and leads only where it came first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """One line of a node: what happened there, and when."""
+class Line:
+    """What happened at a node, and when."""
 
     word: str
     at: float
-    leader: str
 
 
 class Gate:
@@ -77,14 +75,15 @@ class Crowd:
     side: str
     nodes: int
     port: int
-    fence_dir: str
+    rules: Rules
     pids: dict[int, int] = field(default_factory=dict)
-    told: list[Told] = field(default_factory=list)
+    told: list[Line] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gates = {name: Gate() for name in ("connect", "meet", "watch")}
+        self.gates = {name: Gate() for name in ("connect", "meet")}
         self._reader, self._writer = os.pipe()
         self._rest = b""
+        self._client: Client | None = None
 
     def fork(self, index: int) -> None:
         parent = os.getpid()
@@ -111,16 +110,16 @@ class Crowd:
         self.gates["meet"].wait()
         self._tell("called")
         handler.next_rendezvous()
-        self._tell("met", handler.head.leader if isinstance(handler, RosterHandler) else "-")
-        self.gates["watch"].wait()
-        while not handler.num_nodes_waiting():
-            time.sleep(MONITOR_S)
-        self._tell("told")
+        self._tell("met")
+        if self._client and self._client.settle(_is_open, NEVER_S):
+            self._tell("told")
         signal.pause()
 
     def _make_handler(self, index: int) -> RendezvousHandler:
-        roster = self.side == "roster"
-        own: dict[str, Any] = {"node_index": index, "fence_dir": self.fence_dir}
+        if self.side == "roster":
+            rules = replace(self.rules, node_index=index)
+            self._client = Client(HOST, self.port, RUN_ID, rules, SystemClock(), token=TOKEN)
+            return RosterHandler(client=self._client, rules=rules, addr=HOST, served=None)
         params = RendezvousParameters(
             backend=self.side,
             endpoint=f"{HOST}:{self.port}",
@@ -128,14 +127,15 @@ class Crowd:
             min_nodes=self.nodes,
             max_nodes=self.nodes,
             local_addr=HOST,
-            **(own if roster else {"is_host": index == 0, "store_type": "tcp"}),
+            is_host=index == 0,
+            store_type="tcp",
         )
-        return create_handler(params) if roster else registry.get_rendezvous_handler(params)
+        return registry.get_rendezvous_handler(params)
 
-    def _tell(self, word: str, leader: str = "-") -> None:
-        os.write(self._writer, f"{word} {time.monotonic()} {leader}\n".encode())
+    def _tell(self, word: str) -> None:
+        os.write(self._writer, f"{word} {time.monotonic()}\n".encode())
 
-    def wait_for(self, word: str, count: int, limit_s: float) -> list[Told]:
+    def wait_for(self, word: str, count: int, limit_s: float) -> list[Line]:
         """What was told with this word; fewer than ``count`` where the time is over."""
         end = time.monotonic() + limit_s
         while True:
@@ -149,8 +149,8 @@ class Crowd:
     def _read(self) -> None:
         *lines, self._rest = (self._rest + os.read(self._reader, 1 << 16)).split(b"\n")
         for line in lines:
-            word, at, leader = line.decode().split()
-            self.told.append(Told(word=word, at=float(at), leader=leader))
+            word, at = line.decode().split()
+            self.told.append(Line(word=word, at=float(at)))
 
     def kill(self, *indexes: int) -> None:
         for index in indexes:
@@ -160,7 +160,13 @@ class Crowd:
             os.waitpid(pid, 0)
 
 
-def measure(crowd: Crowd, store: StoreProcess | None, limit_s: float) -> Iterator[tuple[str, Any]]:
+def _is_open(told: Told) -> bool:
+    return told.status is not None and told.status.phase is Phase.FORMING
+
+
+def measure(
+    crowd: Crowd, coordinator: CoordinatorProcess | None, limit_s: float
+) -> Iterator[tuple[str, float]]:
     """The figures, as far as they came within the limit."""
     for index in range(crowd.nodes):
         crowd.fork(index)
@@ -175,57 +181,44 @@ def measure(crowd: Crowd, store: StoreProcess | None, limit_s: float) -> Iterato
         print(f"{len(called)} have come, {len(met)} have ranks", file=sys.stderr)
         return
     yield "sealed_s", max(one.at for one in met) - max(one.at for one in called)
-    if store is None:
+    if coordinator is None:
         return
-    seat = met[-1].leader
-    leader = index_of(seat)
-    yield from measure_calm(crowd.pids[leader], store, seat)
-    crowd.gates["watch"].open()
-    time.sleep(CALM_S)
-    crowd.kill(KILL if leader != KILL else KILL + 1)
+    yield from measure_calm(psutil.Process(coordinator.pid))
+    lost_at = time.monotonic()
+    crowd.kill(KILL)
     told = [one.at for one in crowd.wait_for("told", crowd.nodes - 1, limit_s)]
     if len(told) == crowd.nodes - 1:
         yield "told_s", max(told) - min(told)
+        yield "lost_s", max(told) - lost_at
 
 
-def measure_calm(pid: int, store: StoreProcess, seat: str) -> Iterator[tuple[str, float]]:
-    """Processor time of the leader, which has this seat, and of the store; nothing happens."""
-    client = StoreClient(Endpoint(host=HOST, port=store.port), RUN_ID, 60.0)
+def measure_calm(process: psutil.Process) -> Iterator[tuple[str, float]]:
+    """Processor time and memory of the coordinator; nothing happens."""
     time.sleep(CALM_S)
-    watched = {"leader_s": psutil.Process(pid), "store_s": psutil.Process(store.pid)}
-
-    def look() -> tuple[float, int, dict[str, float]]:
-        used = {name: sum(one.cpu_times()[:2]) for name, one in watched.items()}
-        pulses = int(client.beats_of([seat])[seat].split()[0])
-        return time.monotonic(), pulses, used
-
-    began_at, first, before = look()
+    began_at, before = time.monotonic(), sum(process.cpu_times()[:2])
     time.sleep(STEADY_S)
-    ended_at, last, after = look()
-    passed_s = ended_at - began_at
-    yield "pace", (last - first) / passed_s
-    for name in watched:
-        yield name, (after[name] - before[name]) / passed_s
+    used_s = sum(process.cpu_times()[:2]) - before
+    yield "rest_s", used_s / (time.monotonic() - began_at)
+    yield "memory_mb", process.memory_full_info().pss / 1e6
 
 
 def main(side: str, nodes: int, limit_s: float) -> None:
     """Prints the figures; ends all processes."""
     logging.disable(logging.WARNING)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    store = serve_forked(0) if side == "roster" else None
-    # A port of the store's own for the other side: its first node listens there.
-    port = store.port if store else free_port()
-    gc.collect()
-    gc.freeze()
-    names = ("sealed_s", "leader_s", "store_s", "pace", "told_s")
+    names = ("sealed_s", "rest_s", "memory_mb", "told_s", "lost_s")
     with tempfile.TemporaryDirectory() as folder:
-        crowd = Crowd(side, nodes, port, folder)
+        rules = Rules(min_nodes=nodes, max_nodes=nodes, fence_dir=folder)
+        served = serve_forked(0, rules, RUN_ID, TOKEN) if side == "roster" else None
+        gc.collect()
+        gc.freeze()
+        crowd = Crowd(side, nodes, served.port if served else free_port(), rules)
         try:
-            found = dict(measure(crowd, store, limit_s))
+            found = dict(measure(crowd, served, limit_s))
         finally:
             crowd.kill(*list(crowd.pids))
-            if store:
-                store.stop()
+            if served:
+                served.stop()
     print(json.dumps(dict.fromkeys(names) | found))
 
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from launcher.agent.roster.membership import Phase
-
-from benchmarks.pulses import PULSES, LoneNode, Role, time_pulse
+from benchmarks.rendezvous import gather, time_step
+from launcher.agent.membership.group import Phase
 
 
-@pytest.mark.parametrize(
-    ("role", "few"),
-    [("leader", 4), ("leader of a forming round", 4 + 8), ("member", 4)],
-)
-def test_a_lone_node_looks_at_as_many_keys_as_one_in_a_run(role: Role, few: int) -> None:
-    node = LoneNode(role, 8)
-    for _ in range(PULSES):
-        node.pulse()
-    assert node.keys <= few * (PULSES + 1), "and once more at the first pulse"
-    assert node.state.leads == (role != "member")
-    assert node.state.known_head.phase is (
-        Phase.FORMING if role == "leader of a forming round" else Phase.SEALED
-    )
-    assert time_pulse(role, 8) > 0
+def test_a_tick_is_measured_in_a_running_group_and_a_join_in_a_forming_one() -> None:
+    assert gather(8, 8).phase is Phase.SEALED
+    forming = gather(8, 6)
+    assert (forming.phase, len(forming.waiting())) == (Phase.FORMING, 6)
+    assert time_step(8, whole=True) > 0
+    assert time_step(8, whole=False) > 0
