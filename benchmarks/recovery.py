@@ -71,7 +71,7 @@ def recoveries() -> Generator[Trial]:
 
 
 def losses() -> Generator[Trial]:
-    """A node killed while workers sleep, in a collective, with the coordinator; one that freezes."""
+    """A node killed while workers sleep, in a collective, with the coordinator; one frozen."""
     yield lose_while_sleeping()
     yield from lose_in_collective()
     yield lose_coordinator()
