@@ -28,7 +28,7 @@ ANSWER_LIMIT_S = 0.5
 COME_BACK_S = 0.05
 """So long, and three round trips, a living node takes at most to dial again and to greet."""
 STRANGERS = 256
-"""Connections that have not yet said who they are."""
+"""Connections that have not said who they are, beside one of each node: all may come at once."""
 BUFFER_LIMIT = 64 * 1024 * 1024
 """A node that reads so much less than it is sent does not read at all."""
 SAY_AGAIN_S = 60.0
@@ -107,8 +107,8 @@ class Coordinator:
         peer, is_orderly = None, True
         self._strangers += 1
         try:
-            if self._strangers > STRANGERS:
-                raise wire.WireError(f"{STRANGERS} others have not said who they are either")
+            if self._strangers > (most := STRANGERS + self.rules.max_nodes):
+                raise wire.WireError(f"{most} others have not said who they are either")
             peer = await self._greet(reader, writer)
             self._strangers -= 1
             # Ended by the silence limit, which aborts the connection.
