@@ -148,7 +148,7 @@ def kill_node(experiment: Experiment, node: Any) -> None:
 
 
 def take_node_0(experiment: Experiment, node: Any) -> None:
-    """The node that serves the store goes."""
+    """The node that coordinates the run goes."""
     experiment.nodes()[0].kill()
 
 

@@ -85,6 +85,8 @@ class Coordinator:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _said_at: dict[str, float] = field(default_factory=dict)
     _strangers: int = 0
+    _took_s: float = 0.0
+    """How long the last decision took."""
 
     def __post_init__(self) -> None:
         self._ticked_at = self._looked_at = now = self.clock.monotonic()
@@ -114,8 +116,8 @@ class Coordinator:
         peer, is_stranger, is_orderly = None, True, True
         self._strangers += 1
         try:
-            if self._strangers > STRANGERS:
-                raise wire.WireError(f"{STRANGERS} others have not said who they are either")
+            if self._strangers > (most := STRANGERS + self.rules.max_nodes):
+                raise wire.WireError(f"{most} others have not said who they are either")
             peer = await self._greet(reader, writer)
             self._strangers, is_stranger = self._strangers - 1, False
             # Ended by the silence limit, which aborts the connection.
@@ -273,14 +275,17 @@ class Coordinator:
 
     # -- deciding and telling ----------------------------------------------------------------------
     def _post(self, event: decide.Event) -> None:
-        """All that comes in one turn of the loop is decided about at once."""
+        """All that comes while a decision takes is decided about at once, so that a thousand nodes
+        that come one by one are not a thousand decisions."""
         self._events.append(event)
         if len(self._events) == 1:
-            asyncio.get_running_loop().call_soon(self._settle)
+            asyncio.get_running_loop().call_later(self._took_s, self._settle)
 
     def _settle(self) -> None:
         events, self._events, before = self._events, [], self.group
-        self.group, actions = decide.step(before, events, self.clock.monotonic())
+        began = self.clock.monotonic()
+        self.group, actions = decide.step(before, events, began)
+        self._took_s = self.clock.monotonic() - began
         # First: whoever is answered looks at it.
         self._tell_status()
         for action in actions:

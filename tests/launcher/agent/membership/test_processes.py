@@ -314,6 +314,15 @@ def test_many_connections_from_nobody_keep_no_node_out(make: Any) -> None:
         bench.meet(0, 1)
 
 
+def test_all_nodes_of_a_large_run_may_greet_at_once(make: Any) -> None:
+    bench = make(most=300)
+    with ExitStack() as stack:
+        for _ in range(300):
+            one = socket.create_connection(("127.0.0.1", bench.served.port), timeout=5.0)
+            stack.enter_context(one)
+            assert one.recv(1), "the coordinator speaks first"
+
+
 def test_who_serves_a_run_is_found_by_whoever_knows_it(make: Any) -> None:
     bench = make()
     port = bench.served.port
