@@ -1,7 +1,7 @@
 """Many nodes that meet, each a forked process with a rendezvous handler: prints what it took.
 
 ``python -m benchmarks.peers.many_nodes SIDE NODES LIMIT_S``, with SIDE ``roster`` or ``c10d``. The
-line of JSON has null for what did not come within the limit:
+line of JSON has seconds, and null for what did not come within the limit:
 
 - ``sealed_s``: from the last call of ``next_rendezvous`` until it has returned on all nodes.
 - ``coordinator_s``: processor time for each second while nothing happens; ``coordinator_mib`` its
@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 import torch.distributed.elastic.rendezvous.registry as registry
@@ -42,8 +43,8 @@ NAMES = ("sealed_s", "coordinator_s", "coordinator_mib", "told_s", "known_s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """What happened at a node, and when."""
+class Told:
+    """One line of a node: what happened there, and when."""
 
     word: str
     at: float
@@ -76,13 +77,12 @@ class Crowd:
     config: dict[str, Any]
     """Of the handler, but for what differs from node to node."""
     pids: dict[int, int] = field(default_factory=dict)
-    told: list[Line] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gates = {name: Gate() for name in ("connect", "meet")}
+        self.gates = {name: Gate() for name in ("connect", "meet", "watch")}
         self._reader, self._writer = os.pipe()
         self._rest = b""
-        self._client: Client | None = None
 
     def fork(self, index: int) -> None:
         parent = os.getpid()
@@ -130,7 +130,7 @@ class Crowd:
             **self.config,
             **own,
         )
-        return registry.get_rendezvous_handler(params)
+        return create_handler(params) if roster else registry.get_rendezvous_handler(params)
 
     def _tell(self, word: str) -> None:
         os.write(self._writer, f"{word} {time.monotonic()}\n".encode())
