@@ -19,7 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import signals
 from launcher.agent.addresses import interface_of
-from launcher.agent.disk import CAUSE, is_full
+from launcher.agent.disk import CAUSE, is_full, says_full
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
@@ -151,7 +151,9 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
         case rdzv.RendezvousTimeoutError():
             return Reason.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
-    if is_full(error):
+    # The coordinator, which takes the generations, says it in words.
+    is_state = isinstance(error, rdzv.RendezvousStateError)
+    if is_full(error) or (is_state and says_full(str(error))):
         return Reason.DISK_FULL, node.attempts.describe_disk(str(error).partition("\n")[0])
     if isinstance(error, _STORE_ERRORS):
         lost = node.had_rendezvous or node.reached_store
