@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.disks import mounted
-from tests.launcher.commands.test_runs import LOCAL, detach
-from tests.launcher.runner import WAITING
+from tests.launcher.runner import WAITING, Runner
 from tests.waiting import wait_until
+
+LOCAL = ("run", "job.yaml", "--on", "local")
+
+
+def detach(launcher: Runner) -> str:
+    """Starts a run in the background; its id."""
+    return launcher.well(*LOCAL, "--detach").stdout.strip()
 
 
 def test_following_a_run_that_somebody_stops_ends_with_its_code_and_says_so(launcher):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.held import check_lost_nodes
-from tests.launcher.commands.claims.test_hold import JOB, ON, WAITS, dev
+from tests.launcher.commands.claims.test_hold import JOB, ON, WAITS, dev, shared
 from tests.programs import run_program
 from tests.waiting import wait_until
 

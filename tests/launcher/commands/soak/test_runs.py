@@ -11,7 +11,7 @@ import pytest
 from launcher.api import stopping
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import LAUNCHER_FILE, find_run
-from tests.launcher.commands.test_runs import LOCAL, detach
+from tests.launcher.commands.claims.test_runs import LOCAL, detach
 from tests.launcher.runner import WAITING, Runner
 from tests.programs import run_program
 from tests.waiting import wait_until
