@@ -11,7 +11,7 @@ from launcher.contract.agent_settings import DETECTION_LIMIT_S
 
 IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 """torch's variable: all nodes have equally many workers. Scripts do not see it."""
-SIGNS_PER_S = 4000
+SIGNS_PER_S = 2000
 """The most signs of life of all nodes of a run together."""
 
 
