@@ -159,7 +159,9 @@ class Looker:
     ) -> dict[int, str]:
         """Why each rank's collectives are missing; empty if they are in the folder."""
         answers = {w.rank: recorder.answer(w.heartbeat) for w in workers if not asked[w.rank]}
-        self._wait(lambda: all(path.exists() for path in answers.values()), end)
+        exits = {worker.rank: worker.exit_file for worker in workers}
+        # A worker that has failed, as in a collective with a lost peer, ends without an answer.
+        self._wait(lambda: all(p.exists() or exits[r].exists() for r, p in answers.items()), end)
         missing = dict(asked)
         for rank, path in answers.items():
             missing[rank] = _move_answer(path, folder / look.COLLECTIVES.format(rank=rank))
