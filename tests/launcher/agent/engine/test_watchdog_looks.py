@@ -15,6 +15,7 @@ from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.look import Looker
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
+from launcher.agent.worker import recorder
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import SystemClock
 from launcher.contract.look import look_dir, read_looks, read_stacks
@@ -71,3 +72,29 @@ def test_a_hang_is_looked_at_before_its_workers_are_killed(
     stacks = read_stacks(look_dir(attempts.node_dir, seen.id), 0)
     assert stacks is not None
     assert [frame.function for frame in stacks.threads[0].frames][:1] == ["hangs"]
+
+
+class EndsMeanwhile(SystemClock):
+    """Time stands still; in the first pause a worker ends."""
+
+    def __init__(self, exit_file: Path) -> None:
+        self._exit_file = exit_file
+
+    def monotonic(self) -> float:
+        return 100.0
+
+    def sleep(self, seconds: float) -> None:
+        assert not self._exit_file.exists(), "it waits for a worker that has ended"
+        self._exit_file.touch()
+
+
+def test_after_a_loss_a_worker_that_ends_is_not_waited_for(attempts, worker):
+    (place,) = attempts.workers
+    asking = recorder.asking(place.heartbeat)
+    os.mkfifo(asking)
+    reader = os.open(asking, os.O_RDONLY | os.O_NONBLOCK)
+    folder = Looker(attempts, EndsMeanwhile(place.exit_file)).take("loss", stacks=False)
+    os.close(reader)
+    assert folder is not None
+    (seen,) = read_looks(attempts.node_dir)
+    assert "no answer in time" in seen.ranks[0].no_collectives
