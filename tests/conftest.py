@@ -17,11 +17,14 @@ import hypothesis
 import pytest
 import pytest.__main__
 
+from tests.engines import DOCKER_IMAGE, cluster, four_engines, four_hosts, one_cluster
+
+__all__ = ["DOCKER_IMAGE", "cluster", "four_engines", "four_hosts", "one_cluster"]
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-DOCKER_IMAGE = "fabric-train:cpu"
 WHY_NOT_BUILT = Path(__file__).parents[1] / ".image/cpu.reason"
 """Left by ``make test``, which builds the image if that is possible."""
 

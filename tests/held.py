@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,34 +42,6 @@ def folder_of_hold(launcher: Runner) -> Path:
 
 def is_up(launcher: Runner, *names: str) -> bool:
     return all((launcher.folder / "runs/latest" / name).exists() for name in names)
-
-
-def check_three_runs(launcher: Runner) -> None:
-    """One that ends well, one that fails, and one that is interrupted; then another."""
-    argv = ("run", "job.yaml", "--in", "dev")
-    launcher.write(SUMS, JOB)
-    for words, code in (((), 0), (("--", "fail"), 1)):
-        done = launcher(*argv, *words)
-        assert done.returncode == code, done.stderr
-        assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
-    assert "ValueError: as asked" in done.stderr
-    launcher.write(TRAINS, JOB)
-    process = launcher.start(*argv)
-    wait_until(lambda: is_up(launcher, "up-0-0", "up-1-0"))
-    first = (launcher.folder / "runs/latest").resolve().name
-    refused = launcher(*argv)
-    assert refused.returncode == 2
-    assert f"dev is in use: {first} of " in refused.stderr
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130, told
-    assert ", free" in launcher("status", "dev").stdout
-    # What is new in the code is sent, and runs at once.
-    launcher.write(SUMS.replace('"sum"', '"anew"'), JOB)
-    done = launcher(*argv, "--fresh")
-    assert "render it" not in done.stderr
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("anew 2.0 left None") == 2, done.stdout
 
 
 def check_lost_nodes(launcher: Runner, kill: Callable[[int], None]) -> None:

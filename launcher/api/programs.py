@@ -29,7 +29,8 @@ def run_in_nodes(
 
     def begin(index: int) -> int:
         try:
-            talk = Conversation(target.door(plan, index).command((*_BOTH_STREAMS, *argv)))
+            program = _told(plan, index, (*_BOTH_STREAMS, *argv))
+            talk = Conversation(target.door(plan, index).command(program))
         except (LauncherError, OSError) as error:
             show(index, f"not reached: {error}")
             return 255
@@ -52,7 +53,12 @@ def run_in_nodes(
 def plan_shell(run: RunFolder, node: int) -> tuple[str, ...]:
     """The command on this machine that opens a terminal in a node. Raises as ``run_in_nodes``."""
     plan, target = _open(run, node)
-    return target.door(plan, node).command(_SHELL, terminal=True)
+    return target.door(plan, node).command(_told(plan, node, _SHELL), terminal=True)
+
+
+def _told(plan: LaunchPlan, node: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The program with the variables that the node's workers have, however it is reached."""
+    return ("env", *(f"{name}={value}" for name, value in plan.nodes[node].env), *argv)
 
 
 def _open(run: RunFolder, node: int | None) -> tuple[LaunchPlan, Target]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.hosts.places import Host, Network
@@ -60,6 +62,19 @@ class Typist(Runner):
                 host.docker("rm", "--force", *ids)
             host.reboot()
             host.run("rm", "-rf", f"{STATE}/runs", f"{STATE}/checkpoints")
+
+
+@contextmanager
+def typing_on(network: Network, folder: Path) -> Iterator[Typist]:
+    """``launcher`` typed for these hosts, on which it may leave nothing."""
+    typist = Typist(folder, network)
+    yield typist
+    try:
+        typist.assert_nothing_left()
+    except AssertionError:
+        # One that failed must not make all others fail.
+        typist.sweep()
+        raise
 
 
 def left_on(host: Host) -> list[str]:

@@ -1,28 +1,60 @@
-"""What makes the pods of a hold for the server of the tests: containers of this machine."""
+"""What makes the pods of jobs for the server of the tests: containers of this machine."""
 
 from __future__ import annotations
 
 import subprocess
 import threading
+from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.k8s.pods_on_docker import Pods
 from tests.launcher.cluster_run import INDEX
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
+KUBELET_S = 0.1
+GRACE_S = 10
+
+
+class Controllers:
+    """A controller for each job that comes to the server, of runs and of holds alike."""
+
+    def __init__(self, server: FakeCluster, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self._of: dict[str, Controller] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.wait(KUBELET_S):
+            for kind, name in [*self._server.objects]:
+                if kind == "jobs" and name not in self._of:
+                    self._of[name] = Controller(self._server, self._folder, name)
+
+    def left(self) -> list[str]:
+        """Pods that run."""
+        return [name for one in self._of.values() for name in one.at_work()]
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        for controller in self._of.values():
+            controller.close()
+
 
 class Controller:
-    """Makes and removes the two pods of a hold, and has the server know their logs."""
+    """Makes and removes the pods of a job, and has the server know their logs and their ends."""
 
     def __init__(self, server: FakeCluster, folder: Path, name: str = "dev") -> None:
-        """``folder`` has the launcher's run folders in ``runs``; ``name`` is the hold's."""
+        """``folder`` has the launcher's run folders in ``runs``; ``name`` is the job's."""
         self._server, self._folder, self._name = server, folder, name
         self._pods: Pods | None = None
         self.running: dict[int, tuple[str, Any]] = {}
+        self._codes: dict[int, int] = {}
         self._entered: list[subprocess.Popen[bytes]] = []
         self._made = 0
         self._closed = threading.Event()
@@ -30,18 +62,64 @@ class Controller:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._closed.wait(0.1):
-            is_wanted = ("jobs", self._name) in self._server.objects
-            if is_wanted and self._pods is None:
-                run = RunFolder(next((self._folder / "runs").glob(f"{self._name}-*")))
-                plan = run.read_plan()
-                manifest = KubernetesTarget(run.path.parent).render(plan)
-                self._pods = Pods(plan, manifest, self._folder / "cluster")
-                for index in (0, 1):
+        while not self._closed.wait(KUBELET_S):
+            job = self._server.objects.get(("jobs", self._name))
+            wanted = 0 if job is None else int(job["spec"]["parallelism"])
+            if job is not None and self._pods is None:
+                self._pods = self._make(job)
+                for index in range(wanted):
                     self.start(index)
-            elif not is_wanted:
+            elif self._pods is not None:
                 for index in [*self.running]:
-                    self.lose(index)
+                    if index >= wanted:
+                        self.lose(index, GRACE_S)
+                    else:
+                        self._look(index)
+                if job is not None and len(self._codes) == wanted:
+                    self._end(job)
+
+    def _make(self, job: dict[str, Any]) -> Pods:
+        run_id = job["metadata"]["labels"][protocol.LABEL_RUN_ID]
+        plan = RunFolder(self._folder / "runs" / run_id).read_plan()
+        kinds = ("configmaps", "secrets")
+        given = [one for (kind, _), one in self._server.objects.items() if kind in kinds]
+        own = [o for o in given if o["metadata"]["labels"].get(protocol.LABEL_RUN_ID) == run_id]
+        folder = self._folder / "cluster" / run_id
+        pods = Pods(plan, SimpleNamespace(objects=[*own, job]), folder)
+        for secret in (one for one in own if one["kind"] == "Secret"):
+            (folder / "secret").mkdir()
+            for name, data in secret["data"].items():
+                path = folder / "secret" / name
+                path.write_bytes(b64decode(data))
+                path.chmod(0o444)  # the pod's user is another one
+        return pods
+
+    def _look(self, index: int) -> None:
+        """Tells the server of a pod that has ended."""
+        name, container = self.running[index]
+        container.reload()
+        if index in self._codes or container.status != "exited":
+            return
+        self._codes[index] = code = container.attrs["State"]["ExitCode"]
+        labels = self._server.objects["pods", name]["metadata"]["labels"]
+        phase, why = ("Failed", "Error") if code else ("Succeeded", "Completed")
+        mounts = {one["Destination"]: one["Source"] for one in container.attrs["Mounts"]}
+        said = Path(mounts[protocol.TERMINATION_LOG]).read_text()
+        state = ended(code, why, message=said)
+        self._server.put("pods", pod(name, labels, phase=phase, state=state))
+
+    def at_work(self) -> list[str]:
+        """The names of pods whose containers run."""
+        for _, container in self.running.values():
+            container.reload()
+        return [name for name, one in self.running.values() if one.status == "running"]
+
+    def _end(self, job: dict[str, Any]) -> None:
+        kind = "Failed" if any(self._codes.values()) else "Complete"
+        job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+        self._server.put("jobs", job)
+        self._codes.clear()
+        self._closed.set()
 
     def start(self, index: int, *, elsewhere: bool = False) -> None:
         assert self._pods is not None
@@ -69,9 +147,9 @@ class Controller:
             self._server.log(name, (stamp, text))
         self._server.log(name, ended=True)
 
-    def lose(self, index: int) -> None:
+    def lose(self, index: int, grace_s: int = 0) -> None:
         name, container = self.running.pop(index)
-        container.kill()
+        container.stop(timeout=grace_s)
         del self._server.programs[name]
         labels = self._server.objects["pods", name]["metadata"]["labels"]
         self._server.put("pods", pod(name, labels, phase="Failed", state=ended(137)))

@@ -14,6 +14,7 @@ from typing import Any
 
 import docker
 
+from launcher.contract.protocol import TERMINATION_LOG
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render import RenderedManifest
@@ -85,7 +86,11 @@ class Pods:
             self.containers.append(idle)
             idle.start()
         pod = self._pod(index)
-        binds = self._binds(pod, self.folder / f"pod-{len(self.containers)}")
+        own = self.folder / f"pod-{len(self.containers)}"
+        own.mkdir(parents=True)
+        (own / "termination-log").touch()
+        (own / "termination-log").chmod(0o666)
+        binds = self._binds(pod, own)
         user = f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
         for one in pod.get("initContainers", ()):
             volumes = binds(one)
@@ -113,7 +118,7 @@ class Pods:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             working_dir=container.get("workingDir"),
-            volumes=binds(container),
+            volumes=[*binds(container), f"{own}/termination-log:{TERMINATION_LOG}"],
             shm_size=2**28,
             network=self.network.name,
             networking_config={

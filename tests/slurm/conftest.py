@@ -1,4 +1,4 @@
-"""One cluster for all tests of a session, and the check that each of them leaves nothing there."""
+"""A person who types on a login node."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.typist import Typist
-
-
-@pytest.fixture(scope="session")
-def one_cluster() -> Iterator[Cluster]:
-    cluster = Cluster()
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.close()
-
-
-@pytest.fixture
-def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
-    """Three idle nodes; a test fails if it leaves a job in the queue or a process on a node."""
-    yield one_cluster
-    # One that failed must not make all others fail.
-    left = one_cluster.mend()
-    assert not left, f"left in the queue or on nodes: {left}"
 
 
 @pytest.fixture

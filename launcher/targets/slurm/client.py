@@ -70,7 +70,8 @@ class SlurmError(TargetError):
 class QueuedJob:
     """One job, or one element of an array, as squeue shows it.
 
-    ``number`` is the id of the job, or of the array that has the ``element`` (None without array).
+    ``number`` is the id of the job, or of the array that has the ``element`` (None without array);
+    ``own`` is the element's own, by which alone ``srun`` knows it.
     ``why`` is why it waits, such as ``Priority``. ``begins_at`` is when it begins or began, in
     seconds since the epoch, None if Slurm does not know. ``run_id`` is the launcher's run that
     its comment names, if any.
@@ -83,6 +84,7 @@ class QueuedJob:
     nodes: str
     begins_at: float | None = None
     run_id: str = ""
+    own: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -215,6 +217,7 @@ def _parse(line: str) -> QueuedJob:
         nodes=nodes,
         begins_at=_parse_time(begins),
         run_id=comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else "",
+        own=int(job),
     )
 
 

@@ -203,10 +203,12 @@ class SlurmTarget(Target):
             raise InputError(what, "a job without slurm.container")
         by_element = newest_starts(read_starts(RunFolder(Path(plan.run_dir))))
         start = by_element.get(node_index if own.kind == "array" else None)
-        if start is None or start.code is not None:
+        queue = client.read_queue([start.job]) if start is not None and start.code is None else ()
+        job = next((one.own for one in queue if start and one.element == start.element), None)
+        if job is None:
             raise TargetError(f"node {node_index} of {plan.run_id} does not run")
         step = (
-            *("srun", f"--jobid={start.name}", "--overlap", "--nodes=1", "--ntasks=1"),
+            *("srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1"),
             *("--cpu-bind=none", "--mpi=none", "--unbuffered", "--quiet"),
             f"--relative={0 if own.kind == 'array' else node_index}",
         )

@@ -12,13 +12,11 @@ from tests.programs import run_program
 pytestmark = pytest.mark.hosts
 
 
-@pytest.mark.parametrize("runtime", ["python", "docker"])
-def test_hosts_meet_by_it_and_keep_it_to_the_user(
-    runtime: str, typist: Typist, request: pytest.FixtureRequest
+@pytest.mark.docker
+def test_containers_of_hosts_meet_by_it_and_keep_it_to_the_user(
+    typist: Typist, four_engines: Network
 ) -> None:
-    if runtime == "docker":
-        request.getfixturevalue("four_engines")
-    typist.write(LOOKING, f"hosts: {{runtime: {runtime}}}\n", JOB)
+    typist.write(LOOKING, "hosts: {runtime: docker}\n", JOB)
     done = typist("run", "job.yaml")
     assert done.returncode == 0, done.stderr
     check_found(done.stdout)

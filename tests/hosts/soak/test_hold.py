@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from tests.debugged import STOPS, debug_rank_1
-from tests.held import TRAINS, check_three_runs, folder_of_hold, is_up
+from tests.held import TRAINS, folder_of_hold, is_up
 from tests.hosts.claims.test_hold import held
 from tests.hosts.places import Host
 from tests.hosts.soak.test_endings import share_home
@@ -29,26 +28,19 @@ def containers_on(host: Host) -> list[str]:
     return host.docker("ps", "--quiet").split() if host.has_engine else []
 
 
-def test_three_runs_in_one_hold_of_hosts(held):
+def test_checkpoints_of_a_run_in_a_hold_stay_and_nothing_else_does(held):
     held.hold()
     hosts = held.network.hosts[:2]
     before = [containers_on(host) for host in hosts]
     assert all(before) == (held.runtime == "docker")
-    check_three_runs(held)
-    assert [containers_on(host) for host in hosts] == before
     held.write(KEEPS)
-    assert held("run", "job.yaml", "--in", "dev").returncode == 0
+    held.well("run", "job.yaml", "--in", "dev")
+    assert [containers_on(host) for host in hosts] == before
     for host in hosts:
         assert host.run("ls", f"{STATE}/runs").split() == [folder_of_hold(held).name]
         kept = host.run("find", f"{STATE}/checkpoints", "-name", "kept").strip()
         assert kept
         host.run("rm", "-r", os.path.dirname(kept))
-
-
-def test_a_rank_of_a_run_in_held_hosts_is_debugged(held):
-    held.hold()
-    held.write(STOPS)
-    debug_rank_1(held, "--in", "dev")
 
 
 def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held):

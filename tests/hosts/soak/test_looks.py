@@ -1,4 +1,4 @@
-"""``launcher stacks``, ``profile`` and ``run --debug`` on hosts: looks that travel by ssh."""
+"""``launcher profile`` and ``run --debug`` on hosts: looks that travel by ssh."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ import pytest
 
 from tests.debugged import STOPS, debug_rank_1
 from tests.hosts.typist import PREFIX, STATE
-from tests.launcher.looks import STUCK_FOUR_WAYS, TRAINS, check_four_ways, check_profile
+from tests.launcher.looks import TRAINS, check_profile
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
-
-
-def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist):
-    typist.write(STUCK_FOUR_WAYS)
-    launcher = typist.start("run", "job.yaml", "--nnodes", "2", "--nproc-per-node", "2")
-    wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
-    wait_until(lambda: "have not entered" in typist("stacks", "latest").stdout)
-    check_four_ways(typist("stacks", "latest").stdout)
-    typist("stop", "latest", "--grace", "5")
-    assert launcher.wait(60) == 143
 
 
 def test_ranks_of_two_hosts_trace_the_same_steps(typist):

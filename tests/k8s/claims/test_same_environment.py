@@ -43,8 +43,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "static": {"rdzv": {"backend": "static"}, "engine": "agent"},
 }
 PLACES = [
-    *(("elastic engine", place) for place in ("docker", "job")),
-    # Told what a `job` is told, and a static one in a PyTorchJob.
+    # What a `job` is told, the contract of all targets tells; and a static one in a PyTorchJob.
     *(("elastic engine", place) for place in ("pytorchjob", "trainjob", "jobset")),
     ("static", "pytorchjob"),
 ]
@@ -131,7 +130,6 @@ def run_as_pods(tmp_path: Path) -> Iterator[Run]:
 def test_the_same_job_gives_every_worker_the_same_environment(
     job, place, run_as_pods, run_by_launcher
 ):
-    found = run_by_launcher(job, place) if place == "docker" else run_as_pods(job, place)
-    for there, here in zip(found, run_by_launcher(job, "local"), strict=True):
+    for there, here in zip(run_as_pods(job, place), run_by_launcher(job, "local"), strict=True):
         # Only what differs, which is short enough to be shown.
         assert dict(there.items() - here.items()) == dict(here.items() - there.items())

@@ -38,7 +38,6 @@ def test_pods_meet_by_the_secret_and_without_one_too(token: str | None, tmp_path
     try:
         file = "/launcher/token/token" if token else "/dev/null"
         script = LOOKING.replace('Path(os.environ["RUN_DIR"], "token")', f"Path({file!r})")
-        script = script.replace("file.read_text()", "file.read_text().strip()")
         if token:
             (tmp_path / "secret").mkdir()
             (tmp_path / "secret/token").write_text(token)

@@ -15,9 +15,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 
-@pytest.mark.parametrize("kind", [ALLOCATION, ARRAY], ids=["allocation", "array"])
-def test_the_nodes_meet_by_it_and_it_is_shown_nowhere(kind: str, typist: Typist) -> None:
-    typist.write(LOOKING, JOB + kind)
+def test_the_nodes_of_an_allocation_meet_by_it_and_it_is_shown_nowhere(typist: Typist) -> None:
+    typist.write(LOOKING, JOB + ALLOCATION)
     done = typist("run", "job.yaml", "--on", "slurm")
     assert done.returncode == 0, done.stderr
     check_found(done.stdout)

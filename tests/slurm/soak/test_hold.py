@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.held import JOB, TRAINS, folder_of_hold
-from tests.slurm.claims.test_hold import hold
-from tests.slurm.typist import ALLOCATION, ARRAY
+from tests.slurm.typist import ALLOCATION, ARRAY, Typist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+HOLD = ("hold", "hold.yaml", "--name", "dev", "--on", "slurm", "--nproc-per-node", "1")
+
+
+def hold(typist: Typist, keys: str, *words: str) -> None:
+    (typist.folder / "hold.yaml").write_text(f"{JOB}command: [-m, none]\n{keys}")
+    typist.well(*HOLD, "--nnodes", "2", *words)
 
 
 def test_a_lost_node_of_a_held_array_comes_back_and_the_run_goes_on(typist):

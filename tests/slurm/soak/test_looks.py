@@ -1,26 +1,15 @@
-"""``stacks``, ``profile`` and ``run --debug`` on Slurm: they travel by the shared file system."""
+"""``profile`` and ``run --debug`` on Slurm: they travel by the shared file system."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.debugged import STOPS, debug_rank_1
-from tests.launcher.looks import STUCK_FOUR_WAYS, TRAINS, check_four_ways, check_profile
+from tests.launcher.looks import TRAINS, check_profile
 from tests.slurm.typist import ALLOCATION, PREFIX
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
-
-
-def test_ranks_of_two_nodes_that_are_stuck_in_four_ways(typist):
-    typist.write(STUCK_FOUR_WAYS, f"name: tiny\nstop_grace_s: 5\n{ALLOCATION}")
-    options = ("--nnodes", "2", "--nproc-per-node", "2")
-    typist.start("run", "job.yaml", "--on", "slurm", *options)
-    wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
-    wait_until(lambda: "have not entered" in typist("stacks", "latest").stdout)
-    check_four_ways(typist("stacks", "latest").stdout)
-    typist("stop", "latest", "--grace", "0")
-    assert typist.finish()[0] == 143
 
 
 def test_ranks_of_two_nodes_trace_the_same_steps(typist):

@@ -26,17 +26,16 @@ print(helper.NAME, os.getcwd(), flush=True)
 """
 
 
-@pytest.mark.parametrize("target", LOCAL_FIRST)
-def test_a_run_again_is_what_ran_with_its_arguments(project: Runner, target: str) -> None:
+def test_a_run_again_is_what_ran_with_its_arguments(project: Runner) -> None:
     (project.folder / "train.py").write_text(SHORT + "import sys; print(sys.argv[1:])\n")
-    first = project("run", "train.py", "--on", target, "--nproc-per-node", "1", *ARGUMENTS)
+    first = project("run", "train.py", "--on", "local", "--nproc-per-node", "1", *ARGUMENTS)
     assert first.returncode == 0, first.stderr
     (project.folder / "helper.py").write_text('NAME = "edited"\n')
     again = project("run", "--again", "latest")
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith("losses ")
     assert "['--lr', '0.2']" in again.stdout
-    assert f"render --again {first_run(project)} --on {target} -- " not in again.stderr
+    assert f"render --again {first_run(project)} --on local -- " not in again.stderr
     assert f"--again {first_run(project)}" in again.stderr
     one, two = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
     assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)

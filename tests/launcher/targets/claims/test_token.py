@@ -15,21 +15,6 @@ from tests.programs import run_program
 __all__ = ["starting"]
 
 
-@pytest.mark.parametrize("target", ["local", pytest.param("docker", marks=pytest.mark.docker)])
-def test_the_nodes_meet_by_it_and_it_is_shown_nowhere(target: str, tmp_path: Path) -> None:
-    launcher = Runner(tmp_path)
-    in_container = "mounts: [./:/code:ro]\nworkdir: /code\n" if target == "docker" else ""
-    launcher.write(LOOKING, JOB + in_container)
-    done = launcher("run", "job.yaml", "--on", target)
-    assert done.returncode == 0, done.stderr
-    check_found(done.stdout)
-    check_folder(tmp_path / "runs/latest", done.stdout, done.stderr)
-    if target == "docker":
-        import docker
-
-        assert remove_left(docker.from_env(), launcher.run_ids()) == []
-
-
 def test_a_printed_script_makes_one_of_its_own(tmp_path: Path) -> None:
     launcher = Runner(tmp_path)
     launcher.write(LOOKING, JOB)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.debugged import STOPS, debug_rank_1
 from tests.held import JOB, SUMS, check_lost_nodes, folder_of_hold
 from tests.launcher.docker_runs import node, remove_left
 from tests.launcher.runner import Runner
@@ -17,11 +16,6 @@ from tests.launcher.targets.docker.claims.test_hold import HOLD, held
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
-
-
-def test_a_rank_of_a_run_in_held_containers_is_debugged(held: Runner) -> None:
-    held.write(STOPS, JOB)
-    debug_rank_1(held, "--in", "dev")
 
 
 def test_a_lost_container_is_replaced_while_a_run_uses_it_and_while_idle(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.debugged import STOPS, debug_rank_1
-from tests.held import check_three_runs
 from tests.k8s.held_pods import Controller
 from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.runner import Runner
@@ -46,11 +45,12 @@ def held(pods: Controller, server: FakeCluster, tmp_path: Path) -> Iterator[Runn
     assert not [key for key in server.objects if key[0] in ("jobs", "pods")]
 
 
-def test_runs_in_held_pods_make_none(held: Runner, server: FakeCluster, pods: Controller) -> None:
-    check_three_runs(held)
+def test_a_rank_of_a_run_in_held_pods_is_debugged(
+    held: Runner, server: FakeCluster, pods: Controller
+) -> None:
+    held.write(STOPS)
+    debug_rank_1(held, "--in", "dev")
     assert [name for kind, name in server.objects if kind == "jobs"] == ["dev"]
     for _, container in pods.running.values():
         code, left = container.exec_run("ls /launcher/run/held/runs")
         assert (code, left) == (0, b"")
-    held.write(STOPS)
-    debug_rank_1(held, "--in", "dev")

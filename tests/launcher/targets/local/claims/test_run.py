@@ -33,34 +33,6 @@ def test_under_nohup_a_run_goes_on_without_its_terminal_and_without_a_reader(
     assert launcher.outcome["reason"] == "completed"
 
 
-def test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere(launcher: Runner) -> None:
-    launcher.write(WAITING)
-    done = launcher("run", "job.yaml", "--on", "local", "--detach")
-    assert done.returncode == 0, done.stderr
-    run_id = done.stdout.strip()
-    wait_until(lambda: is_up(launcher))
-    # A damaged run folder does not hide the others.
-    broken = launcher.folder / "runs" / "tiny-broken"
-    broken.mkdir()
-    (broken / "plan.json").write_text("{}")
-    rows = json.loads(launcher("ps", "--all", "--json").stdout)
-    assert {(r["run_id"], r["state"]) for r in rows} == {
-        (run_id, "running"),
-        ("tiny-broken", "unreadable"),
-    }
-    status = json.loads(launcher("status", run_id, "--json").stdout)
-    assert (status["state"], status["outcome"]) == ("running", None)
-    assert [node["state"] for node in status["nodes"]] == ["running"]
-    assert psutil.pid_exists(status["launcher_pid"])
-    assert launcher("logs", run_id).stdout == "[0/0] up\n"
-    done = launcher("stop", run_id)
-    assert (done.returncode, "stop-requested" in done.stderr) == (0, True)
-    assert launcher.processes() == []
-    status = json.loads(launcher("status", run_id, "--json").stdout)
-    assert status["outcome"]["reason"] == "stop-requested"
-    assert launcher("stop", run_id).returncode == 0
-
-
 @pytest.mark.parametrize(
     "example",
     [
