@@ -172,8 +172,6 @@ ENGINES: dict[str, Callable[[], str]] = {
     "tmux": why_no_tmux,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
-
-
 SHARED = ("hosts", "slurm", "cluster", "gpu")
 """Engines of which there is one: their tests run one after the other."""
 

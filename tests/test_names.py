@@ -12,7 +12,7 @@ SAME_MEANING = {"InputError"}
 """What was given is wrong. The training has its own, because it imports nothing of the launcher."""
 
 
-def test_no_public_class_name_is_defined_twice() -> None:
+def test_no_public_class_name_is_defined_twice():
     modules = defaultdict(set)
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

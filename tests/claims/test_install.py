@@ -18,11 +18,7 @@ from launcher.api.choose_target import ROOMS
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
-
-
 BUILD = "import setuptools.build_meta as backend; backend.build_{}('{}')"
-
-
 COMMIT = "0123456789ab"
 
 
@@ -74,7 +70,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_has_every_package_and_says_that_it_is_typed(wheel: Path) -> None:
+def test_the_wheel_has_every_package_and_says_that_it_is_typed(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
     for name in ("launcher", "fabric_train", "train"):
         ours = {str(path.relative_to(ROOT)) for path in (ROOT / name).rglob("*.py")}
@@ -82,7 +78,7 @@ def test_the_wheel_has_every_package_and_says_that_it_is_typed(wheel: Path) -> N
     assert "fabric_train/py.typed" in held
 
 
-def test_the_wheel_brings_every_target_but_no_torch(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_brings_every_target_but_no_torch(installed, tmp_path):
     python = (installed / "launcher").resolve().with_name("python")
     own = [f"launcher.targets.{name}.target" for name in ROOMS if name != "entered"]
     modules = ", ".join([*own, "launcher.targets.hosts.entered"])
@@ -92,9 +88,7 @@ def test_the_wheel_brings_every_target_but_no_torch(installed: Path, tmp_path: P
     assert call(python, "-c", "import torch", cwd=tmp_path).returncode == 1
 
 
-def test_the_installed_launcher_tells_its_version_and_completes(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_installed_launcher_tells_its_version_and_completes(installed, tmp_path):
     told = call(installed / "launcher", "--version", cwd=tmp_path).stdout
     assert told.startswith(f"launcher {__version__} (commit {COMMIT})\ntorch ")
     assert "launcher" in call(installed / "launcher", "completion", "bash", cwd=tmp_path).stdout
@@ -104,18 +98,18 @@ def test_the_installed_launcher_tells_its_version_and_completes(
     assert plugin.stdout.startswith("usage: kubectl launcher")
 
 
-def test_the_citation_names_this_version() -> None:
+def test_the_citation_names_this_version():
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_changelog_has_the_release() -> None:
+def test_the_changelog_has_the_release():
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert any(
         re.fullmatch(rf"{re.escape(__version__)} \(\d{{4}}-\d\d-\d\d\)", h) for h in headings
     )
 
 
-def test_make_setup_says_in_the_end_what_to_type_next() -> None:
+def test_make_setup_says_in_the_end_what_to_type_next():
     dry = run_program(
         ("make", "--dry-run", "--always-make", "setup"), cwd=ROOT, timeout=60, check=True
     )

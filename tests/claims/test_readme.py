@@ -23,18 +23,18 @@ ITSELF = "make test"
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != ITSELF])
-def test_a_command_of_the_readme_works(command: str) -> None:
+def test_a_command_of_the_readme_works(command):
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "ARGS")}
     done = run_program(["bash", "-c", command], cwd=ROOT, env=env, timeout=280)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
-def test_the_readme_names_its_own_test_command() -> None:
+def test_the_readme_names_its_own_test_command():
     assert ITSELF in COMMANDS
 
 
 @pytest.mark.parametrize(
     "path", sorted(set(re.findall(r"tests/[\w/]+\.py|docs/[\w/-]+\.md", README)))
 )
-def test_what_the_readme_points_to_exists(path: str) -> None:
+def test_what_the_readme_points_to_exists(path):
     assert (ROOT / path).exists()

@@ -16,5 +16,5 @@ from launcher.targets.interpreter import read_torch_version
 PYTHON = os.environ.get("COMPAT_PYTHON") or sys.executable
 
 
-def test_the_torch_under_test_is_one_that_is_supported() -> None:
+def test_the_torch_under_test_is_one_that_is_supported():
     assert parse_torch_version(read_torch_version(PYTHON)) >= protocol.OLDEST_TORCH

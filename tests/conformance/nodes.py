@@ -27,7 +27,6 @@ from tests.conformance.workers import SCRIPT
 CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["launcher.agent.membership.handler", "torch._dynamo"])
 """torch imports its compiler to format the first exception that it logs: here once for all."""
-
 PR_SET_PDEATHSIG = 1
 LIMIT_S = 90.0
 """How long a scenario may take to get anywhere, on a machine with nothing else to do."""

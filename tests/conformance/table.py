@@ -39,7 +39,6 @@ class Row:
 ALONE = "starts again alone, completes"
 NO_NOTICE = "takes no notice, completes"
 GONE = "node 0 completes, node 1 RendezvousConnectionError"
-
 STARTING = (
     Row(
         play=starting.a_function,
@@ -93,7 +92,6 @@ STARTING = (
         roster="all give up",
     ),
 )
-
 FAILING = (
     Row(
         play=failing.one_worker_fails_every_time,
@@ -136,7 +134,6 @@ FAILING = (
         roster="starts again, completes",
     ),
 )
-
 DRIFTING = (
     Row(
         play=failing.one_ends_long_before_the_other,
@@ -176,7 +173,6 @@ DRIFTING = (
         etcd="node 0 completes, node 1 gives up",
     ),
 )
-
 ENDING = (
     Row(
         play=failing.all_are_told_to_end,
@@ -202,7 +198,6 @@ ENDING = (
         apart=True,
     ),
 )
-
 CHANGING = (
     Row(
         play=changing.grows,
@@ -276,7 +271,6 @@ CHANGING = (
         apart=True,
     ),
 )
-
 SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     ("Starting", STARTING),
     ("Failing", FAILING),

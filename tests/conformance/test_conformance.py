@@ -12,7 +12,7 @@ from tests.conformance.table import MODULES, ROWS
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs/conformance.md"
 
 
-def test_the_page_is_made_from_the_table() -> None:
+def test_the_page_is_made_from_the_table():
     if os.environ.get("UPDATE_GOLDEN"):
         PAGE.write_text(render_page(), encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == render_page(), (
@@ -20,7 +20,7 @@ def test_the_page_is_made_from_the_table() -> None:
     )
 
 
-def test_each_scenario_has_a_row() -> None:
+def test_each_scenario_has_a_row():
     plays = {
         play
         for module in MODULES

@@ -14,5 +14,5 @@ def check(picture: str) -> None:
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_the_recording_shows_a_run_that_goes_on_without_a_node() -> None:
+def test_the_recording_shows_a_run_that_goes_on_without_a_node():
     check(PICTURE.read_text("utf-8"))

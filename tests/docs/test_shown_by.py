@@ -25,7 +25,7 @@ def rows_of(page: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", COLUMN)
-def test_each_row_names_a_test_that_is_there(page: str) -> None:
+def test_each_row_names_a_test_that_is_there(page):
     rows = rows_of(page)
     assert len(rows) > 5
     for row in rows:

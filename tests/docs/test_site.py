@@ -14,19 +14,11 @@ from docs.pages import GENERATED, MEANING
 from launcher.contract.reasons import Reason
 
 ROOT = Path(__file__).parents[2]
-
-
 DOCS = ROOT / "docs"
-
-
 LONGEST = 300
-
-
 LOADED = re.compile(
     r"""<(?:script|img|link|iframe|source)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"' >]+)"""
 )
-
-
 """Where Chromium looks for its own updates, whatever page it shows."""
 
 
@@ -40,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.site
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60
     loaded = {url for page in pages for url in LOADED.findall(page.read_text("utf-8"))}
@@ -50,16 +42,16 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site: Path) -
     assert not list(site.rglob("*.py"))
 
 
-def test_what_is_made_from_the_sources_is_as_they_are() -> None:
+def test_what_is_made_from_the_sources_is_as_they_are():
     stale = [path for path, text in render_all().items() if path.read_text("utf-8") != text]
     assert stale == [], "run make docs"
 
 
-def test_each_reason_has_a_meaning() -> None:
+def test_each_reason_has_a_meaning():
     assert set(MEANING) == set(Reason)
 
 
-def test_no_page_that_people_write_is_longer_than_a_few_screens() -> None:
+def test_no_page_that_people_write_is_longer_than_a_few_screens():
     lengths = {
         page.name: text.count("\n")
         for page in DOCS.glob("**/*.md")

@@ -37,7 +37,6 @@ import torch.distributed as dist
 LIMIT_S = 60.0
 GRACE_S = 2.0
 """What the other ranks get to end after one has failed; they may wait for it for ever."""
-
 Outcome = tuple[str, Any]
 """``returned``, ``raised`` or ``died``, and the result, the traceback or the exit code."""
 

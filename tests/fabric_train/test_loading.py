@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from fabric_train import InputError, share_loader
 
 SIZE, BATCH = 48, 8
-
 Sample = tuple[int, float]
 
 

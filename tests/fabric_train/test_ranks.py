@@ -68,15 +68,13 @@ def fetch(folder: Path, local: bool, fails: bool) -> str:
 @pytest.mark.parametrize(
     ("local", "expected"), [(False, ["fetched"] + ["found"] * 3), (True, ["fetched", "found"] * 2)]
 )
-def test_one_rank_of_all_or_of_each_node_fetches_and_the_others_find_it(
-    tmp_path: Path, local: bool, expected: list[str]
-) -> None:
+def test_one_rank_of_all_or_of_each_node_fetches_and_the_others_find_it(tmp_path, local, expected):
     assert run_forked(fetch, 4, tmp_path, local, False, nodes=2) == expected
 
 
-def test_what_the_first_rank_raises_all_raise_and_none_waits(tmp_path: Path) -> None:
+def test_what_the_first_rank_raises_all_raise_and_none_waits(tmp_path):
     assert run_forked(fetch, 2, tmp_path, True, True, limit_s=30) == ["no route to the data"] * 2
 
 
-def test_without_a_process_group_the_block_just_runs(tmp_path: Path) -> None:
+def test_without_a_process_group_the_block_just_runs(tmp_path):
     assert fetch(tmp_path, False, False) == "fetched"

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is missing")
-
 SAMPLES = [{"inputs": torch.randn(3), "labels": torch.tensor(i % 2)} for i in range(22)]
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tests.launcher.fake_cluster import FakeCluster
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-
 LOCAL = TargetFacts(
     target="local",
     accelerator="cpu",

@@ -23,8 +23,6 @@ exec "$@"
 """
 LINGER = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 """Runs until it is asked to end, and says so."""
-
-
 OTHER_AGENT = "0123456789ab"
 OTHER_AGENT_IMAGE = "fabric-train-tests:other-agent"
 

@@ -12,7 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
-
 ROOMS = (
     *("contract", "yamlfile", "agent", "job", "code", "plan", "runs", "verdict", "follow"),
     *("doctor", "targets", "manifests", "api", "screen", "commands"),
@@ -105,26 +104,26 @@ def target_of(module: str) -> str:
     return parts[1] if parts[0] == "targets" and parts[1:] and parts[1] in OF_A_TARGET else ""
 
 
-def test_every_folder_is_a_room() -> None:
+def test_every_folder_is_a_room():
     folders = {path.parent.name for path in LAUNCHER.glob("*/__init__.py")}
     assert folders == set(ROOMS)
     assert {path.name for path in LAUNCHER.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_from_rooms_before_it(room: str) -> None:
+def test_a_room_imports_only_from_rooms_before_it(room):
     before = {"", *ROOMS[: ROOMS.index(room) + 1]}
     for module in (m for m in modules() if room_of(m) == room):
         assert {room_of(name) for name in imports_of(module)} <= before, module
 
 
-def test_no_target_imports_another() -> None:
+def test_no_target_imports_another():
     for module in (m for m in modules() if room_of(m) == "targets"):
         others = {target_of(name) for name in imports_of(module)}
         assert others <= {"", target_of(module)}, module
 
 
-def test_nothing_outside_of_its_room_names_a_target_but_the_one_table() -> None:
+def test_nothing_outside_of_its_room_names_a_target_but_the_one_table():
     elsewhere = [m for m in modules() if not target_of(m) and m != "api.choose_target"]
     for module in elsewhere:
         named = {word for word, line in words_of(module) if word in OF_A_TARGET}
@@ -143,7 +142,7 @@ def words_of(module: str) -> list[tuple[str, int]]:
     ]
 
 
-def test_only_its_room_asks_which_target_a_plan_is_for() -> None:
+def test_only_its_room_asks_which_target_a_plan_is_for():
     for module in (m for m in modules() if not target_of(m)):
         for node in nodes_of(path_of(module)):
             if isinstance(node, ast.Compare):
@@ -160,7 +159,7 @@ def test_only_its_room_asks_which_target_a_plan_is_for() -> None:
         ("launcher", {"fabric_train", "train"}),
     ],
 )
-def test_a_package_never_imports_these_others(folder: str, foreign: set[str]) -> None:
+def test_a_package_never_imports_these_others(folder, foreign):
     for path in (ROOT / folder).rglob("*.py"):
         for node in nodes_of(path):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -168,7 +167,7 @@ def test_a_package_never_imports_these_others(folder: str, foreign: set[str]) ->
             assert not {n.split(".")[0] for n in names} & foreign, path
 
 
-def test_only_these_modules_start_programs() -> None:
+def test_only_these_modules_start_programs():
     here = {"targets.short_command", "targets.children", "targets.conversation"}
     # git tells what the code of a job is, before any target is known.
     here.add("code.git")
@@ -184,7 +183,7 @@ def _imports_subprocess(module: str) -> bool:
     return "subprocess" in [*plain, *(n.module for n in nodes if isinstance(n, ast.ImportFrom))]
 
 
-def test_only_the_command_line_prints() -> None:
+def test_only_the_command_line_prints():
     # These run in nodes, on hosts and in images that are built.
     elsewhere = {m for m in modules() if room_of(m) == "agent" or m.startswith(HOST)}
     elsewhere |= {"doctor.program", "targets.docker.in_image", "targets.agent_archive"}
@@ -198,7 +197,7 @@ def test_only_the_command_line_prints() -> None:
 
 
 @pytest.mark.parametrize("heavy", ["torch", "docker", "kubernetes", "pydantic", "psutil"])
-def test_importing_the_command_line_imports_nothing_heavy(heavy: str) -> None:
+def test_importing_the_command_line_imports_nothing_heavy(heavy):
     code = f"import launcher.commands.cli, sys; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
@@ -206,13 +205,13 @@ def test_importing_the_command_line_imports_nothing_heavy(heavy: str) -> None:
 @pytest.mark.parametrize(
     "module", ["api.stopping", "api.listing", "follow.loop", "targets.hosts.target"]
 )
-def test_what_acts_on_a_run_imports_no_job_file_reader(module: str) -> None:
+def test_what_acts_on_a_run_imports_no_job_file_reader(module):
     # It takes longer than all the rest of `launcher stop`, which never reads a job file.
     code = f"import launcher.{module}, sys; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_planning_and_rendering_for_docker_never_import_torch_or_docker() -> None:
+def test_planning_and_rendering_for_docker_never_import_torch_or_docker():
     code = (
         "import launcher.job.file, launcher.plan.launch_plan, launcher.targets.docker.target,"
         " launcher.targets.local.target, sys;"
@@ -221,7 +220,7 @@ def test_planning_and_rendering_for_docker_never_import_torch_or_docker() -> Non
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_the_program_on_a_host_imports_the_standard_library_and_what_it_brings_alone() -> None:
+def test_the_program_on_a_host_imports_the_standard_library_and_what_it_brings_alone():
     program = [m for m in modules() if m.startswith(HOST)]
     assert program
     brought = {f"contract.{name}" for name in OF_HOSTS} | SHARED_WITH_HOSTS
@@ -234,7 +233,7 @@ AGENT = [module for module in modules() if room_of(module) in ("agent", "contrac
 
 
 @pytest.mark.parametrize("module", AGENT)
-def test_the_agent_imports_the_standard_library_torch_and_the_contract_alone(module: str) -> None:
+def test_the_agent_imports_the_standard_library_torch_and_the_contract_alone(module):
     assert {room_of(name) for name in imports_of(module)} <= {"contract", "agent"}
     found = set()
     for node in nodes_of(path_of(module)):
@@ -252,12 +251,12 @@ WITHOUT_TORCH += ("engine.run", "engine.preload", "engine.health_server")
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_these_parts_of_the_agent_do_not_import_torch(module: str) -> None:
+def test_these_parts_of_the_agent_do_not_import_torch(module):
     code = f"import launcher.agent.{module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_files_and_functions_keep_to_their_budget() -> None:
+def test_files_and_functions_keep_to_their_budget():
     sizes = []
     for folder in ("launcher", "fabric_train", "train", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):

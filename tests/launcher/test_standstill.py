@@ -25,7 +25,6 @@ from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
 from launcher.follow import tails
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
@@ -38,21 +37,13 @@ from launcher.targets.hosts.ssh import Session, Ssh
 from tests.waiting import StoppedClock, wait_until
 
 ROOT = Path(__file__).parents[2]
-
-
 CLIENT = """#!/bin/sh
 for word; do :; done
 {before}
 exec sh -c "$word"
 """
-
-
 HANGS = "#!/bin/sh\nexec sleep 600\n"
-
-
 WITHIN_S = 60.0
-
-
 """Less than what stands still here would take, and enough on a busy machine."""
 
 
@@ -105,7 +96,7 @@ def frozen_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 @pytest.mark.usefixtures("frozen_engine")
-def test_an_engine_that_stands_still_after_its_first_word_is_an_error() -> None:
+def test_an_engine_that_stands_still_after_its_first_word_is_an_error():
     engine = Engine(SystemClock())
     with soon(), pytest.raises(TargetError, match="does not answer"):
         engine.list_containers("r")
@@ -141,8 +132,8 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.mark.parametrize("shared", [255, 0], ids=["first connection", "shared connection"])
 def test_an_interrupt_does_not_wait_for_a_host_that_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, shared: int
-) -> None:
+    tmp_path, monkeypatch, host, shared
+):
     monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 300.0)
     # One through a connection that is shared is tried once more, but not after an interrupt.
     client = open_ssh(tmp_path, monkeypatch, f"[ $1 = -O ] && exit {shared}; exec sleep 600")
@@ -154,9 +145,7 @@ def test_an_interrupt_does_not_wait_for_a_host_that_says_nothing(
     wait_until(lambda: threading.active_count() <= before)
 
 
-def test_an_interrupt_just_before_the_wait_for_hosts_is_heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_just_before_the_wait_for_hosts_is_heard(tmp_path, monkeypatch):
     over, ended = threading.Event(), []
 
     def is_waited_for() -> bool:
@@ -187,12 +176,8 @@ def frozen_session(
 
 @pytest.mark.parametrize("way", ["question", "bytes", "copy"])
 def test_a_host_that_stands_still_is_not_waited_for(
-    frozen_session: Session,
-    host: Host,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    way: str,
-) -> None:
+    frozen_session, host, tmp_path, monkeypatch, way
+):
     monkeypatch.setattr(host_line, "COPY_SILENCE_S", 0.5)
     talk: dict[str, Callable[[], object]] = {
         "question": lambda: frozen_session.call(messages.ReadClock(), limit_s=0.5),
@@ -215,16 +200,14 @@ def facts_of(host: Host) -> HostFacts:
     )
 
 
-def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(tmp_path, monkeypatch):
     put_first(monkeypatch, tmp_path / "docker", "docker", HANGS)
     monkeypatch.setattr(requests, "ENGINE_LIMIT_S", 0.5)
     with soon(), pytest.raises(messages.RequestError, match="does not answer"):
         requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
 
 
-def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever() -> None:
+def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever():
     code = (
         "import launcher.targets.hosts.program.__main__ as m;"
         " m.SPEC_LIMIT_S = 1; m.main(['host', 'keep'])"
@@ -233,9 +216,7 @@ def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever() -> None:
     assert keeper.wait(timeout=20) == -signal.SIGALRM
 
 
-def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(
-    tmp_path: Path, make_plan: Callable[..., LaunchPlan]
-) -> None:
+def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(tmp_path, make_plan):
     plan = replace(make_plan(nnodes="1:2"), run_dir=str(tmp_path / "run"))
     run = RunFolder(tmp_path / "run")
     run.create(plan, "", 0.0)
@@ -247,8 +228,8 @@ def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(
 
 
 def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(tails, "CHUNK_BYTES", 1 << 16)
     run = RunFolder(tmp_path)
     console = run.console(0, 0)
@@ -276,7 +257,7 @@ def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(
         writer.join()
 
 
-def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path):
     now = time.time()
     place = guard._Place(
         folder=tmp_path,

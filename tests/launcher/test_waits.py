@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LAUNCHER = Path(__file__).parents[2] / "launcher"
-
 WITHOUT_ARGUMENTS = (
     "wait",
     "join",
@@ -60,7 +59,7 @@ def find_unsaid(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
-def test_every_call_that_may_block_has_a_limit_or_says_who_ends_it() -> None:
+def test_every_call_that_may_block_has_a_limit_or_says_who_ends_it():
     found = {
         str(path.relative_to(LAUNCHER)): unsaid
         for path in sorted(LAUNCHER.rglob("*.py"))
@@ -69,7 +68,7 @@ def test_every_call_that_may_block_has_a_limit_or_says_who_ends_it() -> None:
     assert not found, f"give a limit, or write a comment '{SAID}...' above: {found}"
 
 
-def test_a_call_without_a_limit_is_found() -> None:
+def test_a_call_without_a_limit_is_found():
     source = """
 thread.join()
 thread.join(2.0)

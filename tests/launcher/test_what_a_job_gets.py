@@ -14,14 +14,10 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import describe_loss
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
-from tests.launcher.runner import PREFIX, ROOT, Runner
+from tests.launcher.runner import PREFIX, ROOT
 
 HEAD = "| job | engine | rendezvous | restarts | a lost node |\n"
-
-
 KUBERNETES = "kubernetes.kind"
-
-
 NO_CLAIM = "kubernetes.checkpoint=ephemeral"
 
 
@@ -55,8 +51,6 @@ def read_rows() -> tuple[Row, ...]:
 
 
 ROWS = read_rows()
-
-
 HERE = tuple(row for row in ROWS if KUBERNETES not in row.name)
 
 
@@ -75,9 +69,7 @@ def plan_of(row: Row, facts: TargetFacts) -> LaunchPlan:
 
 @pytest.mark.parametrize("where", ["local", "docker"])
 @pytest.mark.parametrize("row", named(ROWS))
-def test_a_job_is_planned_as_its_row_says(
-    row: Row, where: str, local_facts: TargetFacts, docker_facts: TargetFacts
-) -> None:
+def test_a_job_is_planned_as_its_row_says(row, where, local_facts, docker_facts):
     plan = plan_of(row, local_facts if where == "local" else docker_facts)
     assert ("torchrun" if plan.agent is None else "agent") == row.engine
     assert {backend_of(node.rendezvous) for node in plan.nodes} == {row.backend}
@@ -93,15 +85,11 @@ POLICIES = {
         "restartPolicy": "OnFailure",
     },
 }
-
-
 REPLACED = {"job": {"backoffLimit": 6}, "trainjob": {"backoffLimit": 6}}
 
 
 @pytest.mark.parametrize("row", named(tuple(row for row in ROWS if row not in HERE)))
-def test_a_controller_is_told_to_do_with_a_lost_pod_what_the_row_says(
-    row: Row, local_facts: TargetFacts
-) -> None:
+def test_a_controller_is_told_to_do_with_a_lost_pod_what_the_row_says(row, local_facts):
     kind = dict(key.split("=") for key in row.job)[KUBERNETES]
     text = render_manifest(plan_of(row, local_facts)).yaml()
     replaced = REPLACED.get(kind, {"restartPolicy": "ExitCode"})
@@ -109,9 +97,8 @@ def test_a_controller_is_told_to_do_with_a_lost_pod_what_the_row_says(
         assert re.search(rf"\b{key}: {value}\b", text), f"{key}: {value}"
 
 
-def test_the_environment_s_switch_says_it_too(launcher: Runner) -> None:
+def test_the_environment_s_switch_says_it_too(launcher):
     launcher.write("print('trained')\n")
     launcher.env["LAUNCHER_ENGINE"] = "torchrun"
-    done = launcher("render", "job.yaml", "--on", "local", "--nnodes", "2", "--json")
-    assert done.returncode == 0, done.stderr
+    done = launcher.well("render", "job.yaml", "--on", "local", "--nnodes", "2", "--json")
     assert parse_plan(done.stdout).agent is None

@@ -16,7 +16,7 @@ mutants = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(mutants)
 
 
-def test_a_file_is_tested_by_the_tests_that_name_its_module() -> None:
+def test_a_file_is_tested_by_the_tests_that_name_its_module():
     assert mutants.find_tests("launcher/plan") == ["tests/launcher/plan"]
     found = mutants.find_tests("fabric_train/sampler.py")
     assert "tests/fabric_train/test_sampler.py" in found

@@ -18,8 +18,6 @@ from launcher import __version__
 from tests.claims.test_install import build, call, installed, sdist, wheel
 
 ROOT = Path(__file__).parents[2]
-
-
 SCRIPT = "import os; print('rank', os.environ['RANK'], 'has run')\n"
 
 
@@ -39,9 +37,7 @@ def borrowing(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("start", ["fork", "fresh"])
-def test_a_script_called_train_py_uses_the_library_under_the_launcher(
-    borrowing: Path, tmp_path: Path, start: str
-) -> None:
+def test_a_script_called_train_py_uses_the_library_under_the_launcher(borrowing, tmp_path, start):
     shutil.copy(ROOT / "examples/train.py", tmp_path)
     job = "name: own\ncommand: [train.py]\nnproc_per_node: 1\ncheckpoint_dir: checkpoints\n"
     (tmp_path / "job.yaml").write_text(f"{job}start: {start}\n")
@@ -54,9 +50,7 @@ def test_a_script_called_train_py_uses_the_library_under_the_launcher(
         assert str(borrowing) in done.stdout
 
 
-def test_the_source_distribution_builds_into_the_same_wheel(
-    sdist: Path, wheel: Path, tmp_path: Path
-) -> None:
+def test_the_source_distribution_builds_into_the_same_wheel(sdist, wheel, tmp_path):
     shutil.unpack_archive(sdist, tmp_path)
     (source,) = tmp_path.iterdir()
     assert (source / "CHANGELOG.md").exists()
@@ -67,9 +61,7 @@ def test_the_source_distribution_builds_into_the_same_wheel(
     assert all(ours.read(name) == theirs.read(name) for name in ours.namelist())
 
 
-def test_the_installed_launcher_takes_the_torch_of_the_python_on_the_path(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_installed_launcher_takes_the_torch_of_the_python_on_the_path(installed, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "job.yaml").write_text("name: own\ncommand: [train.py]\nnproc_per_node: 2\n")
     run = (installed / "launcher", "run", "job.yaml", "--on", "local", "--nnodes", "1")
@@ -84,9 +76,7 @@ def test_the_installed_launcher_takes_the_torch_of_the_python_on_the_path(
     assert "has no torch" in bare.stderr
 
 
-def test_the_commands_of_the_first_page_work_with_what_was_installed(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_commands_of_the_first_page_work_with_what_was_installed(installed, tmp_path):
     page = (ROOT / "docs/index.md").read_text()
     (script,) = re.findall(r'```python title="train.py"\n(.*?)```', page, flags=re.DOTALL)
     (commands,) = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)

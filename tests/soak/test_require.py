@@ -13,8 +13,6 @@ import pytest
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
-
-
 NEEDS_DOCKER = "tests/launcher/targets/docker/test_target.py"
 
 
@@ -23,8 +21,8 @@ NEEDS_DOCKER = "tests/launcher/targets/docker/test_target.py"
     [("gpu", 0, "SKIPPED"), ("gpu, docker", 1, "docker is required")],
 )
 def test_an_engine_that_is_absent_skips_its_tests_by_name_unless_it_is_required(
-    require: str, code: int, words: str
-) -> None:
+    require, code, words
+):
     done = run_program(
         [sys.executable, "-m", "pytest", "-q", NEEDS_DOCKER, "-k", "from_its_submission"],
         cwd=ROOT,
@@ -50,8 +48,8 @@ def empty_image(tmp_path: Path) -> Iterator[str]:
     ("require", "code", "words"), [("", 0, "1 skipped"), ("docker", 1, "1 error")]
 )
 def test_an_engine_that_cannot_build_an_image_skips_its_tests_with_the_reason_unless_required(
-    empty_image: str, require: str, code: int, words: str
-) -> None:
+    empty_image, require, code, words
+):
     base = {"BASE_IMAGE": empty_image, "REQUIRE": require}
     done = run_program(
         [sys.executable, "-m", "pytest", "-q", "tests/images/claims/test_image.py", "-k", "labels"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.breaks.__main__ import find_catcher
-from tests.breaks.apply import Break, copy_project
+from tests.breaks.apply import copy_project
 from tests.breaks.test_breaks import BREAKS
 
 
@@ -18,5 +18,5 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("one", [one for one in BREAKS if one.in_ci], ids=lambda one: one.name)
-def test_a_break_is_caught(one: Break, copy: Path) -> None:
+def test_a_break_is_caught(one, copy):
     assert find_catcher(one, copy), one.sees

@@ -23,8 +23,6 @@ from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 NNODES = pytest.mark.parametrize("nnodes", ["2", "1:2"])
-
-
 ENDS = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -33,8 +31,6 @@ dist.all_reduce(total)
 print("torch", torch.__version__, "sum", total.item(), flush=True)
 dist.destroy_process_group()
 """
-
-
 ONE_FALLS = """
 import os, pathlib, signal, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -48,8 +44,6 @@ dist.all_reduce(total)
 print("sum", total.item(), flush=True)
 dist.destroy_process_group()
 """
-
-
 WAITS_FOR_ANOTHER_NODE = """
 import os, pathlib, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -88,19 +82,17 @@ def run(launcher: Runner, script: str, nnodes: str, *settings: str) -> tuple[str
     [("engine=agent", "start=fresh"), ("engine=agent", "start=fork"), ("engine=torchrun",)],
     ids=["fresh", "fork", "torchrun"],
 )
-def test_two_nodes_meet_and_end(launcher: Runner, nnodes: str, settings: tuple[str, ...]) -> None:
-    done = launcher(*run(launcher, ENDS, nnodes, "nproc_per_node=2", *settings))
-    assert done.returncode == 0, done.stderr
+def test_two_nodes_meet_and_end(launcher, nnodes, settings):
+    done = launcher.well(*run(launcher, ENDS, nnodes, "nproc_per_node=2", *settings))
     assert f" torch {read_torch_version(PYTHON)}" in done.stdout  # the build's tag may follow
     assert done.stdout.count(" sum 10.0") == 4
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_killed_worker_is_started_again(launcher: Runner, nnodes: str, start: str) -> None:
+def test_a_killed_worker_is_started_again(launcher, nnodes, start):
     settings = ("engine=agent", f"start={start}", "max_restarts=1")
-    done = launcher(*run(launcher, ONE_FALLS, nnodes, *settings))
-    assert done.returncode == 0, done.stderr
+    done = launcher.well(*run(launcher, ONE_FALLS, nnodes, *settings))
     assert done.stdout.count("sum 4.0") == 2
     assert launcher.outcome["attempts"] == 1
 
@@ -108,9 +100,7 @@ def test_a_killed_worker_is_started_again(launcher: Runner, nnodes: str, start: 
 @pytest.mark.parametrize("lost", [0, 1])
 @NNODES
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_killed_node_is_replaced(
-    launcher: Runner, tmp_path: Path, nnodes: str, start: str, lost: int
-) -> None:
+def test_a_killed_node_is_replaced(launcher, tmp_path, nnodes, start, lost):
     settings = ("engine=agent", f"start={start}", "agent.detection_limit_s=2")
     process = launcher.start(*run(launcher, WAITS_FOR_ANOTHER_NODE, nnodes, *settings))
     wait_until(lambda: (tmp_path / "up-0-0").exists() and (tmp_path / "up-1-0").exists())

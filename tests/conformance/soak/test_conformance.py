@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,6 @@ import pytest
 from tests.conformance.conftest import PATIENCE
 from tests.conformance.nodes import Group
 from tests.conformance.table import BACKENDS, ROWS, STILL, Row
-
-MakeGroup = Callable[[str, bool], Group]
 
 
 def cells() -> Iterator[Any]:
@@ -22,14 +20,14 @@ def cells() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("row", "backend"), list(cells()))
-def test_the_cell_says_what_happens(row: Row, backend: str, group_on: MakeGroup) -> None:
+def test_the_cell_says_what_happens(row, backend, group_on):
     hold(row, backend, group_on(backend, row.apart))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("busy_machine")
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
-def test_the_roster_s_column_holds_on_a_busy_machine(row: Row, group_on: MakeGroup) -> None:
+def test_the_roster_s_column_holds_on_a_busy_machine(row, group_on):
     group = group_on("roster", row.apart)
     group.patience = PATIENCE
     hold(row, "roster", group)

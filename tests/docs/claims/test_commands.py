@@ -49,7 +49,7 @@ BLOCKS = [block for page in PAGES if page.name not in OF_OTHERS for block in rea
 EXECUTED = ["index.md", "tutorials/laptop.md", "tutorials/a-node-dies.md"]
 
 
-def test_each_block_says_what_it_is_and_commands_say_what_they_need() -> None:
+def test_each_block_says_what_it_is_and_commands_say_what_they_need():
     assert [block for block in BLOCKS if not block.language] == []
     assert {block.page for block in BLOCKS if block.is_executed} == set(EXECUTED)
     assert {block.language for block in BLOCKS} <= {
@@ -73,7 +73,7 @@ def read_commands() -> list[str]:
     return sorted({match[0].partition(" > ")[0] for match in found if match})
 
 
-def test_the_launcher_takes_each_command() -> None:
+def test_the_launcher_takes_each_command():
     refused = []
     for command in read_commands():
         words = shlex.split(re.sub(r"\$\(.*?\)", "0", command))[1:]
@@ -85,7 +85,7 @@ def test_the_launcher_takes_each_command() -> None:
 
 
 @pytest.mark.parametrize("page", [EXECUTED[0], *(page for page in EXECUTED[1:])])
-def test_what_a_page_has_one_type_works(page: str, tmp_path: Path) -> None:
+def test_what_a_page_has_one_type_works(page, tmp_path):
     blocks = read_blocks(DOCS / page)
     if page == "tutorials/a-node-dies.md":  # it goes on where the one before has ended
         blocks = [*read_blocks(DOCS / "tutorials/laptop.md")[:1], *blocks]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from docs.record import record, render
 from tests.docs.test_recording import check
 
 
-def test_it_can_be_recorded_anew(tmp_path: Path) -> None:
+def test_it_can_be_recorded_anew(tmp_path):
     check(render(record(tmp_path), tmp_path))

@@ -14,8 +14,6 @@ from tests.docs.test_site import site
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
-
-
 OF_THE_BROWSER = {
     "accounts.google.com",
     "clients2.google.com",
@@ -25,7 +23,7 @@ OF_THE_BROWSER = {
 
 
 @pytest.mark.site
-def test_a_broken_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
+def test_a_broken_link_or_anchor_fails_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     own = f"INHERIT: {ROOT}/mkdocs.yml\ndocs_dir: docs\nsite_dir: site\nnav: [index.md]\n"
     (tmp_path / "mkdocs.yml").write_text(own)
@@ -38,7 +36,7 @@ def test_a_broken_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
 
 
 @pytest.mark.site
-def test_no_request_leaves_the_machine(site: Path, tmp_path: Path) -> None:
+def test_no_request_leaves_the_machine(site, tmp_path):
     browser = shutil.which("chromium") or pytest.skip("no program chromium")
     for page in ("index.html", "commands.html", "tutorials/two-machines.html"):
         log = tmp_path / "log.json"

@@ -16,7 +16,6 @@ SHAPES = {"matrix": (60, 50), "bias": (9,)}
 WEIGHTS = 3009
 STEPS = 12
 LR = 0.1
-
 Array = np.ndarray
 
 

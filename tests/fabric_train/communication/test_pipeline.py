@@ -102,8 +102,8 @@ def train(
     ],
 )
 def test_a_plain_loop_gets_the_losses_and_weights_of_one_process(
-    schedule: ScheduleName, stages: int, microbatches: int, processes: int
-) -> None:
+    schedule, stages, microbatches, processes
+):
     expected, expected_losses, expected_outputs, names = train("gpipe", 1, 1)
     results = run_forked(train, processes, schedule, stages, microbatches)
     for weights, losses, outputs, held in results:
@@ -117,13 +117,13 @@ def test_a_plain_loop_gets_the_losses_and_weights_of_one_process(
     assert "shift" not in results[0][3]
 
 
-def test_the_largest_stage_is_as_small_as_can_be() -> None:
+def test_the_largest_stage_is_as_small_as_can_be():
     assert split_evenly([1, 1, 1, 5, 1, 1], 3) == [0, 3, 4, 6]
     assert split_evenly([1, 2, 3], 3) == [0, 1, 2, 3]
     assert split_evenly([9, 1, 1, 1], 2) == [0, 1, 4]
 
 
-def test_a_sequential_is_cut_between_its_children_and_theirs() -> None:
+def test_a_sequential_is_cut_between_its_children_and_theirs():
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model = nn.Sequential(nn.Flatten(), inner, nn.Linear(4, 4), nn.Tanh())
     stages = cut_layers(model, list_layers(model), 2)
@@ -166,9 +166,7 @@ class Plain(nn.Module):
         (Misspelt(), "Misspelt has no member 'entre'"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(
-    model: nn.Module, told: str
-) -> None:
+def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(model, told):
     def refuse() -> str:
         before = list(model.state_dict())
         assert dist.group.WORLD is not None
@@ -181,7 +179,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(
         assert told in text
 
 
-def test_a_batch_that_micro_batches_cannot_share_is_refused_with_what_to_write() -> None:
+def test_a_batch_that_micro_batches_cannot_share_is_refused_with_what_to_write():
     def refuse() -> str:
         assert dist.group.WORLD is not None
         pipeline = PipelineStages(build(), dist.group.WORLD, microbatches=3)

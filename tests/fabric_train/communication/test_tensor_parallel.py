@@ -58,7 +58,7 @@ def train(steps: int) -> tuple[dict[str, Tensor], list[float]]:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_a_plain_loop_gets_the_weights_and_gradient_lengths_of_one_process(processes: int) -> None:
+def test_a_plain_loop_gets_the_weights_and_gradient_lengths_of_one_process(processes):
     expected, lengths = train(4)
     for weights, norms in run_forked(train, processes, 4):
         assert norms == pytest.approx(lengths, abs=1e-12)
@@ -66,7 +66,7 @@ def test_a_plain_loop_gets_the_weights_and_gradient_lengths_of_one_process(proce
             torch.testing.assert_close(weight, expected[name], atol=1e-12, rtol=0, msg=name)
 
 
-def test_lengths_are_clipped_as_torch_does_it() -> None:
+def test_lengths_are_clipped_as_torch_does_it():
     mine, torchs = build(), build()
     for model in (mine, torchs):
         model(torch.ones(2, 6).double()).sum().backward()
@@ -77,7 +77,7 @@ def test_lengths_are_clipped_as_torch_does_it() -> None:
         torch.testing.assert_close(weight.grad, other.grad)
 
 
-def test_sums_of_bfloat16_are_taken_in_32_bits() -> None:
+def test_sums_of_bfloat16_are_taken_in_32_bits():
     def add() -> Tensor:
         assert dist.group.WORLD is not None
         return add_up(torch.full((3,), 1.0, dtype=torch.bfloat16), dist.group.WORLD)
@@ -87,7 +87,7 @@ def test_sums_of_bfloat16_are_taken_in_32_bits() -> None:
         assert total.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_parts_are_taken_and_joined_block_by_block() -> None:
+def test_parts_are_taken_and_joined_block_by_block():
     whole = torch.arange(24.0).reshape(12, 2)
     cuts = [Cut(dim=0, size=12, rank=rank, ranks=2, blocks=3) for rank in range(2)]
     parts = [cut.take(whole) for cut in cuts]
@@ -128,9 +128,7 @@ class Tied(nn.Module):
         (nn.Sequential(Glu()), {"0.both": Column(blocks=3)}, "which are not 3 blocks of groups"),
     ],
 )
-def test_a_layer_that_cannot_be_split_is_refused_by_its_name(
-    model: nn.Module, plan: Plan, told: str
-) -> None:
+def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, told):
     def refuse() -> str:
         before = list(model.state_dict())
         assert dist.group.WORLD is not None

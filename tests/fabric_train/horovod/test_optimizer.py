@@ -14,9 +14,7 @@ import fabric_train.horovod as hvd
 from tests.fabric_train.horovod.test_operations import run
 
 STEPS, BATCH, PASSES = 4, 8, 2
-
 generator = torch.Generator().manual_seed(0)
-
 DATA = torch.rand(STEPS, PASSES, 2 * BATCH, 5, generator=generator)
 
 

@@ -20,7 +20,6 @@ from tests.programs import run_program
 from tests.training import clean_environment
 
 ROOT = Path(__file__).parents[3]
-
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -29,7 +28,6 @@ TORCHRUN = {
     "MASTER_ADDR": "host",
     "MASTER_PORT": "29500",
 }
-
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
     "HOROVOD_SIZE": "4",
@@ -41,14 +39,12 @@ HOROVODRUN = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "4242",
     "HOROVOD_CONTROLLER": "gloo",
 }
-
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-
 PLACE = {
     "rank": 3,
     "size": 4,
@@ -57,9 +53,7 @@ PLACE = {
     "cross_rank": 1,
     "cross_size": 2,
 }
-
 BEFORE = {**PLACE, "cross_rank": 0, "cross_size": 1}
-
 """Before the ranks have told each other their nodes."""
 
 

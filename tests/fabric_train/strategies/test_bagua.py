@@ -17,7 +17,6 @@ from tests.fabric_train.forked import run_forked
 from tests.fabric_train.strategies.quadratic_loop import train
 
 POWER = {"matrix_approximation_rank": 3, "start_powerSGD_iter": 3}
-
 CASES = {
     "fp16": ({}, quadratic.run_mean),
     "powersgd": (POWER, partial(quadratic.run_powersgd, rank=3, plain_steps=3)),
@@ -30,10 +29,7 @@ CASES = {
         partial(quadratic.run_qadam, warmup=5, bits=8, feedback=True),
     ),
 }
-
 """Options, and the rule that the weights follow."""
-
-
 ALL = {name: options for name, (options, _) in CASES.items()} | {
     "bagua:async": {"sync_interval_ms": 0}
 }

@@ -20,7 +20,6 @@ from tests.fabric_train.strategies import one_process as one
 WORLD = World(
     rank=0, local_rank=0, world_size=2, local_world_size=2, master_addr="a", master_port=1
 )
-
 STEPS = 4
 
 

@@ -22,7 +22,6 @@ from fabric_train.strategies.strategy import Place, RankBatch, Strategy
 from tests.fabric_train.forked import run_forked
 
 SHARDS, BATCH, WIDTH = 6, 4, 8
-
 BOTH = ["local_sgd", "diloco"]
 
 

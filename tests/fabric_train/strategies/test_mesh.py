@@ -21,8 +21,6 @@ from tests.fabric_train.strategies.one_process import (
 )
 
 """Of weights and outputs in float64, where only the order of sums differs."""
-
-
 """Of losses, which are added up in float32."""
 
 
@@ -45,7 +43,7 @@ def train(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["tp", "pipeline"])
-def test_each_of_two_processes_holds_about_half_of_the_weights(name: str) -> None:
+def test_each_of_two_processes_holds_about_half_of_the_weights(name):
     whole = sum(weight.numel() for weight in build().parameters())
     assert max(run_forked(count_held, 2, name)) < 0.6 * whole
 
@@ -75,8 +73,8 @@ def count_held(name: str) -> int:
     ],
 )
 def test_a_world_that_does_not_fit_is_refused_before_there_is_a_process_group(
-    name: str, options: dict[str, Any], processes: int, told: str
-) -> None:
+    name, options, processes, told
+):
     strategy = make_strategy(name, options)
     assert strategy.count_replicas(processes) >= 1
     world = World(
@@ -94,7 +92,7 @@ def test_a_world_that_does_not_fit_is_refused_before_there_is_a_process_group(
 
 
 @pytest.mark.parametrize("name", ["tp", "fsdp+tp", "pipeline"])
-def test_a_model_without_a_plan_is_refused_with_what_to_write(name: str) -> None:
+def test_a_model_without_a_plan_is_refused_with_what_to_write(name):
     def refuse() -> str:
         class Model(nn.Module):
             def __init__(self) -> None:
@@ -111,7 +109,7 @@ def test_a_model_without_a_plan_is_refused_with_what_to_write(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["tp", "pipeline"])
-def test_dropout_keeps_what_ranks_share_equal_and_does_not_repeat(name: str) -> None:
+def test_dropout_keeps_what_ranks_share_equal_and_does_not_repeat(name):
     def train() -> tuple[list[float], dict[str, Tensor]]:
         strategy = make_strategy(name)
         set_up(strategy, lambda: build_transformer(dropout=0.5))

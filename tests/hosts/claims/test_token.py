@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts.places import Network
-from tests.hosts.typist import Typist
 from tests.launcher.run_token import JOB, LOOKING, check_folder, check_found
 from tests.programs import run_program
 
@@ -13,17 +11,14 @@ pytestmark = pytest.mark.hosts
 
 
 @pytest.mark.docker
-def test_containers_of_hosts_meet_by_it_and_keep_it_to_the_user(
-    typist: Typist, four_engines: Network
-) -> None:
+def test_containers_of_hosts_meet_by_it_and_keep_it_to_the_user(typist, four_engines):
     typist.write(LOOKING, "hosts: {runtime: docker}\n", JOB)
-    done = typist("run", "job.yaml")
-    assert done.returncode == 0, done.stderr
+    done = typist.well("run", "job.yaml")
     check_found(done.stdout)
     check_folder(typist.folder / "runs/latest", done.stdout, done.stderr)
 
 
-def test_a_printed_script_sends_one_of_its_own(typist: Typist, four_hosts: Network) -> None:
+def test_a_printed_script_sends_one_of_its_own(typist, four_hosts):
     typist.write(LOOKING, "hosts: {runtime: python}\n", JOB)
     script = typist("render", "job.yaml", "--on", "hosts", "--embed").stdout
     (typist.folder / "run.sh").write_text(script)

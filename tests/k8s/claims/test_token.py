@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("token", ["s3cret-of-the-run\n", None], ids=["a Secret", "none"])
-def test_pods_meet_by_the_secret_and_without_one_too(token: str | None, tmp_path: Path) -> None:
+def test_pods_meet_by_the_secret_and_without_one_too(token, tmp_path):
     fields = {
         "name": "digits",
         "image": IMAGE,

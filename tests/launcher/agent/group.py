@@ -82,19 +82,16 @@ class Group:
     def finish(self, *places: Place) -> None:
         (self.folder / "done").touch()
         for place in places:
-            assert place.process is not None
             assert place.process.wait(LIMIT_S) == 0, place.console()
 
 
 def kill(place: Place) -> None:
     """The supervisor's death is that of the whole node."""
-    assert place.process is not None
     place.process.kill()
     place.process.wait()
 
 
 def tree(place: Place) -> list[psutil.Process]:
     """The supervisor first: it must not see its children stop."""
-    assert place.process is not None
     supervisor = psutil.Process(place.process.pid)
     return [supervisor, *supervisor.children(recursive=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from launcher.contract.clock import SystemClock
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_no_bytes_no_inodes_and_no_quota_are_a_full_disk(number: int) -> None:
+def test_no_bytes_no_inodes_and_no_quota_are_a_full_disk(number):
     error = OSError(number, os.strerror(number))
     assert disk.is_full(error)
     assert disk.says_full(f"OSError: {error}")
@@ -24,18 +23,18 @@ def test_no_bytes_no_inodes_and_no_quota_are_a_full_disk(number: int) -> None:
 
 
 @pytest.mark.parametrize("error", [None, OSError(errno.EACCES, "denied"), ValueError("28")])
-def test_other_errors_are_not(error: BaseException | None) -> None:
+def test_other_errors_are_not(error):
     assert not disk.is_full(error)
     assert not disk.says_full(str(error))
 
 
 @pytest.mark.parametrize("said", ["unable to allocate shared memory(shm)", "unable to write to"])
-def test_shared_memory_that_is_full_is_no_full_disk(said: str) -> None:
+def test_shared_memory_that_is_full_is_no_full_disk(said):
     end = f"file </torch_15_253034065_0>: {os.strerror(errno.ENOSPC)} (28)"
     assert not disk.says_full(f"RuntimeError: {said} for {end}")
 
 
-def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path):
     (tmp_path / "deep").mkdir()
     for number in range(1, 5):
         (tmp_path / f"deep/f{number}").write_bytes(bytes(number << 20))
@@ -46,12 +45,12 @@ def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path
     assert told.endswith(f"; largest in the run folder: {largest}")
 
 
-def test_a_disk_with_room_is_not_called_full_for_one_that_nothing_names(tmp_path: Path) -> None:
+def test_a_disk_with_room_is_not_called_full_for_one_that_nothing_names(tmp_path):
     told = disk.describe("OSError: [Errno 28] No space left on device", tmp_path)
     assert told == "a disk is full, but the error does not name it; the run folder's disk has room"
 
 
-def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path: Path) -> None:
+def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path):
     path = tmp_path / "ledger/agent.jsonl"
     path.parent.mkdir()
     path.symlink_to("/dev/full")
@@ -65,7 +64,7 @@ def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path: Path)
     assert '"event": "told"' in told
 
 
-def test_a_ledger_makes_its_folder_when_it_can_but_never_the_run_folder(tmp_path: Path) -> None:
+def test_a_ledger_makes_its_folder_when_it_can_but_never_the_run_folder(tmp_path):
     (tmp_path / "ledger").write_text("in the way")
     ledger = AgentLedger(tmp_path / "ledger/a.jsonl", SystemClock(), node_index=0, incarnation=0)
     ledger.write("lost")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -38,10 +37,9 @@ print(found[0])
 """
 
 
-def test_a_process_that_is_continued_finds_the_signal_that_came_and_no_other() -> None:
+def test_a_process_that_is_continued_finds_the_signal_that_came_and_no_other():
     argv = [sys.executable, "-c", WAITS_FOR_SIGNALS]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
         for signum in (None, None, signal.SIGTERM):
             freeze(psutil.Process(child.pid))
@@ -55,9 +53,7 @@ def test_a_process_that_is_continued_finds_the_signal_that_came_and_no_other() -
         assert child.stdout.read() == f"{int(signal.SIGTERM)}\n"
 
 
-def test_an_agent_that_outlives_sigkill_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_outlives_sigkill_is_left_behind(tmp_path, monkeypatch):
     """A process that hangs in the kernel cannot be made here: signals to this one are lost."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
@@ -101,6 +97,6 @@ assert processes.children_of(os.getpid()) == ()
 """
 
 
-def test_children_that_are_stopped_end_all_the_same() -> None:
+def test_children_that_are_stopped_end_all_the_same():
     done = subprocess.run([sys.executable, "-c", STOPPED_CHILD], timeout=30, check=False)
     assert done.returncode == 0

@@ -39,9 +39,7 @@ def node(disk: Disk, archive: Path) -> Iterator[Place]:
 
 
 @pytest.mark.mount
-def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
-    disk: Disk, tmp_path: Path
-) -> None:
+def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(disk, tmp_path):
     attempts = Attempts(disk.path / "run/nodes/0/0", disk.path / "run", tmp_path)
     (worker,) = attempts.begin({0: 0})
     HeartbeatWriter(worker.heartbeat)
@@ -53,7 +51,7 @@ def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
 
 
 @pytest.mark.mount
-def test_a_file_that_cannot_be_replaced_stays_as_it_was(disk: Disk) -> None:
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(disk):
     path = disk.path / "outcome.json"
     write_atomically(path, "before")
     disk.fill()
@@ -63,7 +61,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(disk: Disk) -> None:
     assert disk.leftovers() == []
 
 
-def test_a_worker_that_was_asked_to_end_and_took_too_long_has_no_fault(tmp_path: Path) -> None:
+def test_a_worker_that_was_asked_to_end_and_took_too_long_has_no_fault(tmp_path):
     attempts = Attempts(tmp_path / "run/nodes/0/0", tmp_path / "run", tmp_path)
     attempts.node_dir.mkdir(parents=True)
     (worker,) = attempts.begin({0: 0})

@@ -81,9 +81,7 @@ def race(far_clock: FarClock) -> Iterator[Callable[[Path, str], None]]:
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_every_beat_that_is_read_was_written_whole(
-    tmp_path: Path, race: Callable[[Path, str], None], kind: str
-) -> None:
+def test_every_beat_that_is_read_was_written_whole(tmp_path, race, kind):
     path = tmp_path / "heartbeat"
     create_heartbeat(path)
     race(path, kind)
@@ -100,9 +98,7 @@ def test_every_beat_that_is_read_was_written_whole(
     assert reads > 50
 
 
-def test_a_worker_that_beats_all_the_time_is_never_ended_as_hung(
-    tmp_path: Path, race: Callable[[Path, str], None], far_clock: FarClock
-) -> None:
+def test_a_worker_that_beats_all_the_time_is_never_ended_as_hung(tmp_path, race, far_clock):
     attempts = Attempts(tmp_path / "node", tmp_path, tmp_path)
     (worker,) = attempts.begin({0: 0})
     race(worker.heartbeat, "process")
@@ -115,11 +111,10 @@ def test_a_worker_that_beats_all_the_time_is_never_ended_as_hung(
     assert '"first-step"' in (tmp_path / "ledger").read_text()
     assert '"hang"' not in (tmp_path / "ledger").read_text()
     beat = read_heartbeat(worker.heartbeat)
-    assert beat is not None
     os.kill(beat.pid, 0)
 
 
-def test_a_writer_that_dies_within_a_beat_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_writer_that_dies_within_a_beat_leaves_the_one_before(tmp_path):
     path = tmp_path / "heartbeat"
     create_heartbeat(path)
     writer = HeartbeatWriter(path)
@@ -138,7 +133,7 @@ def test_a_writer_that_dies_within_a_beat_leaves_the_one_before(tmp_path: Path) 
         assert read_heartbeat(path) == before
 
 
-def test_a_file_that_holds_no_whole_beat_is_read_as_none(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_whole_beat_is_read_as_none(tmp_path):
     path = tmp_path / "heartbeat"
     assert read_heartbeat(path) is None
     for content in (b"", bytes(10), bytes(1000), b"LNBEAT1\0" + bytes(100)):
@@ -158,6 +153,6 @@ def beat(number: int, rank: int = 0) -> WorkerBeat:
         (Reading(at=60.0, beats={0: beat(7), 1: beat(4, 1)}, cpu_s=10.0), False),
     ],
 )
-def test_only_two_looks_at_the_same_beats_prove_a_hang(second: Reading, proves: bool) -> None:
+def test_only_two_looks_at_the_same_beats_prove_a_hang(second, proves):
     first = Reading(at=0.0, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.0)
     assert second.share_since(first) == (0.25 if proves else None)

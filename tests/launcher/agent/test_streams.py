@@ -37,7 +37,7 @@ def write(fd: int) -> float:
     return time.monotonic() - began_at
 
 
-def test_a_pipe_that_is_read_late_gets_all(pipe: tuple[int, int]) -> None:
+def test_a_pipe_that_is_read_late_gets_all(pipe):
     reader, writer = pipe
     found = bytearray()
 
@@ -53,19 +53,19 @@ def test_a_pipe_that_is_read_late_gets_all(pipe: tuple[int, int]) -> None:
     assert bytes(found) == MUCH
 
 
-def test_a_pipe_whose_reader_has_gone_takes_all(pipe: tuple[int, int]) -> None:
+def test_a_pipe_whose_reader_has_gone_takes_all(pipe):
     reader, writer = pipe
     os.close(reader)
     assert write(writer) < streams._HOLD_S
 
 
-def test_a_pipe_that_nobody_reads_is_not_waited_for(pipe: tuple[int, int]) -> None:
+def test_a_pipe_that_nobody_reads_is_not_waited_for(pipe):
     assert streams._HOLD_S <= write(pipe[1]) < 10 * streams._HOLD_S
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_line_is_seen_as_soon_as_it_is_written(stream: str, unbuffered: str) -> None:
+def test_a_line_is_seen_as_soon_as_it_is_written(stream, unbuffered):
     code = (
         "import sys, time; from launcher.agent.streams import open_streams; open_streams(); "
         f"sys.{stream}.write('here\\n'); time.sleep(60)"

@@ -79,15 +79,8 @@ SILENT = SilentTargetError("the Docker engine is there, but does not answer", "d
     ids=str,
 )
 def test_what_a_job_names_and_what_is_here_decide_where_it_runs_and_the_reason_is_said(
-    docker: str,
-    options: dict[str, Any],
-    taken: str,
-    says: str,
-    choose: Callable[..., Any],
-    docker_facts: TargetFacts,
-    cuda_facts: TargetFacts,
-    local_facts: TargetFacts,
-) -> None:
+    docker, options, taken, says, choose, docker_facts, cuda_facts, local_facts
+):
     found: dict[str, TargetFacts | TargetError] = {
         "docker": docker_facts,
         "cuda": cuda_facts,
@@ -109,9 +102,7 @@ def test_what_a_job_names_and_what_is_here_decide_where_it_runs_and_the_reason_i
     ],
     ids=str,
 )
-def test_what_a_person_has_named_is_never_replaced(
-    docker: TargetError, options: dict[str, Any], what: str, hint: str, choose: Callable[..., Any]
-) -> None:
+def test_what_a_person_has_named_is_never_replaced(docker, options, what, hint, choose):
     with pytest.raises(TargetError) as caught:
         choose(docker, **options)
     assert (caught.value.what, caught.value.hint) == (what, hint)
@@ -121,16 +112,14 @@ def test_what_a_person_has_named_is_never_replaced(
     ("name", "says"),
     [("lsf", "--on lsf: no such target"), ("dokcer", "did you mean --on docker?")],
 )
-def test_an_unknown_target_names_the_known_ones(tmp_path: Path, name: str, says: str) -> None:
+def test_an_unknown_target_names_the_known_ones(tmp_path, name, says):
     with pytest.raises(InputError) as caught:
         open_target(name, tmp_path)
     assert says in f"{caught.value.what}\n{caught.value.hint}"
     assert "starter" not in caught.value.hint, "no job may name it"
 
 
-def test_one_variable_switches_the_agent_off_for_every_job(
-    make_job: Callable[..., JobSpec],
-) -> None:
+def test_one_variable_switches_the_agent_off_for_every_job(make_job):
     job = make_job(nnodes="1:2", start="fork", rdzv={"backend": "roster"})
     plain = choose_engine(job, {"LAUNCHER_ENGINE": "torchrun"})
     assert not plain.uses_agent
@@ -138,13 +127,11 @@ def test_one_variable_switches_the_agent_off_for_every_job(
 
 
 @pytest.mark.parametrize("value", [{}, {"LAUNCHER_ENGINE": ""}, {"LAUNCHER_ENGINE": "agent"}])
-def test_without_it_the_job_chooses(
-    make_job: Callable[..., JobSpec], value: dict[str, str]
-) -> None:
+def test_without_it_the_job_chooses(make_job, value):
     job = make_job(nnodes="1:2")
     assert choose_engine(job, value) is job
 
 
-def test_a_misspelt_engine_is_refused(make_job: Callable[..., JobSpec]) -> None:
+def test_a_misspelt_engine_is_refused(make_job):
     with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
         choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})

@@ -37,7 +37,7 @@ def ask(port: socket.socket) -> socket.socket:
     return editor
 
 
-def test_an_editor_that_comes_too_early_is_let_go_and_then_reaches_the_node_until_the_end() -> None:
+def test_an_editor_that_comes_too_early_is_let_go_and_then_reaches_the_node_until_the_end():
     port = listen(0)
     with pytest.raises(InputError, match=r"--debug-port .*: Address already in use"):
         listen(port.getsockname()[1])
@@ -55,9 +55,7 @@ def test_an_editor_that_comes_too_early_is_let_go_and_then_reaches_the_node_unti
 
 
 @pytest.mark.parametrize(("refusals", "notes"), [(9, 0), (10, 1), (12, 1)])
-def test_a_terminal_reaches_a_late_node_and_says_once_what_keeps_it(
-    refusals: int, notes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_reaches_a_late_node_and_says_once_what_keeps_it(refusals, notes, monkeypatch):
     monkeypatch.setattr(debugging, "AGAIN_S", 0.01)
     shown = io.StringIO()
     reader, writer = os.pipe()

@@ -45,7 +45,7 @@ def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
     return make
 
 
-def test_logs_of_ranks_that_a_run_does_not_have_are_refused(make_run: MakeRun) -> None:
+def test_logs_of_ranks_that_a_run_does_not_have_are_refused(make_run):
     run, plan = make_run(nnodes="1:4", nproc_per_node=1)
     with pytest.raises(InputError, match="--rank 4: digits-0a1b2c has ranks 0 to 3"):
         list(RunHandle(run.path).logs(rank=4))
@@ -62,9 +62,7 @@ def list_files(run: RunFolder, node: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("enter", [plan_shell, list_files])
-def test_a_program_is_only_run_in_a_node_of_a_run_that_goes_on(
-    make_run: MakeRun, enter: Callable[[RunFolder, int], object]
-) -> None:
+def test_a_program_is_only_run_in_a_node_of_a_run_that_goes_on(make_run, enter):
     run, plan = make_run(nnodes=2, follows=True)
     with pytest.raises(InputError, match="node 2: digits-0a1b2c has node 0 to 1"):
         enter(run, 2)
@@ -87,12 +85,12 @@ def test_a_program_is_only_run_in_a_node_of_a_run_that_goes_on(
         (1e7, "115 d"),
     ],
 )
-def test_the_age_of_a_run_has_a_unit_that_fits(age_s: float, shown: str) -> None:
+def test_the_age_of_a_run_has_a_unit_that_fits(age_s, shown):
     row = ListedRun(run_id="tiny-1", state="running", age_s=age_s, folder="")
     assert render_table([row]).splitlines()[1].endswith(f" {shown}")
 
 
-def test_sizes_stand_beside_the_runs_that_have_folders_here(tmp_path: Path) -> None:
+def test_sizes_stand_beside_the_runs_that_have_folders_here(tmp_path):
     (tmp_path / "log").write_bytes(bytes(5 << 20))
     here = ListedRun(run_id="here", state="orphaned", age_s=1.0, folder=str(tmp_path))
     rows = [here, ListedRun(run_id="there", state="running", age_s=1.0, folder="")]
@@ -102,7 +100,7 @@ def test_sizes_stand_beside_the_runs_that_have_folders_here(tmp_path: Path) -> N
     assert "SIZE" not in render_table(rows)
 
 
-def test_a_run_is_told_with_its_nodes_and_what_they_reported() -> None:
+def test_a_run_is_told_with_its_nodes_and_what_they_reported():
     nodes = (
         NodeObservation(node_index=0, incarnation=0, state=NodeState.RUNNING),
         NodeObservation(
@@ -137,7 +135,7 @@ def test_a_run_is_told_with_its_nodes_and_what_they_reported() -> None:
     ]
 
 
-def test_no_time_is_negative_where_a_clock_was_set_back(make_run: MakeRun, tmp_path: Path) -> None:
+def test_no_time_is_negative_where_a_clock_was_set_back(make_run, tmp_path):
     later = time.time() + 3600
     run, plan = make_run(later)
     outcome = write_outcome(run, plan, Outcome(reason=Reason.COMPLETED), later - 60)

@@ -111,7 +111,7 @@ def lose_a_node(launcher: Runner, row: Row, index: int) -> Told:
         for index in range(1 if "nnodes=1" in row.job else 2)
     ],
 )
-def test_a_lost_node_does_what_the_row_says(launcher: Runner, row: Row, index: int) -> None:
+def test_a_lost_node_does_what_the_row_says(launcher, row, index):
     told = lose_a_node(launcher, row, index)
     assert LOSSES[row.loss](told), told.stderr
     is_told = f"launcher: engine: torchrun: a lost node {row.loss}\n"

@@ -41,7 +41,7 @@ def pack_tree(root: Path, tree: Tree) -> bytes:
 @given(
     st.binary(max_size=30), st.binary(max_size=30), st.binary(max_size=30), st.binary(max_size=30)
 )
-def test_common_ends_are_as_long_as_they_can_be(a: bytes, b: bytes, c: bytes, d: bytes) -> None:
+def test_common_ends_are_as_long_as_they_can_be(a, b, c, d):
     for old, new in ((a + b + c, a + d + c), (a, a + b), (a + b, b)):
         start, end = common_ends(old, new)
         assert old[:start] == new[:start]
@@ -53,7 +53,7 @@ def test_common_ends_are_as_long_as_they_can_be(a: bytes, b: bytes, c: bytes, d:
         assert not all(left) or left[0][-1] != left[1][-1]
 
 
-def test_a_changed_file_changes_the_bytes_of_its_own_part_alone(tmp_path: Path) -> None:
+def test_a_changed_file_changes_the_bytes_of_its_own_part_alone(tmp_path):
     tree = {f"f{number:03}.py": os.urandom(200) for number in range(200)}
     tree |= {"large": os.urandom(LARGE_BYTES), "larger": os.urandom(LARGE_BYTES)}
     whole = pack_tree(tmp_path / "a", tree)
@@ -70,7 +70,7 @@ def test_a_changed_file_changes_the_bytes_of_its_own_part_alone(tmp_path: Path) 
     assert pack_tree(tmp_path / "a", small_one).count(PART) < 3
 
 
-def test_an_archive_is_a_tar_of_its_files_without_times_and_owners(tmp_path: Path) -> None:
+def test_an_archive_is_a_tar_of_its_files_without_times_and_owners(tmp_path):
     tree = {"tool": b"x" * 513, "sub/ü.py": b"", "z": b"y" * 512}
     data = pack_tree(tmp_path / "a", tree)
     assert hash_of(data) == hash_of(pack_tree(tmp_path / "b", tree))
@@ -90,7 +90,7 @@ def test_an_archive_is_a_tar_of_its_files_without_times_and_owners(tmp_path: Pat
     assert len(gzip.decompress(data)) == 512 * (1 + 1 + 2 + 1 + 1 + 2) + 2 * 512
 
 
-def test_files_that_are_gone_or_lead_out_are_left_out(tmp_path: Path) -> None:
+def test_files_that_are_gone_or_lead_out_are_left_out(tmp_path):
     files = [CodeFile("gone", 3, None, False), CodeFile("link", 0, "to", False)]
     assert names_in(pack(tmp_path, [*files, CodeFile("out", 0, "/etc", False)])) == {"link"}
     (tmp_path / "folder").mkdir()
@@ -112,5 +112,5 @@ def test_files_that_are_gone_or_lead_out_are_left_out(tmp_path: Path) -> None:
         ("a/b", "/etc", True),
     ],
 )
-def test_a_link_leads_out_by_where_it_lies(name: str, link: str | None, leads: bool) -> None:
+def test_a_link_leads_out_by_where_it_lies(name, link, leads):
     assert leads_out(CodeFile(name, 0, link, False)) == leads

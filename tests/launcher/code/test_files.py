@@ -66,22 +66,20 @@ def sparse(path: Path, size: int) -> Path:
 
 
 class TestList:
-    def test_git_leaves_out_what_it_ignores_and_takes_what_is_new(self, repository: Path) -> None:
+    def test_git_leaves_out_what_it_ignores_and_takes_what_is_new(self, repository):
         write(repository / ".gitignore", "*.bin\n")
         sparse(repository / "huge.bin", 2 << 30)
         write(repository / "new file.py")
         git(repository, "add", "train.py")
         assert names(repository) == [".gitignore", "new file.py", "train.py"]
 
-    def test_a_deleted_file_is_left_out(self, repository: Path) -> None:
+    def test_a_deleted_file_is_left_out(self, repository):
         write(repository / "gone.py")
         git(repository, "add", ".")
         (repository / "gone.py").unlink()
         assert names(repository) == ["train.py"]
 
-    def test_submodules_and_repositories_inside_are_taken(
-        self, repository: Path, tmp_path: Path
-    ) -> None:
+    def test_submodules_and_repositories_inside_are_taken(self, repository, tmp_path):
         inner = tmp_path / "inner"
         inner.mkdir()
         git(inner, "init", "-q")
@@ -99,14 +97,14 @@ class TestList:
         assert "third party/left.tmp" not in found
         assert not [name for name in found if ".git/" in name]
 
-    def test_without_git_everything_but_runs_caches_and_environments(self, tmp_path: Path) -> None:
+    def test_without_git_everything_but_runs_caches_and_environments(self, tmp_path):
         for name in ("train.py", ".hidden", "sub/a.py", "runs/x/plan.json", ".venv/bin/python"):
             write(tmp_path / name)
         write(tmp_path / "sub" / "__pycache__" / "a.pyc")
         assert names(tmp_path) == [".hidden", "sub/a.py", "train.py"]
 
     @pytest.mark.parametrize("in_git", [True, False])
-    def test_launcherignore_is_written_as_a_gitignore(self, in_git: bool, tmp_path: Path) -> None:
+    def test_launcherignore_is_written_as_a_gitignore(self, in_git, tmp_path):
         if in_git:
             git(tmp_path, "init", "-q")
         write(tmp_path / ".launcherignore", "# data\n/data/\n*.csv\n!keep.csv\n")
@@ -115,14 +113,14 @@ class TestList:
         assert names(tmp_path) == [".launcherignore", "sub/data/b", "sub/keep.csv"]
 
     @pytest.mark.parametrize("line", ["data\\", "!", "[z-a]"])
-    def test_a_wrong_line_of_launcherignore_is_told(self, line: str, tmp_path: Path) -> None:
+    def test_a_wrong_line_of_launcherignore_is_told(self, line, tmp_path):
         path = write(tmp_path / ".launcherignore", f"data/\n{line}\n")
         with pytest.raises(InputError) as caught:
             names(tmp_path)
         assert caught.value.what.startswith(f"{path}: ")
         assert caught.value.hint == "write it as in a .gitignore; folders end in /"
 
-    def test_an_ignored_folder_is_not_looked_into(self, tmp_path: Path) -> None:
+    def test_an_ignored_folder_is_not_looked_into(self, tmp_path):
         write(tmp_path / ".launcherignore", "secret/\n")
         write(tmp_path / "secret" / "a").parent.chmod(0)
         try:
@@ -131,7 +129,7 @@ class TestList:
             (tmp_path / "secret").chmod(0o700)
 
     @pytest.mark.parametrize("in_git", [True, False])
-    def test_too_much_is_refused_with_the_largest_files(self, in_git: bool, tmp_path: Path) -> None:
+    def test_too_much_is_refused_with_the_largest_files(self, in_git, tmp_path):
         if in_git:
             git(tmp_path, "init", "-q")
         for number in range(LARGEST + 1):
@@ -143,9 +141,7 @@ class TestList:
         assert "w0.bin" not in caught.value.what
         assert ".launcherignore" in caught.value.hint
 
-    def test_the_limits_are_still_accepted(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_limits_are_still_accepted(self, tmp_path, monkeypatch):
         sparse(tmp_path / "b", MAX_BYTES - 1)
         write(tmp_path / "a", "x").chmod(0o755)
         (tmp_path / "c").symlink_to("a")
@@ -164,9 +160,7 @@ class TestList:
         with pytest.raises(InputError, match="is more than 2 files"):
             names(tmp_path)
 
-    def test_an_unreadable_file_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_unreadable_file_is_named(self, tmp_path, monkeypatch):
         write(tmp_path / "key").chmod(0)
         tmp_path.chmod(0o755)
         monkeypatch.chdir(tmp_path)
@@ -182,14 +176,14 @@ class TestList:
                 os._exit(0 if told.startswith("key is part of the code and cannot be read") else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-    def test_a_pipe_is_no_code(self, tmp_path: Path) -> None:
+    def test_a_pipe_is_no_code(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")
         write(tmp_path / "train.py")
         assert names(tmp_path) == ["train.py"]
 
 
 class TestPack:
-    def test_equal_files_give_an_equal_hash(self, tmp_path: Path) -> None:
+    def test_equal_files_give_an_equal_hash(self, tmp_path):
         for folder in ("a", "b"):
             write(tmp_path / folder / "train.py")
         os.utime(tmp_path / "a" / "train.py", (0, 0))
@@ -198,7 +192,7 @@ class TestPack:
         write(tmp_path / "b" / "train.py", "y\n")
         assert read(tmp_path / "a").hash != read(tmp_path / "b").hash
 
-    def test_what_is_unpacked_is_what_was_packed(self, tmp_path: Path) -> None:
+    def test_what_is_unpacked_is_what_was_packed(self, tmp_path):
         root, copy = tmp_path / "root", tmp_path / "copy"
         write(root / "sub" / "ünïcode name.py", "print()\n")
         write(root / "tool").chmod(0o755)
@@ -210,9 +204,7 @@ class TestPack:
         assert read(copy).hash == read(root).hash
 
     @pytest.mark.parametrize("target", ["/etc", "../outside"])
-    def test_a_link_out_of_the_code_stays_behind_and_is_told(
-        self, target: str, tmp_path: Path
-    ) -> None:
+    def test_a_link_out_of_the_code_stays_behind_and_is_told(self, target, tmp_path):
         root = tmp_path / "root"
         write(root / "train.py")
         (root / "data").symlink_to(target)
@@ -223,7 +215,7 @@ class TestPack:
 
 
 class TestRecord:
-    def test_a_commit_and_what_is_not_in_it(self, repository: Path, tmp_path: Path) -> None:
+    def test_a_commit_and_what_is_not_in_it(self, repository, tmp_path):
         git(repository, "add", ".")
         git(repository, "commit", "-qm", "one")
         clean = read(repository)
@@ -238,15 +230,13 @@ class TestRecord:
         assert read_record(tmp_path) == dirty.record
         assert (tmp_path / DIFF_FILE).read_bytes() == dirty.diff
 
-    def test_a_new_file_makes_it_dirty(self, repository: Path) -> None:
+    def test_a_new_file_makes_it_dirty(self, repository):
         git(repository, "add", ".")
         git(repository, "commit", "-qm", "one")
         write(repository / "new.py")
         assert read(repository).record.is_dirty
 
-    def test_no_program_of_the_repository_is_started(
-        self, repository: Path, tmp_path: Path
-    ) -> None:
+    def test_no_program_of_the_repository_is_started(self, repository, tmp_path):
         program = write(tmp_path / "program", f"#!/bin/sh\ntouch {tmp_path}/started\n")
         program.chmod(0o755)
         git(repository, "add", ".")
@@ -258,7 +248,7 @@ class TestRecord:
         assert read(repository).record.is_dirty
         assert not (tmp_path / "started").exists()
 
-    def test_it_says_what_was_started_and_how_much_it_is(self, tmp_path: Path) -> None:
+    def test_it_says_what_was_started_and_how_much_it_is(self, tmp_path):
         write(tmp_path / "sub" / "train.py", "12345")
         write(tmp_path / "b", "67")
         place = CodePlace(root=tmp_path, inner="sub", command=("-m", "pkg.train", "--lr"))
@@ -270,13 +260,11 @@ class TestRecord:
         assert (code.names, code.diff, code.notes) == ({"b", "sub/train.py"}, b"", ())
         assert read(tmp_path).record.start == ("train.py",)
 
-    def test_before_a_first_commit_all_is_new(self, repository: Path) -> None:
+    def test_before_a_first_commit_all_is_new(self, repository):
         code = read(repository)
         assert (code.record.commit, code.record.is_dirty, code.diff) == (None, True, b"")
 
-    def test_kept_code_is_read_back_only_if_it_fits_its_record(
-        self, repository: Path, tmp_path: Path
-    ) -> None:
+    def test_kept_code_is_read_back_only_if_it_fits_its_record(self, repository, tmp_path):
         git(repository, "add", ".")
         git(repository, "commit", "-qm", "one")
         write(repository / "train.py", "changed\n")
@@ -287,7 +275,6 @@ class TestRecord:
         assert kept == replace(code, earlier=tmp_path)
         (tmp_path / DIFF_FILE).unlink()
         kept = read_kept_code(tmp_path)
-        assert kept is not None
         assert kept.diff == b""
         (tmp_path / ARCHIVE_FILE).write_bytes(code.data + b"x")
         assert read_kept_code(tmp_path) is None
@@ -295,7 +282,7 @@ class TestRecord:
             write(tmp_path / "code.json", text)
             assert read_record(tmp_path) is read_kept_code(tmp_path) is None
 
-    def test_an_equal_archive_of_an_earlier_run_is_linked(self, tmp_path: Path) -> None:
+    def test_an_equal_archive_of_an_earlier_run_is_linked(self, tmp_path):
         write(tmp_path / "code" / "train.py")
         one, two = tmp_path / "one", tmp_path / "two"
         one.mkdir()
@@ -306,7 +293,7 @@ class TestRecord:
         assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)
 
 
-def test_runs_are_no_code_also_where_their_folder_is_named_through_a_link(tmp_path: Path) -> None:
+def test_runs_are_no_code_also_where_their_folder_is_named_through_a_link(tmp_path):
     root = tmp_path / "project"
     write(root / "t.py")
     write(root / "runs/a/code.tar.gz")
@@ -315,7 +302,7 @@ def test_runs_are_no_code_also_where_their_folder_is_named_through_a_link(tmp_pa
 
 
 @pytest.mark.parametrize("in_git", [True, False])
-def test_runs_of_other_calls_are_no_code(in_git: bool, tmp_path: Path) -> None:
+def test_runs_of_other_calls_are_no_code(in_git, tmp_path):
     if in_git:
         git(tmp_path, "init", "-q")
     kept = ["other/README", "plan.json", "train.py"]
@@ -327,13 +314,13 @@ def test_runs_of_other_calls_are_no_code(in_git: bool, tmp_path: Path) -> None:
     assert names(tmp_path) == kept
 
 
-def test_the_code_may_be_in_the_folder_of_the_runs(tmp_path: Path) -> None:
+def test_the_code_may_be_in_the_folder_of_the_runs(tmp_path):
     for name in ("train.py", "train-0a1b2c/plan.json", "train-0a1b2c/artifact.sh"):
         write(tmp_path / name)
     assert [file.name for file in list_files(tmp_path, tmp_path)] == ["train.py"]
 
 
-def test_what_changed_is_told_against_the_run_before(tmp_path: Path) -> None:
+def test_what_changed_is_told_against_the_run_before(tmp_path):
     place = CodePlace(root=tmp_path / "code", inner="", command=("train.py",))
     runs = tmp_path / "runs"
     write(place.root / "train.py", "1")
@@ -348,7 +335,6 @@ def test_what_changed_is_told_against_the_run_before(tmp_path: Path) -> None:
     second = read_code(place, runs)
     write_code(runs / "two", second)
     change = second.change
-    assert change is not None
     assert change.base == first.hash
     kept = first.data
     whole = kept[: change.start] + change.data + kept[len(kept) - change.end :]

@@ -24,14 +24,14 @@ def repository(folder: Path) -> Path:
     return folder
 
 
-def test_a_script_outside_of_git_takes_its_own_folder(tmp_path: Path) -> None:
+def test_a_script_outside_of_git_takes_its_own_folder(tmp_path):
     write(tmp_path / "train.py")
     place = find_code(("train.py", "--lr", "1"), None, None, tmp_path)
     assert place
     assert (place.root, place.inner, place.command) == (tmp_path, "", ("train.py", "--lr", "1"))
 
 
-def test_a_script_in_a_repository_takes_it_and_keeps_the_working_folder(tmp_path: Path) -> None:
+def test_a_script_in_a_repository_takes_it_and_keeps_the_working_folder(tmp_path):
     write(repository(tmp_path / "my repo") / "sub" / "träin 1.py")
     place = find_code(("träin 1.py",), None, None, tmp_path / "my repo" / "sub")
     assert place
@@ -39,7 +39,7 @@ def test_a_script_in_a_repository_takes_it_and_keeps_the_working_folder(tmp_path
     assert place.command == ("träin 1.py",)
 
 
-def test_a_script_of_another_folder_of_the_repository(tmp_path: Path) -> None:
+def test_a_script_of_another_folder_of_the_repository(tmp_path):
     write(repository(tmp_path) / "a" / "train.py")
     (tmp_path / "b").mkdir()
     place = find_code(("../a/train.py",), None, None, tmp_path / "b")
@@ -47,16 +47,14 @@ def test_a_script_of_another_folder_of_the_repository(tmp_path: Path) -> None:
     assert (place.root, place.inner, place.command) == (tmp_path, "b", ("../a/train.py",))
 
 
-def test_an_absolute_path_is_found_again_in_the_copy(tmp_path: Path) -> None:
+def test_an_absolute_path_is_found_again_in_the_copy(tmp_path):
     script = write(repository(tmp_path) / "a" / "train.py")
     place = find_code((str(script),), None, None, tmp_path)
     assert place
     assert place.command == ("a/train.py",)
 
 
-def test_from_a_folder_that_is_no_part_of_the_code_the_script_starts_beside_itself(
-    tmp_path: Path,
-) -> None:
+def test_from_a_folder_that_is_no_part_of_the_code_the_script_starts_beside_itself(tmp_path):
     write(tmp_path / "project" / "train.py")
     place = find_code(("project/train.py", "x"), None, None, tmp_path)
     assert place
@@ -69,7 +67,7 @@ def test_from_a_folder_that_is_no_part_of_the_code_the_script_starts_beside_itse
     assert named.command == ("project/train.py", "x")
 
 
-def test_a_script_that_is_a_link_inside_of_the_code_keeps_its_name(tmp_path: Path) -> None:
+def test_a_script_that_is_a_link_inside_of_the_code_keeps_its_name(tmp_path):
     write(repository(tmp_path) / "src" / "train.py")
     (tmp_path / "go.py").symlink_to("src/train.py")
     place = find_code(("go.py",), None, None, tmp_path)
@@ -77,7 +75,7 @@ def test_a_script_that_is_a_link_inside_of_the_code_keeps_its_name(tmp_path: Pat
     assert (place.root, place.command) == (tmp_path, ("go.py",))
 
 
-def test_a_script_that_is_a_link_out_of_the_code_is_taken_from_where_it_is(tmp_path: Path) -> None:
+def test_a_script_that_is_a_link_out_of_the_code_is_taken_from_where_it_is(tmp_path):
     real = write(tmp_path / "lib" / "real.py")
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "train.py").symlink_to(real)
@@ -87,7 +85,7 @@ def test_a_script_that_is_a_link_out_of_the_code_is_taken_from_where_it_is(tmp_p
     assert "starts in its own folder" in place.note
 
 
-def test_a_link_by_a_full_path_is_written_as_one_that_holds_in_a_copy(tmp_path: Path) -> None:
+def test_a_link_by_a_full_path_is_written_as_one_that_holds_in_a_copy(tmp_path):
     real = write(repository(tmp_path) / "src" / "train.py")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "go.py").symlink_to(real)
@@ -96,7 +94,7 @@ def test_a_link_by_a_full_path_is_written_as_one_that_holds_in_a_copy(tmp_path: 
     assert (place.root, place.inner, place.command) == (tmp_path, "sub", ("../src/train.py",))
 
 
-def test_a_module_takes_the_current_folder(tmp_path: Path) -> None:
+def test_a_module_takes_the_current_folder(tmp_path):
     write(tmp_path / "pkg" / "train.py")
     place = find_code(("-m", "pkg.train"), None, None, tmp_path)
     assert place
@@ -112,21 +110,19 @@ def test_a_module_takes_the_current_folder(tmp_path: Path) -> None:
         (("train.py",), None, "/workspace"),
     ],
 )
-def test_what_is_not_here_is_in_the_image(
-    command: tuple[str, ...], code: str | None, workdir: str | None, tmp_path: Path
-) -> None:
+def test_what_is_not_here_is_in_the_image(command, code, workdir, tmp_path):
     write(tmp_path / "train.py")
     assert find_code(command, code, workdir, tmp_path) is None
 
 
-def test_a_working_folder_below_the_current_one(tmp_path: Path) -> None:
+def test_a_working_folder_below_the_current_one(tmp_path):
     write(repository(tmp_path) / "sub" / "train.py")
     place = find_code(("train.py",), None, "sub", tmp_path)
     assert place
     assert (place.root, place.inner) == (tmp_path, "sub")
 
 
-def test_a_folder_reached_by_a_link(tmp_path: Path) -> None:
+def test_a_folder_reached_by_a_link(tmp_path):
     write(tmp_path / "real" / "train.py")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     place = find_code(("train.py",), None, None, tmp_path / "link")
@@ -141,9 +137,7 @@ def test_a_folder_reached_by_a_link(tmp_path: Path) -> None:
         (("-m", "missing"), "where -m finds missing, is not in it"),
     ],
 )
-def test_a_script_that_is_not_here_and_a_folder_elsewhere(
-    command: tuple[str, ...], what: str, tmp_path: Path
-) -> None:
+def test_a_script_that_is_not_here_and_a_folder_elsewhere(command, what, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(KeyInputError, match=what):
@@ -158,14 +152,14 @@ def test_a_script_that_is_not_here_and_a_folder_elsewhere(
         ("train.py", "is not a folder"),
     ],
 )
-def test_a_wrong_folder_is_named(code: str, what: str, tmp_path: Path) -> None:
+def test_a_wrong_folder_is_named(code, what, tmp_path):
     write(tmp_path / "train.py")
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(KeyInputError, match=what):
         find_code(("train.py",), code, None, tmp_path)
 
 
-def test_code_from_git_is_fetched_where_nodes_can(tmp_path: Path) -> None:
+def test_code_from_git_is_fetched_where_nodes_can(tmp_path):
     source = GitSource(git="https://x/y", ref="0" * 40)
     place = find_code(("train.py",), source, None, tmp_path, fetches=True)
     assert place
@@ -178,7 +172,7 @@ def test_code_from_git_is_fetched_where_nodes_can(tmp_path: Path) -> None:
     assert "git clone https://x/y, and --code FOLDER" in caught.value.hint
 
 
-def test_a_folder_that_is_named_takes_the_command_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_that_is_named_takes_the_command_as_it_is(tmp_path):
     write(tmp_path / "sub" / "train.py")
     for command in (("missing.py",), ("-m", "json.tool"), ("-m", "sub.train")):
         place = find_code(command, ".", None, tmp_path)
@@ -191,9 +185,7 @@ def test_a_folder_that_is_named_takes_the_command_as_it_is(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("script", ["exit 1", "exec sleep 600"])
-def test_a_git_that_fails_or_hangs_leaves_the_scripts_folder(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_git_that_fails_or_hangs_leaves_the_scripts_folder(script, tmp_path, monkeypatch):
     write(repository(tmp_path / "repo") / "sub" / "train.py")
     write(tmp_path / "bin" / "git", f"#!/bin/sh\n{script}\n").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
@@ -203,9 +195,7 @@ def test_a_git_that_fails_or_hangs_leaves_the_scripts_folder(
     assert place.root == tmp_path / "repo" / "sub"
 
 
-def test_settings_of_git_for_another_repository_do_not_mislead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_git_for_another_repository_do_not_mislead(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(repository(tmp_path / "other") / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
     write(repository(tmp_path / "mine") / "train.py")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.programs import run_program
 
 
 @pytest.mark.parametrize("module", ["launcher.commands.cli", "launcher.api.choose_target"])
-def test_ctrl_c_while_modules_are_imported_is_no_stack_trace(module: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_modules_are_imported_is_no_stack_trace(module, tmp_path):
     """A signal that this process sends itself, in the middle of the imports."""
     program = f"""
 import os, signal, sys

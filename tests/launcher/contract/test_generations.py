@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-import pytest
 
 from launcher.contract.generations import FOLDER, Fence
 
 
-def test_a_number_that_another_took_a_moment_ago_is_not_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_that_another_took_a_moment_ago_is_not_taken_again(tmp_path, monkeypatch):
     fence, listed = Fence(tmp_path, "run"), os.listdir
     Fence(tmp_path, "other").take("there")
     looks = iter([True])  # the first comes before the other's create
@@ -20,7 +15,7 @@ def test_a_number_that_another_took_a_moment_ago_is_not_taken_again(
     assert fence.take("here") == 2
 
 
-def test_the_newest_generation_names_the_store_it_was_taken_in(tmp_path: Path) -> None:
+def test_the_newest_generation_names_the_store_it_was_taken_in(tmp_path):
     fence = Fence(tmp_path, "run")
     assert fence.newest() is None
     fence.take("one")
@@ -30,7 +25,7 @@ def test_the_newest_generation_names_the_store_it_was_taken_in(tmp_path: Path) -
     assert (newest.number, newest.origin) == (2, "two")
 
 
-def test_a_generation_that_is_just_being_written_has_no_origin_yet(tmp_path: Path) -> None:
+def test_a_generation_that_is_just_being_written_has_no_origin_yet(tmp_path):
     fence = Fence(tmp_path, "run")
     fence.take("one")
     (tmp_path / FOLDER / "00000002.json").touch()
@@ -40,7 +35,7 @@ def test_a_generation_that_is_just_being_written_has_no_origin_yet(tmp_path: Pat
     assert fence.take("three") == 3
 
 
-def test_foreign_files_in_the_folder_are_no_generations(tmp_path: Path) -> None:
+def test_foreign_files_in_the_folder_are_no_generations(tmp_path):
     fence = Fence(tmp_path, "run")
     fence.take("one")
     for name in ("notes.txt", ".nfs0001", "00000007.json.tmp"):

@@ -67,10 +67,10 @@ def tally(events: Events, since: float = 0) -> tuple[dict[str, float], int]:
         ),
     ],
 )  # fmt: skip
-def test_a_second_counts_once(events: Events, spent: dict[str, float], lost: int) -> None:
+def test_a_second_counts_once(events, spent, lost):
     assert tally(events) == (spent, lost)
 
 
-def test_what_was_before_the_first_agent_does_not_count() -> None:
+def test_what_was_before_the_first_agent_does_not_count():
     assert tally([(2, "train-started"), (3, "loaded", 0)], since=1.5)[0]["starting"] == 0.5
     assert "starting" not in tally([(2, "train-started")], since=3)[0]

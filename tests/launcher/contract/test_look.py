@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,17 +16,17 @@ MAIN = ThreadStack(name="main", is_main=True, frames=FRAMES)
 
 
 @pytest.mark.parametrize("id", ["1", "hang-1", "A.b_c", "x" * 100])
-def test_a_look_is_named_as_a_folder_can_be(id: str) -> None:
+def test_a_look_is_named_as_a_folder_can_be(id):
     assert LookRequest(id=id).id == id
 
 
 @pytest.mark.parametrize("id", ["", "..", "-a", "a/b", "a b", "x" * 101])
-def test_a_look_is_named_by_nothing_that_leads_elsewhere(id: str) -> None:
+def test_a_look_is_named_by_nothing_that_leads_elsewhere(id):
     with pytest.raises(ValueError, match="is no name of a folder"):
         LookRequest(id=id)
 
 
-def test_the_main_threads_newest_calls_are_kept() -> None:
+def test_the_main_threads_newest_calls_are_kept():
     kept = look.cut_threads((*THREADS, MAIN))
     assert [kept[0].name, kept[1].name, kept[-1].name] == ["main", "t0", "t498"]
     assert [len(kept), kept[0].is_main, kept[1].is_main] == [500, True, False]
@@ -39,7 +37,7 @@ def test_the_main_threads_newest_calls_are_kept() -> None:
     assert look.render_thread(kept[0])[1] == '  File "a.py", line 1 in f1'
 
 
-def test_what_is_told_on_a_console_is_heard() -> None:
+def test_what_is_told_on_a_console_is_heard():
     stacks = RankStacks(rank=1, pid=7, taken_by="py-spy", threads=(MAIN, *THREADS))
     lines = [look.tell_briefly(RankLook(rank=rank, pid=7, state="S"), stacks) for rank in (1, 2)]
     console = "".join(f"[agent] {line}\n[0/1] step 3\n" for line in lines)
@@ -52,7 +50,7 @@ def test_what_is_told_on_a_console_is_heard() -> None:
     assert look.hear_look(console.replace('"pid"', '"was"')) == ()
 
 
-def test_looks_are_read_once_they_are_finished_oldest_first(tmp_path: Path) -> None:
+def test_looks_are_read_once_they_are_finished_oldest_first(tmp_path):
     wrote = [
         Look(id="b", at=1.0, why="hang", attempt=0, ranks=(RankLook(rank=0, pid=1),)),
         Look(id="a", at=2.0, why="asked", attempt=1),
@@ -86,9 +84,7 @@ def test_looks_are_read_once_they_are_finished_oldest_first(tmp_path: Path) -> N
         ({"entries": [{"state": "started", "retired": False}]}, True),
     ],
 )
-def test_a_collective_is_open_until_it_is_completed(
-    recorded: dict[str, Any], is_open: bool
-) -> None:
+def test_a_collective_is_open_until_it_is_completed(recorded, is_open):
     assert look.has_open_collective(recorded) is is_open
 
 
@@ -103,7 +99,5 @@ def test_a_collective_is_open_until_it_is_completed(
         ("", "", "has ended"),
     ],
 )
-def test_a_state_that_says_alone_why_nothing_goes_on_is_told(
-    state: str, waits_in: str, told: str
-) -> None:
+def test_a_state_that_says_alone_why_nothing_goes_on_is_told(state, waits_in, told):
     assert look.tell_state(RankLook(rank=0, pid=1, state=state, waits_in=waits_in)) == told

@@ -27,7 +27,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_a_process_is_known_from_its_start_to_its_end(child: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_known_from_its_start_to_its_end(child):
     pid = child.pid
     start = process_stat.start_of(pid)
     mark = {"pid": pid, "start": start}
@@ -54,7 +54,7 @@ def test_a_process_is_known_from_its_start_to_its_end(child: subprocess.Popen[by
     assert not process_stat.lives({"pid": pid, "start": None})
 
 
-def test_a_machine_without_an_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_an_id_has_a_name(monkeypatch):
     def no_file(path: Path) -> str:
         raise FileNotFoundError(path)
 
@@ -64,9 +64,7 @@ def test_a_machine_without_an_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_a_record_is_replaced_also_where_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
-) -> None:
+def test_a_record_is_replaced_also_where_the_disk_is_full(tmp_path, monkeypatch, is_begun):
     assert read_record(tmp_path) == {}
     write_record(tmp_path, {"pid": 1})
     assert read_record(tmp_path) == {"pid": 1}
@@ -87,6 +85,6 @@ def test_a_record_is_replaced_also_where_the_disk_is_full(
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"pid": '])
-def test_what_is_no_record_is_none(tmp_path: Path, text: str) -> None:
+def test_what_is_no_record_is_none(tmp_path, text):
     (tmp_path / RECORD).write_text(text)
     assert read_record(tmp_path) == {}

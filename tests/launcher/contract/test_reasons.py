@@ -24,9 +24,7 @@ ROWS = re.findall(r"^\| (\d+) \| (\w*) \| `(.+?)` \| (\w+) \| (\w*) \|", PAGE.re
 
 
 @pytest.mark.parametrize(("code", "retry", "value", "state", "fault"), ROWS)
-def test_each_row_of_the_table_is_what_a_reason_means(
-    code: str, retry: str, value: str, state: str, fault: str
-) -> None:
+def test_each_row_of_the_table_is_what_a_reason_means(code, retry, value, state, fault):
     reason = Reason(value)
     whose = FAULT_OF_REASON[reason]
     assert EXIT_CODE_OF_REASON[reason] == int(code)
@@ -35,7 +33,7 @@ def test_each_row_of_the_table_is_what_a_reason_means(
     assert repr(reason) == f"'{value}'"
 
 
-def test_every_reason_has_a_row_and_every_code_a_reason() -> None:
+def test_every_reason_has_a_row_and_every_code_a_reason():
     assert [row[2] for row in ROWS] == [str(reason) for reason in sorted(Reason, key=order)]
     assert {int(row[0]) for row in ROWS} == set(ExitCode)
     assert {*RunState} - {RunState.RUNNING} == TERMINAL_STATES
@@ -56,5 +54,5 @@ def order(reason: Reason) -> tuple[int, int]:
         (255, "killed"),
     ],
 )  # fmt: skip
-def test_a_code_alone_tells_no_more_than_it_can(code: int, reason: str) -> None:
+def test_a_code_alone_tells_no_more_than_it_can(code, reason):
     assert reason_of_exit_code(code) == reason

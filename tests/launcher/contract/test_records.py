@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -70,7 +69,7 @@ ALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("values", [{"text": "a"}, ALL, {**ALL, "meeting": Fixed(address="j")}])
-def test_a_record_is_read_back_as_it_was(values: dict[str, Any]) -> None:
+def test_a_record_is_read_back_as_it_was(values):
     record = Everything(**values)
     whole, short = json.dumps(asdict(record)), dump_record(record)
     assert parse_record(Everything, json.loads(whole)) == record
@@ -79,7 +78,7 @@ def test_a_record_is_read_back_as_it_was(values: dict[str, Any]) -> None:
     assert {*json.loads(short)} == {*values, "counts", "metrics"}
 
 
-def test_a_text_is_a_record_of_one_schema() -> None:
+def test_a_text_is_a_record_of_one_schema():
     assert parse_text(Fixed, '{"schema": 3, "address": "a"}', 3) == Fixed(address="a")
     for text in ('{"schema": 2, "address": "a"}', '{"address": "a"}'):
         with pytest.raises(ValueError, match="it is not a Fixed of schema 3"):
@@ -89,7 +88,7 @@ def test_a_text_is_a_record_of_one_schema() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "1", '"a"', "null", pytest.param("[" * 100_000, id="deep")]
 )
-def test_what_is_no_object_is_refused_and_read_as_an_empty_one(text: str, tmp_path: Path) -> None:
+def test_what_is_no_object_is_refused_and_read_as_an_empty_one(text, tmp_path):
     with pytest.raises(ValueError):  # noqa: PT011
         parse_object(text)
     (tmp_path / "a.json").write_text(text)
@@ -98,7 +97,7 @@ def test_what_is_no_object_is_refused_and_read_as_an_empty_one(text: str, tmp_pa
     assert read_object(tmp_path / "a.json") == {"a": 1}
 
 
-def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+def test_a_file_is_read_up_to_its_limit(tmp_path):
     path = tmp_path / "a.json"
     for size in (2**26, 2**26 + 1):
         with path.open("wb") as file:
@@ -110,16 +109,16 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
                 read_limited(path)
 
 
-def test_a_whole_number_is_a_number_of_the_kind_that_the_field_has() -> None:
+def test_a_whole_number_is_a_number_of_the_kind_that_the_field_has():
     number = parse_record(Everything, {"text": "a", "number": 3}).number
     assert (number, type(number)) == (3.0, float)
 
 
-def test_an_enum_is_written_by_its_value() -> None:
+def test_an_enum_is_written_by_its_value():
     assert parse_record(Everything, {"text": "a", "colour": "red"}).colour is Colour.RED
 
 
-def test_names_of_a_later_version_are_passed_over() -> None:
+def test_names_of_a_later_version_are_passed_over():
     assert parse_record(Everything, {"text": "a", "later": 1}) == Everything(text="a")
 
 
@@ -150,18 +149,18 @@ def test_names_of_a_later_version_are_passed_over() -> None:
         ("meeting", 5, "meeting: found 5; accepted: the fields of Fixed"),
     ],
 )
-def test_anything_else_is_refused_with_its_place(key: str, value: Any, told: str) -> None:
+def test_anything_else_is_refused_with_its_place(key, value, told):
     with pytest.raises(ValueError, match=r"^" + key) as refused:
         parse_record(Everything, {"text": "a", key: value})
     assert str(refused.value).startswith(told)
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 3])
-def test_what_is_no_mapping_is_no_record(data: Any) -> None:
+def test_what_is_no_mapping_is_no_record(data):
     with pytest.raises(ValueError, match="accepted: the fields of Everything"):
         parse_record(Everything, data)
 
 
-def test_a_field_without_a_default_must_be_there() -> None:
+def test_a_field_without_a_default_must_be_there():
     with pytest.raises(ValueError, match="field text of Everything is missing"):
         parse_record(Everything, {})

@@ -11,7 +11,7 @@ from launcher.contract.typed import as_called, command, program
 from tests.launcher.node_plans import node_plan
 
 
-def test_commands_are_told_as_this_call_was_typed() -> None:
+def test_commands_are_told_as_this_call_was_typed():
     with as_called(".venv/bin/launcher", ("--runs-dir", "my runs")):
         with as_called("python -m launcher"):
             assert command("stop", "a b") == "python -m launcher stop 'a b'"
@@ -27,12 +27,12 @@ def test_commands_are_told_as_this_call_was_typed() -> None:
     ("word", "meant"),
     [("nproc_pre_node", "nproc_per_node"), ("nodes", "nnodes"), ("zzz", ""), ("nnodez", "nnodes")],
 )
-def test_a_misspelt_word_is_known(word: str, meant: str) -> None:
+def test_a_misspelt_word_is_known(word, meant):
     assert closest(word, ["nnodes", "nproc_per_node", "name"]) == meant
     assert closest(word, []) == ""
 
 
-def test_how_alike_words_must_be_can_be_said() -> None:
+def test_how_alike_words_must_be_can_be_said():
     assert closest("abxx", ["abcd"]) == ""
     assert closest("abxx", ["abcd"], cutoff=0.5) == "abcd"
     assert closest("abcx", ["abcd"]) == "abcd"
@@ -48,7 +48,7 @@ def test_how_alike_words_must_be_can_be_said() -> None:
         ("$local_rank of $HOME", "$$local_rank of $$HOME"),
     ],
 )
-def test_torch_expands_nothing_of_what_was_typed(word: str, passed_on: str) -> None:
+def test_torch_expands_nothing_of_what_was_typed(word, passed_on):
     from torch.distributed.elastic.utils.api import macros
 
     command = node_plan(command=("t.py", word)).literal_command
@@ -56,7 +56,7 @@ def test_torch_expands_nothing_of_what_was_typed(word: str, passed_on: str) -> N
     assert macros.substitute(list(command), "3")[-1] == word
 
 
-def test_a_node_at_another_place_is_that_node_everywhere() -> None:
+def test_a_node_at_another_place_is_that_node_everywhere():
     env = ((protocol.NODE_INDEX, "0"), ("A", "1"), (protocol.INCARNATION, "0"))
     placed = place_node(node_plan(env=env), 12, 3)
     assert (placed.node_index, placed.incarnation, placed.log_dir) == (12, 3, "/run/nodes/12/3")

@@ -6,7 +6,6 @@ import pytest
 
 from launcher.contract.worker_end import (
     LINE_CHARACTERS,
-    WorkerEnd,
     describe,
     is_out_of_memory,
     is_own_failure,
@@ -35,7 +34,7 @@ PEER = "RuntimeError: Connection closed by peer"
         (worker_end(cause="out-of-memory"), "rank 0 on node 0", "", "out of memory"),
     ],
 )
-def test_an_end_in_words(end: WorkerEnd, place: str, what: str, how: str) -> None:
+def test_an_end_in_words(end, place, what, how):
     assert (end.place, end.headline, name_end(end)) == (place, f"{place}: {what}", how)
     assert repr(end) == f"<WorkerEnd {end.headline}>"
     exception = f" ({end.exception})" if end.exception else ""
@@ -51,13 +50,13 @@ def test_an_end_in_words(end: WorkerEnd, place: str, what: str, how: str) -> Non
         (("x.py:3: FutureWarning: a",), ""),
     ],
 )
-def test_the_last_words_are_a_lines_own(lines: tuple[str, ...], last: str) -> None:
+def test_the_last_words_are_a_lines_own(lines, last):
     assert last_of(lines) == last
     assert worker_end(log="/r/stderr", log_tail=lines).last_words == last
     assert worker_end(log="/r/stdout", log_tail=lines).last_words == ""
 
 
-def test_causes_come_before_what_fell_with_them() -> None:
+def test_causes_come_before_what_fell_with_them():
     in_order = (
         worker_end(5, "ValueError", failed_at=1.0),
         worker_end(2, "ValueError", failed_at=2.0),
@@ -70,7 +69,7 @@ def test_causes_come_before_what_fell_with_them() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 128, 130, 137, 143, -15])
-def test_who_was_asked_to_leave_has_left(code: int) -> None:
+def test_who_was_asked_to_leave_has_left(code):
     assert worker_end(exit_code=code).has_left == (code in (130, 143))
 
 
@@ -78,7 +77,7 @@ def test_who_was_asked_to_leave_has_left(code: int) -> None:
     ("exception", "own"),
     [("", False), ("ValueError: x", True), (PEER, False), ("lightning.SIGTERMException", False)],
 )
-def test_an_own_failure_is_about_nobody_else(exception: str, own: bool) -> None:
+def test_an_own_failure_is_about_nobody_else(exception, own):
     assert is_own_failure(exception) is own
 
 
@@ -87,9 +86,7 @@ def test_an_own_failure_is_about_nobody_else(exception: str, own: bool) -> None:
     [((), True, True), ((), False, False), ((1, -9), True, True), ((1, -9), False, False),
      ((1, -15), True, False), ((0,), True, False)],
 )  # fmt: skip
-def test_only_what_was_killed_ran_out_of_memory(
-    codes: tuple[int, ...], killed: bool, expected: bool
-) -> None:
+def test_only_what_was_killed_ran_out_of_memory(codes, killed, expected):
     assert is_out_of_memory(codes, oom_killed=killed) == expected
 
 
@@ -104,11 +101,11 @@ def test_only_what_was_killed_ran_out_of_memory(
         (-15, {"terminated": True, "out_of_memory": True}, "terminated"),
     ],
 )
-def test_a_cause_is_the_first_that_is_known(code: int, fields: dict[str, bool], cause: str) -> None:
+def test_a_cause_is_the_first_that_is_known(code, fields, cause):
     assert name_cause(code, **{"terminated": False, **fields}) == cause
 
 
-def test_a_terminal_gets_what_it_can_show() -> None:
+def test_a_terminal_gets_what_it_can_show():
     assert show_line("\x1b[31mred\x1b[0m\ta\x07") == "red    a\\x07"
     assert show_text("é\tb\nc\x00") == "é\tb\nc\\x00"
     longest = "y" * LINE_CHARACTERS

@@ -7,7 +7,6 @@ wrongly by what runs already: ``golden/records.txt`` has all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -41,7 +40,7 @@ NUMBERS = (
 )
 
 
-def test_what_is_written_means_what_it_meant(expect_golden: Callable[[str, str], None]) -> None:
+def test_what_is_written_means_what_it_meant(expect_golden):
     read = {k.__name__: asdict(parse_record(k, data)) for k, data in WRITTEN.items()}
     static = {"master_addr": "n-0", "master_port": 29500, "id": "r"}
     node = asdict(node_plan()) | {
@@ -68,12 +67,12 @@ def test_what_is_written_means_what_it_meant(expect_golden: Callable[[str, str],
     expect_golden("records.txt", "".join(lines))
 
 
-def test_a_record_is_a_value_and_is_built_by_name() -> None:
+def test_a_record_is_a_value_and_is_built_by_name():
     assert {*WRITTEN, NodeTask, NodeOutcome} <= {*records_of(launcher.contract)}
     assert (changeable(launcher.contract), by_place(launcher.contract)) == (set(), set())
 
 
-def test_a_task_is_read_back_as_it_was_and_nothing_else_is() -> None:
+def test_a_task_is_read_back_as_it_was_and_nothing_else_is():
     settings = agent_settings.AgentSettings(start="fork", preload=("numpy",), health_port=0)
     task = NodeTask(node=node_plan(), settings=settings)
     text = task.to_json()
@@ -86,7 +85,7 @@ def test_a_task_is_read_back_as_it_was_and_nothing_else_is() -> None:
         assert refused.value.hint
 
 
-def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is() -> None:
+def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is():
     first, second = worker_end(1, "ValueError: x"), worker_end(0, "peer", failed_at=2.0)
     told = {"reason": Reason.TRAINING_FAILED, "first": first, "collateral": (second,)}
     outcome = NodeOutcome(node_index=3, incarnation=1, restarts={"hang": 2}, **told)
@@ -100,6 +99,6 @@ def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is() -> None:
         assert parse_node_outcome(other) is None
 
 
-def test_only_what_differs_from_its_default_is_written() -> None:
+def test_only_what_differs_from_its_default_is_written():
     told = json.loads(dump_record(look.RankLook(rank=0, pid=1, steps=3)))
     assert told == {"rank": 0, "pid": 1, "steps": 3}

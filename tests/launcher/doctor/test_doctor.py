@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import signal
-from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +25,8 @@ from launcher.doctor.judge import (
 )
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
-from launcher.job.spec import JobSpec
 from tests.fabric_train.forked import run_forked
-from tests.launcher.runner import PREFIX, Runner
+from tests.launcher.runner import PREFIX
 from tests.waiting import wait_until
 
 GOOD = {
@@ -48,7 +45,6 @@ GOOD = {
     "verbs_library": True,
     "nccl_env": {},
 }
-
 GPU = {
     "index": "0",
     "bus_id": "00000000:3B:00.0",
@@ -91,13 +87,11 @@ IB, FOLDER = {"mlx5_0": True}, "checkpoint folder"
         ({"infiniband": IB, "memlock_bytes": 65536}, "failed", "memlock", "64 KiB, with mlx5_0"),
     ],
 )  # fmt: skip
-def test_each_fault_of_a_node_is_named_with_its_place(
-    facts: dict[str, Any], status: str, check: str, found: str
-) -> None:
+def test_each_fault_of_a_node_is_named_with_its_place(facts, status, check, found):
     assert told({}, facts, {}) == [(status, check, "node 1", found)]
 
 
-def test_what_is_enough_is_no_fault_and_is_told() -> None:
+def test_what_is_enough_is_no_fault_and_is_told():
     assert told({"shm_bytes": None, "checkpoint_free_bytes": None}, good=True) == [
         ("ok", "python, torch", "node 0", "Python 3.11.2, torch 2.13.0, NCCL 2.28.3"),
         ("ok", "checkpoint folder", "node 0", "can be written"),
@@ -129,14 +123,12 @@ def test_what_is_enough_is_no_fault_and_is_told() -> None:
         *(({}, [["0000:3b:00", number]], "warning") for number in (44, 46, 48, 63, 94, 95)),
     ],
 )
-def test_a_gpu_that_is_broken_or_in_use_is_named(
-    gpu: dict[str, str], xids: list[Any], status: str | None
-) -> None:
+def test_a_gpu_that_is_broken_or_in_use_is_named(gpu, xids, status):
     rows = told({"gpus": [{**GPU, **gpu}], "xids": xids})
     assert [row[:3] for row in rows] == ([(status, "GPU", "node 0, GPU 0")] if status else [])
 
 
-def test_the_slowest_kind_of_gpu_is_a_warning_of_all_nodes() -> None:
+def test_the_slowest_kind_of_gpu_is_a_warning_of_all_nodes():
     rows = told({"gpus": [GPU]}, {"gpus": [{**GPU, "name": "A100"}, GPU]}, {})
     kinds = "node 0: NVIDIA H200; node 1: A100, NVIDIA H200; node 2: none"
     assert rows == [("warning", "same GPUs", "all nodes", kinds)]
@@ -148,14 +140,13 @@ DMESG = """\
 [ 1030.4] NVRM: Xid (PCI:0000:5e:00): 31, pid=3221, name=python, Ch 00000008, intr 00000000
 [ 1031.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
 """
-
 NVIDIA_SMI = """\
 0, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:3B:00.0, 1, 81559, 0
 1, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:5E:00.0, 61022, 81559, [N/A]
 """
 
 
-def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
+def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together():
     gpus, xids = parse_gpus(NVIDIA_SMI), parse_xids(DMESG)
     assert xids == [("0000:3b:00", 79), ("0000:5e:00", 31)]
     node = known(gpus=gpus, xids=xids)
@@ -177,9 +168,7 @@ def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
         ({"nccl_env": {"NCCL_NET": "Socket"}}, "mlx5_0 not used: NCCL_NET=Socket"),
     ],
 )
-def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
-    facts: dict[str, Any], found: str
-) -> None:
+def test_nccl_that_would_fall_back_to_sockets_is_warned_of(facts, found):
     node = known(**{"gpus": [GPU], "infiniband": {"mlx5_0": True}, **facts})
     _, row = judge_machine(node, "gpu1")
     assert (row.status, row.check) == (Status.WARNING, "InfiniBand")
@@ -202,8 +191,8 @@ def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
     ],
 )
 def test_a_network_is_judged_by_its_largest_message_and_one_worker_alone_is_not(
-    backend: str, rates: list[float], status: Status, found: str
-) -> None:
+    backend, rates, status, found
+):
     told = [
         {"bytes": 500_000 * n, "took_s": 4e-4 * n, "bytes_per_s": rate}
         for n, rate in enumerate(rates, 1)
@@ -216,7 +205,7 @@ def test_a_network_is_judged_by_its_largest_message_and_one_worker_alone_is_not(
     assert is_slow(None)
 
 
-def test_the_probe_of_two_workers_describes_their_node_and_measures_both(tmp_path: Path) -> None:
+def test_the_probe_of_two_workers_describes_their_node_and_measures_both(tmp_path):
     """In every worker of a node, as the agent starts it."""
     environ = {"RUN_DIR": str(tmp_path), "CHECKPOINT_DIR": str(tmp_path / "gone")}
     environ |= {"LAUNCHER_NODE_INDEX": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -237,16 +226,14 @@ def test_the_probe_of_two_workers_describes_their_node_and_measures_both(tmp_pat
         assert rate.bytes_per_s == pytest.approx(rate.bytes / rate.took_s)
 
 
-def test_the_table_puts_the_fix_beneath_its_row() -> None:
+def test_the_table_puts_the_fix_beneath_its_row():
     table = render_findings([ok("a", "node 0", "x"), failed("b c", "here", "y", "do z")])
     assert table == "ok      a    node 0  x\nfailed  b c  here    y\n        fix: do z\n"
     assert is_fit([warning("a", "b", "c", "d")])
     assert not is_fit([failed("a", "b", "c", "d")])
 
 
-def test_the_probe_is_the_job_but_for_its_command_and_its_checkpoint_folder(
-    make_job: Callable[..., JobSpec],
-) -> None:
+def test_the_probe_is_the_job_but_for_its_command_and_its_checkpoint_folder(make_job):
     job = make_job(
         checkpoint_dir="/shared/ckpt", max_restarts=3, mounts=["./data:/data"], env={"A": "1"}
     )
@@ -264,7 +251,7 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
     return {row["check"]: (row["status"], row["found"]) for row in json.loads(text)}
 
 
-def test_a_folder_that_cannot_be_written_is_named(launcher: Runner) -> None:
+def test_a_folder_that_cannot_be_written_is_named(launcher):
     launcher.write("", PREFIX + "checkpoint_dir: /dev/null/saved\n")
     done = launcher("doctor", "job.yaml", "--on", "local")
     assert done.returncode == 1
@@ -272,14 +259,14 @@ def test_a_folder_that_cannot_be_written_is_named(launcher: Runner) -> None:
     assert "fix: " in done.stdout
 
 
-def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None:
+def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher):
     launcher.write("", PREFIX)
     done = launcher("doctor", "job.yaml", "--on", "local", "--limit", "0.1")
     assert done.returncode == 1
     assert "no answer within 0.1 s" in done.stdout
 
 
-def test_an_interrupted_diagnosis_leaves_nothing_behind(launcher: Runner) -> None:
+def test_an_interrupted_diagnosis_leaves_nothing_behind(launcher):
     launcher.write("", PREFIX + "checkpoint_dir: kept\n")
     launcher.env["TMPDIR"] = str(launcher.folder / "tmp")
     (launcher.folder / "tmp").mkdir()

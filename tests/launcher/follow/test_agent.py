@@ -107,9 +107,7 @@ def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
     return follow
 
 
-def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(
-    follow: Follow,
-) -> None:
+def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(follow):
     outcome, target, said = follow(2, (0, [137, RUNS]), (1, [RUNS, RUNS]), (1, [0, 0]))
     assert outcome.reason == "completed"
     assert target.started == [None, (0,)]
@@ -122,8 +120,8 @@ def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(
 
 
 def test_the_pauses_between_replacements_are_told_and_begin_anew_after_a_minute_of_training(
-    follow: Follow, tmp_path: Path
-) -> None:
+    follow, tmp_path
+):
     lost, well = [137, RUNS], [RUNS, RUNS]
     course = [(20, lost), (70, well), (5, lost), (9, well), (1, [0, 0])]
     outcome, target, said = follow(2, *course)
@@ -135,26 +133,20 @@ def test_the_pauses_between_replacements_are_told_and_begin_anew_after_a_minute_
     assert [e.values["text"] for e in told if "in 2 s" in e.values["text"]]
 
 
-def test_where_enough_nodes_are_left_they_are_said_to_go_on(
-    follow: Follow,
-) -> None:
+def test_where_enough_nodes_are_left_they_are_said_to_go_on(follow):
     _, _, said = follow("1:2", (0, [RUNS, 143]), (1, [RUNS, RUNS]), (1, [0, 0]))
     ended = "node 1 ended with exit code 143, SIGTERM (15) (preempted)"
     assert f"{ended}; replacing it, the others go on" in said
 
 
-def test_where_nobody_is_left_all_start_again_and_the_note_counts_what_is_left(
-    follow: Follow,
-) -> None:
+def test_where_nobody_is_left_all_start_again_and_the_note_counts_what_is_left(follow):
     outcome, target, said = follow(1, (0, [137]), (1, [RUNS]), (1, [0]))
     assert (outcome.reason, outcome.attempts) == ("completed", 2)
     assert target.plans[1].nodes[0].rendezvous.id != target.plans[0].nodes[0].rendezvous.id
     assert "starting all nodes again (at most 16 times)" in said
 
 
-def test_nodes_that_finish_after_each_other_each_get_their_time(
-    follow: Follow,
-) -> None:
+def test_nodes_that_finish_after_each_other_each_get_their_time(follow):
     # Closed long ago, and finished only now: the others may still be writing.
     outcome, target, _ = follow(
         "1:3",
@@ -167,7 +159,7 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(
     assert target.started == [None]
 
 
-def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow: Follow) -> None:
+def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow):
     hours = 10_000
     course = [(1, [RUNS, 137]), (1, [RUNS, RUNS]), (FINISH_S + 1, [0, RUNS])]
     outcome, target, said = follow(2, *course, (1, [RUNS, RUNS]), (1, [0, 0]))
@@ -179,7 +171,7 @@ def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow: Foll
     assert outcome.finished_at < FINISH_S + 5
 
 
-def test_a_node_that_fails_at_once_again_is_started_with_growing_pauses(follow: Follow) -> None:
+def test_a_node_that_fails_at_once_again_is_started_with_growing_pauses(follow):
     losses = [(lasts_s, [RUNS, 137]) for lasts_s in (0, 1.05, 2.05, 4.05)]
     outcome, target, _ = follow("1:2", *losses, (0, [0, 0]))
     assert outcome.reason == "completed"
@@ -188,32 +180,27 @@ def test_a_node_that_fails_at_once_again_is_started_with_growing_pauses(follow: 
     assert 7 <= outcome.finished_at < 8, outcome.finished_at
 
 
-def test_a_node_that_lived_for_long_is_replaced_at_once(follow: Follow) -> None:
+def test_a_node_that_lived_for_long_is_replaced_at_once(follow):
     course = [(0, [RUNS, 137]), (100, [RUNS, RUNS])] * 3
     outcome, target, _ = follow("1:2", *course, (0, [0, 0]))
     assert outcome.finished_at < 302
     assert len(target.started) == 4
 
 
-def test_a_run_that_was_scaled_down_stays_so_when_all_its_nodes_start_again(
-    follow: Follow,
-) -> None:
+def test_a_run_that_was_scaled_down_stays_so_when_all_its_nodes_start_again(follow):
     outcome, target, said = follow("1:2", (0, [137, 143]), (1, [RUNS, 143]), (1, [0, 143]), scale=1)
     assert outcome.reason == "completed"
     assert target.started == [None, (0,)]
     assert "starting all nodes again" in said
 
 
-def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(tmp_path, make_plan):
     plan = make_plan(nnodes="1:2", nproc_per_node=1, engine="agent")
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
     write_size(run, 1)
     target = ScriptedTarget(StoppedClock(), [(1, [0, 143])])
     found = fold(run, target, 1.0)  # type: ignore[arg-type]
-    assert found is not None
     assert found.reason == "completed"
 
 
@@ -227,15 +214,14 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
     ],
 )
 def test_who_finds_a_run_ended_while_another_terminal_stops_it_is_told_why(
-    tmp_path: Path, make_plan: MakePlan, is_asked: bool, ends: int | str, reason: str
-) -> None:
+    tmp_path, make_plan, is_asked, ends, reason
+):
     plan = make_plan(nnodes=1, nproc_per_node=1, engine="agent")
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
     if is_asked:
         request_stop(run, keep=False)
     found = fold(run, ScriptedTarget(StoppedClock(), [(1, [ends])]), 1.0)  # type: ignore[arg-type]
-    assert found is not None
     assert found.reason == reason
 
 
@@ -249,8 +235,8 @@ class OutOfReach(ScriptedTarget):
 
 @pytest.mark.parametrize("away_s", [5, 120])
 def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
-    tmp_path: Path, make_plan: MakePlan, away_s: float
-) -> None:
+    tmp_path, make_plan, away_s
+):
     target = OutOfReach(StoppedClock(), away_s)
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     assert follower.follow().reason == "completed"
@@ -272,9 +258,7 @@ class WaitingTarget(ScriptedTarget):
         return seen
 
 
-def test_a_node_that_waits_for_its_place_is_told_once_and_not_lost(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_a_node_that_waits_for_its_place_is_told_once_and_not_lost(tmp_path, make_plan):
     target = WaitingTarget(StoppedClock())
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     assert follower.follow().reason == "completed"
@@ -295,9 +279,7 @@ class AwayTarget(ScriptedTarget):
         return super().observe(plan)
 
 
-def test_an_interrupt_before_the_submission_starts_nothing(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_an_interrupt_before_the_submission_starts_nothing(tmp_path, make_plan):
     target = ScriptedTarget(StoppedClock(), [(0, [RUNS])])
     run, follower, _ = begin(tmp_path, make_plan(nnodes=1, engine="agent"), target)
     follower.interrupt()
@@ -339,8 +321,8 @@ def follow_through(tmp_path: Path, plan: LaunchPlan, away_s: float, fails_s: flo
     ],
 )
 def test_a_target_or_storage_that_is_away_for_a_moment_ends_no_run(
-    tmp_path: Path, make_plan: MakePlan, away_s: float, fails_s: float, told: str
-) -> None:
+    tmp_path, make_plan, away_s, fails_s, told
+):
     said = follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s, fails_s)
     assert said.count(told) == 1
 
@@ -348,9 +330,7 @@ def test_a_target_or_storage_that_is_away_for_a_moment_ends_no_run(
 @pytest.mark.parametrize(
     ("away_s", "fails_s", "raised"), [(1e9, 0, "no engine answers"), (0, 1e9, "Stale file handle")]
 )
-def test_a_target_or_storage_that_stays_away_ends_it(
-    tmp_path: Path, make_plan: MakePlan, away_s: float, fails_s: float, raised: str
-) -> None:
+def test_a_target_or_storage_that_stays_away_ends_it(tmp_path, make_plan, away_s, fails_s, raised):
     with pytest.raises((TargetError, OSError), match=raised):
         follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s, fails_s)
 
@@ -372,9 +352,7 @@ class SlowToEnd(ScriptedTarget):
             time.sleep(0.02)
 
 
-def test_what_workers_print_while_a_run_stops_is_shown_at_once(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_what_workers_print_while_a_run_stops_is_shown_at_once(tmp_path, make_plan):
     plan, said = make_plan(nnodes=1, nproc_per_node=1, engine="agent"), io.StringIO()
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)

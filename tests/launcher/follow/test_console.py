@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import io
 
-import pytest
-
 from launcher.contract import protocol
 from launcher.follow.console import (
     DEBUGGER,
@@ -37,7 +35,7 @@ def screen(text: str) -> list[str]:
     return rows
 
 
-def test_lines_of_other_ranks_never_tear_the_progress_bar() -> None:
+def test_lines_of_other_ranks_never_tear_the_progress_bar():
     console, stream, _ = open_console(terminal=True)
     console.progress("step 1 of 9")
     console.line("from rank 1")
@@ -45,14 +43,14 @@ def test_lines_of_other_ranks_never_tear_the_progress_bar() -> None:
     assert screen(stream.getvalue()) == ["from rank 1", "step 2 of 9"]
 
 
-def test_the_last_progress_stays_on_the_screen() -> None:
+def test_the_last_progress_stays_on_the_screen():
     console, stream, _ = open_console(terminal=True)
     console.progress("step 9 of 9")
     console.close()
     assert screen(stream.getvalue()) == ["step 9 of 9", ""]
 
 
-def test_without_a_terminal_progress_becomes_a_plain_line_now_and_then() -> None:
+def test_without_a_terminal_progress_becomes_a_plain_line_now_and_then():
     console, stream, clock = open_console(terminal=False)
     for step in range(3):
         console.progress(f"step {step}")
@@ -61,7 +59,7 @@ def test_without_a_terminal_progress_becomes_a_plain_line_now_and_then() -> None
     assert stream.getvalue() == "step 0\nstep 3\n"
 
 
-def test_prefixes_are_coloured_on_a_terminal_only() -> None:
+def test_prefixes_are_coloured_on_a_terminal_only():
     for terminal in (True, False):
         console, stream, _ = open_console(terminal=terminal)
         console.show(LineBlock(data=b"text\n"), stream="stderr", prefix="[1/3]", colour_key=3)
@@ -69,7 +67,7 @@ def test_prefixes_are_coloured_on_a_terminal_only() -> None:
         assert stream.getvalue().endswith("text\n" if not terminal else "")
 
 
-def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_alone() -> None:
+def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_alone():
     err, out = Terminal(), io.StringIO()
     console = Console(err, out=out)
     console.progress("step 1 of 9")
@@ -80,7 +78,7 @@ def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_al
     assert screen(err.getvalue())[-2:] == ["\x1b[33m[0/1]\x1b[0m three", "step 1 of 9"]
 
 
-def test_without_a_terminal_a_line_of_progress_has_its_prefix() -> None:
+def test_without_a_terminal_a_line_of_progress_has_its_prefix():
     console, stream, _ = open_console(terminal=False)
     console.progress(" 10% ", prefix="[0/0]")
     assert stream.getvalue() == "[0/0] 10%\n"
@@ -93,13 +91,13 @@ class Gone(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_stream_that_takes_no_more_ends_no_run() -> None:
+def test_a_stream_that_takes_no_more_ends_no_run():
     console = Console(Gone())
     console.show(LineBlock(data=b"one\n"), stream="stdout")
     console.note("two")
 
 
-def test_a_cut_line_is_whole_again_where_one_worker_writes_and_in_pieces_behind_prefixes() -> None:
+def test_a_cut_line_is_whole_again_where_one_worker_writes_and_in_pieces_behind_prefixes():
     for prefix, shown in (("", "abcdef\n"), ("[0/1]", "[0/1] abc\n[0/1] def\n")):
         console, stream, _ = open_console(terminal=False)
         console.show(LineBlock(data=b"abc\n", is_cut=True), stream="stdout", prefix=prefix)
@@ -107,7 +105,7 @@ def test_a_cut_line_is_whole_again_where_one_worker_writes_and_in_pieces_behind_
         assert stream.getvalue() == shown
 
 
-def test_a_prompt_stays_below_all_other_lines_until_its_answer() -> None:
+def test_a_prompt_stays_below_all_other_lines_until_its_answer():
     console, stream, _ = open_console(terminal=True)
     console.progress("step 1 of 9")
     console.ask("> train.py(3)\n-> x\n(Pdb) ")
@@ -123,9 +121,7 @@ def test_a_prompt_stays_below_all_other_lines_until_its_answer() -> None:
     assert screen(stream.getvalue())[-2:] == ["end", ""]
 
 
-def test_the_launchers_own_lines_are_marked_and_a_lost_stdout_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_launchers_own_lines_are_marked_and_a_lost_stdout_is_told(monkeypatch):
     console, stream, _ = open_console(terminal=False)
     console.note("a\udcff")
     console.tell_lost("Broken pipe")
@@ -149,7 +145,7 @@ def test_the_launchers_own_lines_are_marked_and_a_lost_stdout_is_told(
     assert "\x1b[1m" not in stream.getvalue()
 
 
-def test_returns_stay_where_stdout_goes_to_no_terminal() -> None:
+def test_returns_stay_where_stdout_goes_to_no_terminal():
     terminal, file = Terminal(), io.StringIO()
     assert Console(terminal, out=file).keeps_returns
     assert not Console(file, out=terminal).keeps_returns
@@ -158,13 +154,13 @@ def test_returns_stay_where_stdout_goes_to_no_terminal() -> None:
     assert Console(file).wait_for_room("stderr")
 
 
-def test_each_rank_has_its_prefix_and_its_colour() -> None:
+def test_each_rank_has_its_prefix_and_its_colour():
     assert (prefix_of(1, 5), prefix_of(0, None)) == ("[1/5]", "[0/agent]")
     colours = [paint_prefix("a", key) for key in (-1, 0, 5, 6)]
     assert colours == [f"\x1b[{code}ma\x1b[0m" for code in (1, 36, 31, 36)]
 
 
-def test_a_live_line_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_line_is_never_wider_than_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "10")
     console, stream, clock = open_console(terminal=True)
     console.progress("0123456789")

@@ -70,26 +70,26 @@ def decide(
     )
 
 
-def test_a_lost_elastic_node_is_replaced_at_once_and_the_others_go_on(make_plan: MakePlan) -> None:
+def test_a_lost_elastic_node_is_replaced_at_once_and_the_others_go_on(make_plan):
     plan = make_plan(nnodes="1:3", max_restarts=1)
     action = decide(plan, RUNS, 137, RUNS, since=0)
     assert isinstance(action, Replace)
     assert action.node_index == 1
 
 
-def test_a_node_index_is_replaced_as_often_as_max_restarts_allows(make_plan: MakePlan) -> None:
+def test_a_node_index_is_replaced_as_often_as_max_restarts_allows(make_plan):
     plan = make_plan(nnodes="1:3", max_restarts=1)
     assert decide(plan, RUNS, 137, RUNS, replaced={1: 1}) == Wait()
     assert isinstance(decide(plan, RUNS, RUNS, 137, replaced={1: 1}), Replace)
 
 
-def test_fewer_nodes_than_min_cannot_go_on(make_plan: MakePlan) -> None:
+def test_fewer_nodes_than_min_cannot_go_on(make_plan):
     plan = make_plan(nnodes="2:3", max_restarts=1)
     action = decide(plan, RUNS, 137, GONE, replaced={1: 1, 2: 1})
     assert isinstance(action, Restart)
 
 
-def test_nobody_is_replaced_once_a_node_has_finished(make_plan: MakePlan) -> None:
+def test_nobody_is_replaced_once_a_node_has_finished(make_plan):
     plan = make_plan(nnodes="1:3", max_restarts=3)
     assert not isinstance(decide(plan, 0, 137, 0), Replace)
 
@@ -133,9 +133,7 @@ def tell_steps(plan: LaunchPlan, used: int, pair: tuple[int | str, ...]) -> str:
     return ", ".join(steps)
 
 
-def test_each_pair_of_ends_has_its_step_at_each_time(
-    make_plan: MakePlan, expect_golden: Callable[[str, str], None]
-) -> None:
+def test_each_pair_of_ends_has_its_step_at_each_time(make_plan, expect_golden):
     lines = []
     for name, fields in PLANS.items():
         for used in (0, 1, MAX_REPLACEMENTS) if "agent" in name else (0, 1):
@@ -175,17 +173,17 @@ def test_each_pair_of_ends_has_its_step_at_each_time(
         ),
     ],
 )
-def test_an_agents_end_is_told_in_words(fields: dict[str, Any], told: str) -> None:
+def test_an_agents_end_is_told_in_words(fields, told):
     made = {"node_index": 3, "incarnation": 0, "state": NodeState.EXITED, "exit_code": None}
     assert describe_agent(NodeObservation(**{**made, **fields})) == told
 
 
-def test_the_pause_before_a_replacement_doubles_up_to_its_limit() -> None:
+def test_the_pause_before_a_replacement_doubles_up_to_its_limit():
     assert [pause_before_replacing_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
 
 
 @pytest.mark.parametrize(
     ("ending", "lost"), [(0, False), (1, False), (127, False), (137, True), (143, True)]
 )
-def test_only_a_signal_or_silence_counts_as_a_lost_node(ending: int, lost: bool) -> None:
+def test_only_a_signal_or_silence_counts_as_a_lost_node(ending, lost):
     assert is_lost(observe(ending).nodes[0]) == lost

@@ -62,9 +62,7 @@ def reason_of(action: Action) -> Reason | None:
 
 @pytest.mark.parametrize("code", [1, 2, 127, 128, 137, 143, 193, 194, 195, 198, 255])
 @pytest.mark.parametrize("nnodes", [2, "1:2"])
-def test_every_exit_code_of_one_node_has_its_step(
-    make_plan: MakePlan, nnodes: int | str, code: int
-) -> None:
+def test_every_exit_code_of_one_node_has_its_step(make_plan, nnodes, code):
     plan = make_plan(nnodes=nnodes, max_restarts=3)
     action = decide(plan, RUNS, code, since=0)
     if code < 128 or code in (CLOSED, int(ExitCode.DISK_FULL)):
@@ -83,9 +81,7 @@ def test_every_exit_code_of_one_node_has_its_step(
         (127, Reason.TRAINING_FAILED),
     ],
 )
-def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(
-    make_plan: MakePlan, code: int, reason: Reason
-) -> None:
+def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(make_plan, code, reason):
     plan = make_plan(nnodes="1:3", max_restarts=9)
     assert decide(plan, RUNS, code, 137, since=FALL_S - 1) == Wait()
     assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == Outcome(reason=reason)
@@ -97,17 +93,15 @@ def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(
 @pytest.mark.parametrize("nnodes", [3, "1:3", "2:3"])
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_lost_node_is_replaced_whichever_it_is_and_uses_up_no_restart(
-    make_plan: MakePlan, nnodes: int | str, index: int, ending: int | str
-) -> None:
+    make_plan, nnodes, index, ending
+):
     nodes = [ending if i == index else RUNS for i in range(3)]
     action = decide(make_plan(nnodes=nnodes, max_restarts=0), *nodes, since=0)
     assert isinstance(action, Replace)
     assert action.node_index == index
 
 
-def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(
-    make_plan: MakePlan,
-) -> None:
+def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(make_plan):
     fixed = replaced_before(make_plan(nnodes=2, max_restarts=1), MAX_REPLACEMENTS)
     assert decide(fixed, RUNS, 137, since=0) == Wait()
     assert reason_of(decide(fixed, RUNS, 137)) is Reason.NODE_LOST
@@ -118,9 +112,7 @@ def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(
 
 
 @pytest.mark.parametrize("nodes", [(137,), (137, GONE), (143, 143), (CLOSED, 137), (CLOSED, 194)])
-def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(
-    make_plan: MakePlan, nodes: tuple[int | str, ...]
-) -> None:
+def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(make_plan, nodes):
     plan = make_plan(nnodes=len(nodes), max_restarts=0)
     action = decide(plan, *nodes, since=0)
     assert isinstance(action, Restart)
@@ -129,7 +121,7 @@ def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(
     assert isinstance(ended, Outcome)
 
 
-def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) -> None:
+def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan):
     plan = make_plan(nnodes=2, max_restarts=1)
     assert decide(plan, RUNS, CLOSED, since=FINISH_S - 1) == Wait()
     # Where all had finished, the roster lets a latecomer end well: this one's work is not done.
@@ -148,20 +140,12 @@ def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) 
         ("2:3", (0, 0, CLOSED), 0, Outcome(reason=Reason.COMPLETED)),
     ],
 )
-def test_nobody_is_replaced_once_a_node_has_finished(
-    make_plan: MakePlan,
-    nnodes: int | str,
-    nodes: tuple[int | str, ...],
-    since: float,
-    expected: Action,
-) -> None:
+def test_nobody_is_replaced_once_a_node_has_finished(make_plan, nnodes, nodes, since, expected):
     assert decide(make_plan(nnodes=nnodes, max_restarts=1), *nodes, since=since) == expected
 
 
 @pytest.mark.parametrize("nodes", [(0, RUNS), (0, RUNS, 137), (0, 0, RUNS), (CLOSED, RUNS, 0)])
-def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(
-    make_plan: MakePlan, nodes: tuple[int | str, ...]
-) -> None:
+def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(make_plan, nodes):
     plan = make_plan(nnodes=len(nodes), max_restarts=0)
     works = frozenset(index for index, node in enumerate(nodes) if node == RUNS)
     assert decide(plan, *nodes, since=FINISH_S - 1, working=works) == Wait()
@@ -173,9 +157,7 @@ def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(
 
 
 @pytest.mark.parametrize(("nnodes", "nodes"), [("1:2", (0, RUNS)), ("2:3", (0, 0, RUNS))])
-def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(
-    make_plan: MakePlan, nnodes: str, nodes: tuple[int | str, ...]
-) -> None:
+def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(make_plan, nnodes, nodes):
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()
     assert decide(plan, *nodes) == Outcome(reason=Reason.COMPLETED)
@@ -183,8 +165,8 @@ def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(
 
 @pytest.mark.parametrize("nnodes", [2, "1:2"])
 def test_who_works_on_after_a_finished_node_was_stopped_gets_all_the_time_it_needs(
-    make_plan: MakePlan, nnodes: int | str
-) -> None:
+    make_plan, nnodes
+):
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     left, works = frozenset({0}), frozenset({1})
     assert decide(plan, 0, RUNS, since=100 * LATE, working=works, left_early=left) == Wait()

@@ -33,23 +33,23 @@ def split(*chunks: bytes, keeps_returns: bool = False) -> list[tuple[str, bool]]
         ([b""], []),
     ],
 )
-def test_bytes_become_whole_lines(chunks: list[bytes], expected: list[tuple[str, bool]]) -> None:
+def test_bytes_become_whole_lines(chunks, expected):
     assert split(*chunks) == expected
 
 
 @given(st.lists(st.binary(max_size=12)))
-def test_the_cuts_between_reads_do_not_matter(chunks: list[bytes]) -> None:
+def test_the_cuts_between_reads_do_not_matter(chunks):
     assert split(*chunks) == split(b"".join(chunks))
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n"), max_size=20)))
-def test_no_character_of_utf8_text_is_lost(texts: list[str]) -> None:
+def test_no_character_of_utf8_text_is_lost(texts):
     encodable = [t.encode("utf-8", "ignore").decode() for t in texts]
     data = "".join(t + "\n" for t in encodable).encode()
     assert [text for text, _ in split(data)] == encodable
 
 
-def test_an_endless_line_is_shown_in_pieces_and_does_not_fill_the_memory() -> None:
+def test_an_endless_line_is_shown_in_pieces_and_does_not_fill_the_memory():
     splitter = BlockSplitter()
     assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == [
         LineBlock(data=b"x" * MAX_LINE_BYTES + b"\n", is_cut=True)
@@ -57,14 +57,14 @@ def test_an_endless_line_is_shown_in_pieces_and_does_not_fill_the_memory() -> No
     assert splitter.flush() == [LineBlock(data=b"x\n")]
 
 
-def test_a_line_is_never_cut_within_a_character() -> None:
+def test_a_line_is_never_cut_within_a_character():
     text = "x" * (MAX_LINE_BYTES - 1) + "é" * 5
     splitter = BlockSplitter()
     blocks = splitter.feed(text.encode()) + splitter.flush()
     assert "".join(block.data.decode().removesuffix("\n") for block in blocks) == text
 
 
-def test_where_returns_are_kept_they_are_bytes_like_any_other() -> None:
+def test_where_returns_are_kept_they_are_bytes_like_any_other():
     assert split(b"10%\r20%\rdone\r\n", b"50%\r", keeps_returns=True) == [
         ("10%\r20%\rdone\r", False),
         ("50%\r", False),
@@ -72,12 +72,12 @@ def test_where_returns_are_kept_they_are_bytes_like_any_other() -> None:
 
 
 @given(st.lists(st.binary(max_size=12)))
-def test_where_returns_are_kept_the_cuts_between_reads_do_not_matter(chunks: list[bytes]) -> None:
+def test_where_returns_are_kept_the_cuts_between_reads_do_not_matter(chunks):
     whole = split(b"".join(chunks), keeps_returns=True)
     assert split(*chunks, keeps_returns=True) == whole
 
 
-def test_lines_that_came_together_stay_one_block_and_each_gets_the_prefix() -> None:
+def test_lines_that_came_together_stay_one_block_and_each_gets_the_prefix():
     (block,) = BlockSplitter().feed(b"one\n\ntwo\nrest")
     assert block == LineBlock(data=b"one\n\ntwo\n")
     assert block.with_prefix(b"[0/1] ") == b"[0/1] one\n[0/1] \n[0/1] two\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.records import parse_record, read_object
 from launcher.follow.look import NO_ANSWER, NOT_STARTED, ask_nodes, keep_look, present_nodes
@@ -14,7 +12,7 @@ from tests.waiting import StoppedClock
 REQUEST = LookRequest(id="look-1", steps=3)
 
 
-def test_each_present_node_is_asked_and_those_that_did_not_answer_say_why(tmp_path: Path) -> None:
+def test_each_present_node_is_asked_and_those_that_did_not_answer_say_why(tmp_path):
     run = RunFolder(tmp_path)
     for place in ("0/0", "0/1", "1/0", "2/0/attempt-0/rank-2", "3/0", "4/0"):
         (tmp_path / "nodes" / place).mkdir(parents=True)
@@ -48,7 +46,7 @@ def test_each_present_node_is_asked_and_those_that_did_not_answer_say_why(tmp_pa
     assert clock.now < 0.1, "it is there already"
 
 
-def test_a_look_from_elsewhere_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_look_from_elsewhere_is_kept_whole_or_not_at_all(tmp_path):
     run = RunFolder(tmp_path)
     for life in (0, 2):
         run.node_dir(1, life).mkdir(parents=True)

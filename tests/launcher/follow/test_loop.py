@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +23,6 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from tests.launcher.follow.test_agent import RUNS, ScriptedTarget, begin
 from tests.waiting import StoppedClock
-
-MakePlan = Callable[..., LaunchPlan]
 
 
 class Ended(ScriptedTarget):
@@ -59,24 +56,21 @@ class Ended(ScriptedTarget):
     ],
 )
 def test_a_run_that_could_not_be_submitted_leaves_no_node_and_a_reason(
-    tmp_path: Path, make_plan: MakePlan, error: BaseException, told: tuple[Reason, str]
-) -> None:
+    tmp_path, make_plan, error, told
+):
     target, submitted = Ended(error), list[bool]()
     run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     raised = DiskFullError if isinstance(error, OSError) else type(error)
     with pytest.raises(raised):
         follower.follow(lambda: submitted.append(True))
     outcome = run.read_outcome()
-    assert outcome is not None
     assert (outcome.reason, outcome.detail.partition(";")[0]) == told
     assert ("a disk is full" in outcome.detail) == (outcome.reason == "disk-full")
     assert (target.graces, submitted) == ([0], [])
     assert said.getvalue().count("a word of the target") == 1
 
 
-def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(tmp_path, make_plan):
     target = Ended()
     run, follower, _ = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
 
@@ -90,8 +84,8 @@ def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(
 
 
 def test_a_run_that_cannot_be_ended_shows_what_it_said_all_the_same(
-    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, make_plan, monkeypatch
+):
     target = Ended()
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
 
@@ -107,8 +101,8 @@ def test_a_run_that_cannot_be_ended_shows_what_it_said_all_the_same(
 
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_nodes_have_their_time_to_end_only_where_the_training_was_not_done(
-    tmp_path: Path, make_plan: MakePlan, is_asked: bool
-) -> None:
+    tmp_path, make_plan, is_asked
+):
     target, plan = Ended(), make_plan(nnodes=2, engine="agent", stop_grace_s=7)
     _, follower, said = begin(tmp_path, plan, target)
     ask = lambda: follower.interrupt("; again ends it at once")  # noqa: E731
@@ -120,17 +114,15 @@ def test_nodes_have_their_time_to_end_only_where_the_training_was_not_done(
 
 
 def test_a_target_that_fails_as_a_run_ends_hides_neither_its_end_nor_how_to_end_the_rest(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+    tmp_path, make_plan
+):
     target = Ended(TargetError("no engine"), "stop")
     run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     assert follower.follow().reason == "completed"
     assert f"no engine; what runs on there ends with: launcher stop {run.run_id}" in said.getvalue()
 
 
-def test_a_size_that_the_target_refuses_ends_no_run(
-    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_size_that_the_target_refuses_ends_no_run(tmp_path, make_plan, monkeypatch):
     target = Ended()
     run, follower, said = begin(tmp_path, make_plan(nnodes="1:2", engine="agent"), target)
     request_scale(run, 1)
@@ -143,7 +135,7 @@ def test_a_size_that_the_target_refuses_ends_no_run(
     assert "scaling to 1 node\nlauncher: not scaled: no room\n" in said.getvalue()
 
 
-def test_a_run_that_still_stops_says_for_what_it_waits(tmp_path: Path, make_plan: MakePlan) -> None:
+def test_a_run_that_still_stops_says_for_what_it_waits(tmp_path, make_plan):
     plan = make_plan(nnodes=2, engine="agent", stop_grace_s=30)
     run, follower, _ = begin(tmp_path, plan, Ended())
     first, second = (StopFiles(run.node_dir(index, 0)) for index in (0, 1))
@@ -166,13 +158,8 @@ def test_a_run_that_still_stops_says_for_what_it_waits(tmp_path: Path, make_plan
     [(False, 400, 0.1), (True, 4, 0.2), (True, 40, 0.4), (True, 400, 2.0)],
 )
 def test_the_files_of_many_workers_are_looked_at_less_often(
-    tmp_path: Path,
-    make_plan: MakePlan,
-    monkeypatch: pytest.MonkeyPatch,
-    goes_on_alone: bool,
-    workers: int,
-    poll_s: float,
-) -> None:
+    tmp_path, make_plan, monkeypatch, goes_on_alone, workers, poll_s
+):
     monkeypatch.setattr(Ended, "traits", Traits(goes_on_alone=goes_on_alone))
     plan = make_plan(nnodes=4, nproc_per_node=workers // 4, engine="agent")
     assert begin(tmp_path, plan, Ended())[1]._poll_s == pytest.approx(poll_s)
@@ -187,12 +174,8 @@ def test_the_files_of_many_workers_are_looked_at_less_often(
     ],
 )
 def test_a_line_of_a_torchrun_worker_bears_its_node_and_the_rank_that_it_has_now(
-    tmp_path: Path,
-    make_plan: MakePlan,
-    nnodes: int | str,
-    live: tuple[int, ...],
-    shown: dict[int, str],
-) -> None:
+    tmp_path, make_plan, nnodes, live, shown
+):
     plan = make_plan(nnodes=nnodes, nproc_per_node=1, engine="torchrun")
     run, follower, said = begin(tmp_path, plan, Ended())
     follower._driver.live = live
@@ -204,9 +187,7 @@ def test_a_line_of_a_torchrun_worker_bears_its_node_and_the_rank_that_it_has_now
     assert sorted(said.getvalue().splitlines()) == sorted(shown.values())
 
 
-def test_what_is_run_is_checked_before_anything_is_written(
-    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_run_is_checked_before_anything_is_written(tmp_path, make_plan, monkeypatch):
     def fill(folder: Path) -> None:
         (folder / "code").write_text("x")
 
@@ -228,7 +209,7 @@ def test_what_is_run_is_checked_before_anything_is_written(
     assert not (tmp_path / "none").exists()
 
 
-def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path: Path, make_plan: MakePlan) -> None:
+def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path, make_plan):
     plan = make_plan(nnodes="1:3", engine="agent")
     lives = (replace(plan.nodes[0], incarnation=3), replace(plan.nodes[1], incarnation=2))
     plan = replace(plan, nodes=(*lives, replace(plan.nodes[2], incarnation=1)), attempt=1)
@@ -255,9 +236,7 @@ def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path: Path, make_plan:
         ("node 0", None, "node 0"),
     ],
 )
-def test_a_run_without_memory_is_told_the_limit_to_set(
-    tmp_path: Path, make_plan: MakePlan, detail: str, memory: str | None, told: str
-) -> None:
+def test_a_run_without_memory_is_told_the_limit_to_set(tmp_path, make_plan, detail, memory, told):
     limit = {"resources": {"memory": memory}} if memory else {}
     plan = make_plan(engine="agent", **limit)
     run = RunFolder(tmp_path / plan.run_id)

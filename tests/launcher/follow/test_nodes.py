@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -28,8 +26,6 @@ from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_agent import ScriptedTarget
 from tests.launcher.follow.test_decide import GONE, RUNS, observe
 from tests.waiting import StoppedClock
-
-MakePlan = Callable[..., LaunchPlan]
 
 
 class Target(ScriptedTarget):
@@ -67,12 +63,7 @@ DIED = "its launcher died, and its processes with it"
         ((0, 0, RUNS), (Reason.COMPLETED, FOUND_LATER)),
     ],
 )
-def test_a_run_without_its_launcher_ends_as_its_nodes_did(
-    ends: tuple[int | str, ...],
-    told: tuple[Reason, str] | None,
-    tmp_path: Path,
-    make_plan: MakePlan,
-) -> None:
+def test_a_run_without_its_launcher_ends_as_its_nodes_did(ends, told, tmp_path, make_plan):
     plan, run = make_plan(nnodes=f"1:{len(ends)}", engine="agent"), RunFolder(tmp_path)
     write_size(run, 2)
     target = Target(observe(*ends))
@@ -89,17 +80,14 @@ def test_a_run_without_its_launcher_ends_as_its_nodes_did(
     assert find_end(run, plan, target) is None
 
 
-def test_hosts_that_ended_a_run_for_its_lost_launcher_say_so(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_hosts_that_ended_a_run_for_its_lost_launcher_say_so(tmp_path, make_plan):
     (node,) = observe(143).nodes
     seen = Observation(run_id="r", nodes=(replace(node, detail=protocol.LAUNCHER_GONE),))
     end = find_end(RunFolder(tmp_path), make_plan(nnodes=1, engine="agent"), Target(seen))
-    assert end is not None
     assert end.detail == "its launcher died, and its hosts ended it"
 
 
-def test_nodes_go_and_come_back_as_their_next_lives(tmp_path: Path, make_plan: MakePlan) -> None:
+def test_nodes_go_and_come_back_as_their_next_lives(tmp_path, make_plan):
     plan, said = make_plan(nnodes="1:4", engine="agent"), io.StringIO()
     run, target = RunFolder(tmp_path / plan.run_id), Target(observe(RUNS, RUNS, RUNS, RUNS))
     run.create(plan, "", 0.0)
@@ -132,12 +120,8 @@ class Short(ScriptedTarget):
     [(2, (RUNS, 137), False), ("1:2", (RUNS, 137), True), ("1:2", (137, 137), False)],
 )
 def test_a_node_that_cannot_be_replaced_ends_only_a_run_that_waits_for_it(
-    tmp_path: Path,
-    make_plan: MakePlan,
-    nnodes: int | str,
-    ends: tuple[int | str, ...],
-    goes_on: bool,
-) -> None:
+    tmp_path, make_plan, nnodes, ends, goes_on
+):
     plan, said = make_plan(nnodes=nnodes, engine="agent"), io.StringIO()
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
@@ -151,9 +135,7 @@ def test_a_node_that_cannot_be_replaced_ends_only_a_run_that_waits_for_it(
     assert said.getvalue().count("replacing it in 1 s") == goes_on
 
 
-def test_a_target_that_is_there_but_silent_is_not_waited_for(
-    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_that_is_there_but_silent_is_not_waited_for(tmp_path, make_plan, monkeypatch):
     plan, said = make_plan(nnodes=1, engine="agent"), io.StringIO()
     target = Target(observe(RUNS))
 
@@ -169,9 +151,7 @@ def test_a_target_that_is_there_but_silent_is_not_waited_for(
     assert said.getvalue() == ""
 
 
-def test_a_run_whose_folder_is_gone_for_some_seconds_ends(
-    tmp_path: Path, make_plan: MakePlan
-) -> None:
+def test_a_run_whose_folder_is_gone_for_some_seconds_ends(tmp_path, make_plan):
     run, said, clock = RunFolder(tmp_path / "a"), io.StringIO(), StoppedClock()
     run.create(make_plan(), "", 0.0)
     watch = FolderWatch(run, Console(said), clock)
@@ -181,7 +161,6 @@ def test_a_run_whose_folder_is_gone_for_some_seconds_ends(
         clock.sleep(slept_s)
         end = watch.look()
         assert (end is not None) == is_over
-    assert end is not None
     assert (end.reason, end.detail) == (
         Reason.STOP_REQUESTED,
         "its folder was removed while it ran",

@@ -61,7 +61,7 @@ def write_lines(outlet: OutputBuffer, count: int) -> None:
         console.line(f"line {number} {'x' * 80}")
 
 
-def test_a_reader_that_reads_loses_nothing_of_a_hundred_thousand_lines(reader: Reader) -> None:
+def test_a_reader_that_reads_loses_nothing_of_a_hundred_thousand_lines(reader):
     thread = reader.in_thread()
     write_lines(reader.outlet, 100_000)
     assert reader.outlet.close()
@@ -70,9 +70,7 @@ def test_a_reader_that_reads_loses_nothing_of_a_hundred_thousand_lines(reader: R
     assert numbered(reader.text) == list(range(100_000))
 
 
-def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(reader, monkeypatch):
     monkeypatch.setattr(output_buffer, "STALL_S", 0.1)
     write_lines(reader.outlet, 5000)
     assert not reader.outlet.close()
@@ -81,9 +79,7 @@ def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(
     assert os.write(reader.writer, words) == len(words), "they wait for nobody either"
 
 
-def test_at_the_end_a_slow_reader_is_waited_for(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_the_end_a_slow_reader_is_waited_for(reader, monkeypatch):
     monkeypatch.setattr(output_buffer, "STALL_S", 2.0)
     write_lines(reader.outlet, 1500)
     pause = threading.Event()
@@ -94,9 +90,7 @@ def test_at_the_end_a_slow_reader_is_waited_for(
     assert numbered(reader.text) == list(range(1500))
 
 
-def test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses(reader, monkeypatch):
     monkeypatch.setattr(output_buffer, "FULL_BYTES", 64 * KIB)
     # On a busy machine the writer may not run for a tenth of a second.
     monkeypatch.setattr(output_buffer, "STALL_S", 1.0)
@@ -118,7 +112,7 @@ def test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses(
     assert numbered(reader.text) == list(range(20_000))
 
 
-def test_a_pipe_gets_whole_lines_as_many_as_it_takes_in_one_piece(reader: Reader) -> None:
+def test_a_pipe_gets_whole_lines_as_many_as_it_takes_in_one_piece(reader):
     buffer = OutputBuffer.__new__(OutputBuffer)  # without the thread that takes the pieces
     buffer._chunk_bytes = reader.outlet._chunk_bytes
     assert buffer._chunk_bytes == select.PIPE_BUF
@@ -140,7 +134,7 @@ def test_a_pipe_gets_whole_lines_as_many_as_it_takes_in_one_piece(reader: Reader
         assert taken == pieces
 
 
-def test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word() -> None:
+def test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word():
     ours, theirs = os.pipe()
     os.close(ours)
     told: list[str] = []
@@ -160,7 +154,7 @@ def test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word() -> Non
     assert told == ["Broken pipe"]
 
 
-def test_a_pipe_that_another_process_made_non_blocking_gets_every_line(reader: Reader) -> None:
+def test_a_pipe_that_another_process_made_non_blocking_gets_every_line(reader):
     os.set_blocking(reader.writer, False)
     write_lines(reader.outlet, 5000)
     thread = reader.in_thread()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -27,14 +25,11 @@ from launcher.follow.requests import (
 )
 from launcher.follow.table import render_columns
 from launcher.follow.target import Target, Traits
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_decide import RUNS, observe
 
-MakePlan = Callable[..., LaunchPlan]
 
-
-def test_a_stop_is_asked_for_and_withdrawn(tmp_path: Path) -> None:
+def test_a_stop_is_asked_for_and_withdrawn(tmp_path):
     run = RunFolder(tmp_path)
     assert (is_stop_requested(run), is_to_be_kept(run)) == (False, False)
     for keep in (True, False):
@@ -45,7 +40,7 @@ def test_a_stop_is_asked_for_and_withdrawn(tmp_path: Path) -> None:
         assert not is_stop_requested(run)
 
 
-def test_a_size_is_asked_for_once_and_remembered(tmp_path: Path, make_plan: MakePlan) -> None:
+def test_a_size_is_asked_for_once_and_remembered(tmp_path, make_plan):
     run, plan = RunFolder(tmp_path), make_plan(nnodes="1:4", engine="agent")
     assert (take_scale_request(run), count_returned(run)) == (None, 0)
     assert read_withdrawn(run, plan) == frozenset()
@@ -77,9 +72,7 @@ def test_a_size_is_asked_for_once_and_remembered(tmp_path: Path, make_plan: Make
         ({"nnodes": "2:4", "engine": "torchrun"}, 2, "has a fixed number of nodes, or runs under"),
     ],
 )
-def test_only_a_size_within_the_bounds_is_accepted(
-    fields: dict[str, object], nodes: int, said: str, make_plan: MakePlan
-) -> None:
+def test_only_a_size_within_the_bounds_is_accepted(fields, nodes, said, make_plan):
     plan = make_plan(**{"engine": "agent", **fields})
     if not said:
         check_scale(plan, nodes)
@@ -92,14 +85,14 @@ def test_only_a_size_within_the_bounds_is_accepted(
             check_scale(plan, nodes, own_checkpoints=True)
 
 
-def test_numbers_of_nodes_and_columns_are_rendered_for_a_person() -> None:
+def test_numbers_of_nodes_and_columns_are_rendered_for_a_person():
     assert (count_nodes(1), count_nodes(2)) == ("1 node", "2 nodes")
     assert render_columns([("a", "bcd", ""), ("ef", "g", "h")]) == ["a   bcd", "ef  g    h"]
 
 
 def test_only_a_target_that_sees_other_machines_can_tell_of_a_run_from_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     for elsewhere, sees, told in (
         (True, True, False),
         (True, False, True),

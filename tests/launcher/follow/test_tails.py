@@ -39,7 +39,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_lines_are_followed_over_attempts_and_incarnations(run: RunFolder, tmp_path: Path) -> None:
+def test_lines_are_followed_over_attempts_and_incarnations(run, tmp_path):
     tails = RunTails(run)
     assert shown(tails) == []
     first = attempts_of(run, tmp_path, 1, 0)
@@ -61,9 +61,7 @@ def test_lines_are_followed_over_attempts_and_incarnations(run: RunFolder, tmp_p
 
 
 @pytest.mark.parametrize("copied", ["", "[0/0] hello\n"])
-def test_what_an_agent_copies_to_its_console_is_not_shown_twice(
-    run: RunFolder, tmp_path: Path, copied: str
-) -> None:
+def test_what_an_agent_copies_to_its_console_is_not_shown_twice(run, tmp_path, copied):
     (worker,) = attempts_of(run, tmp_path, 0, 0).begin({0: 0})
     append(worker.folder / "stdout", "hello\n")
     append(run.console(0, 0), f"[supervisor] up\n{copied}[agent] restart (hang)\n")
@@ -74,9 +72,7 @@ def test_what_an_agent_copies_to_its_console_is_not_shown_twice(
     ]
 
 
-def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(
-    run: RunFolder, tmp_path: Path
-) -> None:
+def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(run, tmp_path):
     attempts_of(run, tmp_path, 0, 0)
     append(run.console(0, 0), "[supervisor] up\n[0/0] one\n[0/0] two\n[0/1] one\n[1/1] no\n[0/0] e")
     tails = RunTails(run, workers_in_consoles=True)
@@ -92,9 +88,7 @@ def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(
     assert {o.worker and o.worker.rank for o in quiet.poll()} == {0, 1}
 
 
-def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(
-    run: RunFolder, tmp_path: Path
-) -> None:
+def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(run, tmp_path):
     attempts_of(run, tmp_path, 0, 0)
     long = "x" * 200_000
     append(run.console(0, 0), f"[0/1] {long}\n[agent] up\n[0/0] {long}\n[0/0] end\n")
@@ -107,9 +101,7 @@ def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(
     assert text == {1: whole, None: b"[agent] up\n", 0: whole + b"end\n"}
 
 
-def test_more_files_than_may_be_open_are_read_one_after_the_other(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_files_than_may_be_open_are_read_one_after_the_other(run, tmp_path, monkeypatch):
     monkeypatch.setattr(tails_module, "SPARE_FILES", raise_file_limit() - 4)
     first = attempts_of(run, tmp_path, 0, 0)
     for index, worker in enumerate(first.begin({index: index for index in range(4)})):
@@ -119,7 +111,7 @@ def test_more_files_than_may_be_open_are_read_one_after_the_other(
     assert [out.block.data for out in tails.close()] == [b"first 2\n", b"first 3\n"]
 
 
-def test_what_there_is_no_room_for_stays_in_its_file(run: RunFolder, tmp_path: Path) -> None:
+def test_what_there_is_no_room_for_stays_in_its_file(run, tmp_path):
     (worker,) = attempts_of(run, tmp_path, 0, 0).begin({0: 0})
     append(worker.folder / "stdout", "out\n")
     append(worker.folder / "stderr", "err\n")
@@ -130,9 +122,7 @@ def test_what_there_is_no_room_for_stays_in_its_file(run: RunFolder, tmp_path: P
     assert [o.block.data for o in tails.poll(has_room.__getitem__)] == [b"out\n"]
 
 
-def test_a_file_that_replaces_another_is_read_too_and_what_torchrun_deletes_to_its_end(
-    run: RunFolder,
-) -> None:
+def test_a_file_that_replaces_another_is_read_too_and_what_torchrun_deletes_to_its_end(run):
     folder = run.path / "nodes/2/0/id_x/attempt_0/1"
     folder.mkdir(parents=True)
     tails = RunTails(run, agents=False, keeps_returns=True)
@@ -154,9 +144,7 @@ def test_a_file_that_replaces_another_is_read_too_and_what_torchrun_deletes_to_i
     assert list(tails.poll()) == []
 
 
-def test_a_stream_is_closed_with_what_it_had_and_not_with_what_comes_meanwhile(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_is_closed_with_what_it_had_and_not_with_what_comes_meanwhile(run, monkeypatch):
     monkeypatch.setattr(tails_module, "CHUNK_BYTES", 4)
     monkeypatch.setattr(tails_module, "CHUNKS_A_TURN", 2)
     (run.path / "nodes/0/0/attempt-0/rank-0").mkdir(parents=True)
@@ -173,7 +161,7 @@ def test_a_stream_is_closed_with_what_it_had_and_not_with_what_comes_meanwhile(
     assert [out.block.data for out in full.close(lambda stream: False)] == []
 
 
-def test_the_agents_lines_come_first_and_only_where_they_are_wanted(run: RunFolder) -> None:
+def test_the_agents_lines_come_first_and_only_where_they_are_wanted(run):
     (run.path / "nodes/0/0/attempt-0/rank-0").mkdir(parents=True)
     append(run.path / "nodes/0/0/attempt-0/rank-0/stdout", "of a worker\n")
     append(run.console(0, 0), "[agent] up\r50%\r60%")

@@ -45,14 +45,14 @@ CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n###
 
 
 @pytest.mark.parametrize("case", [pytest.param(rest, id=title) for title, _, rest in CASES])
-def test_a_wrong_job_file_is_refused_with_place_key_what_was_found_and_accepted(case: str) -> None:
+def test_a_wrong_job_file_is_refused_with_place_key_what_was_found_and_accepted(case):
     text, _, expected = case.partition("\n->\n")
     with pytest.raises(InputError) as caught:
         parse_job(text, "job.yaml")
     assert str(caught.value) == expected.strip()
 
 
-def test_all_problems_of_a_file_are_reported_at_once_in_the_order_of_the_file() -> None:
+def test_all_problems_of_a_file_are_reported_at_once_in_the_order_of_the_file():
     text = (
         "nproc_pre_node: 2\nrdzv:\n  port: 70000\n  backend: static\nnnodes: 1:4\nnnodes: 2\n"
         "mounts: ['a:/x', 'b:/x', 'c']\nenv: {RANK: 1, B-C: 2, S: x}\nsecrets: [S]\nstop_grace_s: 0"
@@ -71,14 +71,14 @@ def test_all_problems_of_a_file_are_reported_at_once_in_the_order_of_the_file() 
     ]
 
 
-def test_a_wrong_value_behind_an_alias_is_reported_where_the_key_stands() -> None:
+def test_a_wrong_value_behind_an_alias_is_reported_where_the_key_stands():
     assert problems_of("rdzv: {port: &p 70000}\nstop_grace_s: 5\nmax_restarts: *p") == [
         "job.yaml:3: rdzv.port: found 70000; accepted: a whole number 1..65535",
         "  fix: for example rdzv.port: 29400",
     ]
 
 
-def test_control_characters_of_a_file_do_not_reach_the_terminal() -> None:
+def test_control_characters_of_a_file_do_not_reach_the_terminal():
     assert problems_of('image: "\\e[31mred"') == [
         'job.yaml:3: image: found "\\e[31mred"; accepted: a Docker image reference such as '
         "ghcr.io/me/train:1.4",
@@ -95,7 +95,7 @@ def error_or_job(text: str, *settings: str) -> str | JobSpec:
         return str(error)
 
 
-def test_every_wrong_job_file_is_answered_with_a_fix() -> None:
+def test_every_wrong_job_file_is_answered_with_a_fix():
     for _, _, case in CASES:
         lines = case.partition("\n->\n")[2].strip().splitlines()
         whats = [line for line in lines if not line.startswith("  fix: ")]
@@ -109,7 +109,7 @@ def job(text: str, *settings: str) -> JobSpec:
     return parse_job(GOOD + text, "job.yaml", [parse_override(setting) for setting in settings])
 
 
-def test_defaults_leave_to_the_planner_what_only_the_target_can_tell() -> None:
+def test_defaults_leave_to_the_planner_what_only_the_target_can_tell():
     made = job("")
     assert (made.nnodes.min, made.nnodes.max, made.is_elastic) == (1, 1, False)
     assert (made.nproc_per_node, made.max_restarts, made.stop_grace_s) == ("auto", 0, 30)
@@ -144,7 +144,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("name", "a" * 40, "a" * 40),
     ],
 )  # fmt: skip
-def test_what_is_written_is_what_is_read(key: str, written: str, read: object) -> None:
+def test_what_is_written_is_what_is_read(key, written, read):
     made = parse_job(f"{''.join(HEAD[one] for one in HEAD if one != key)}{key}: {written}\n", "a")
     assert made.model_dump(mode="json")[key] == read
 
@@ -168,14 +168,12 @@ def test_what_is_written_is_what_is_read(key: str, written: str, read: object) -
         ("slurm", "{time: 1-2:03:04, mem: 5, extra: [-x]}", {"time": "1-2:03:04", "mem": "5"}),
     ],
 )  # fmt: skip
-def test_what_is_written_in_a_section_is_what_is_read(
-    section: str, written: str, read: dict[str, object]
-) -> None:
+def test_what_is_written_in_a_section_is_what_is_read(section, written, read):
     found = job(f"{section}: {written}").model_dump(mode="json")[section]
     assert {key: found[key] for key in read} == read
 
 
-def test_devices_are_processes_unless_those_are_said_too() -> None:
+def test_devices_are_processes_unless_those_are_said_too():
     for written, processes, gpus in (
         ("devices: 2", 2, None), ("devices: [1, 3]", 2, None), ("devices: all", "auto", None),
         ("devices: 2\nnproc_per_node: 4", 4, 2),
@@ -186,7 +184,7 @@ def test_devices_are_processes_unless_those_are_said_too() -> None:
         assert (made.nproc_per_node, made.resources.gpus) == (processes, gpus)
 
 
-def test_what_a_job_says_of_itself() -> None:
+def test_what_a_job_says_of_itself():
     own = job("checkpoint_dir: ephemeral\nkubernetes: {namespace: a}")
     assert (own.keeps_own_disks, own.checkpoint_dir, own.kubernetes.namespace) == (True, None, "a")
     plain, cpu = job(""), job("nproc_per_node: cpu")
@@ -204,7 +202,7 @@ def test_what_a_job_says_of_itself() -> None:
     assert job("resources: {memory: 2Mi}").resources.memory_bytes == 2**21
 
 
-def test_values_of_variables_stay_as_they_are_written() -> None:
+def test_values_of_variables_stay_as_they_are_written():
     made = job("env: {A: NO, B: 1.10, C: 0x10, D: true, E: '', F: 1_000, G: 007, H: 2024-01-01}")
     assert dict(made.env) == {
         "A": "NO", "B": "1.10", "C": "0x10", "D": "true",
@@ -212,7 +210,7 @@ def test_values_of_variables_stay_as_they_are_written() -> None:
     }  # fmt: skip
 
 
-def test_a_mount_reads_the_same_in_both_forms() -> None:
+def test_a_mount_reads_the_same_in_both_forms():
     made = job("mounts: ['./a:/x/:ro', {source: ./a, target: /y, read_only: true}]")
     assert [(one.source, one.target, one.read_only) for one in made.mounts] == [
         ("./a", "/x", True),
@@ -220,11 +218,11 @@ def test_a_mount_reads_the_same_in_both_forms() -> None:
     ]
 
 
-def test_an_empty_key_counts_as_not_given() -> None:
+def test_an_empty_key_counts_as_not_given():
     assert job("rdzv:\nimage:\nenv:\nmounts: ~\nmax_restarts:") == job("")
 
 
-def test_settings_of_the_rendezvous_come_as_torchrun_takes_them() -> None:
+def test_settings_of_the_rendezvous_come_as_torchrun_takes_them():
     conf = "conf: {read_timeout: 600, last_call_timeout: 1, protocol: https}"
     made = job(f"engine: torchrun\nrdzv: {{backend: etcd-v2, endpoint: 'etcd:2379', {conf}}}")
     assert made.rdzv.conf.pairs == (
@@ -237,26 +235,26 @@ def test_settings_of_the_rendezvous_come_as_torchrun_takes_them() -> None:
 # -- options ------------------------------------------------------------------------------------
 
 
-def test_options_replace_values_of_the_file() -> None:
+def test_options_replace_values_of_the_file():
     made = job("nnodes: 2\nrdzv: {port: 1, id: x}", "nnodes=1:3", "rdzv.port=29400", "env.A=NO")
     assert (str(made.nnodes), made.rdzv.port, made.rdzv.id) == ("1:3", 29400, "x")
     assert made.env == (("A", "NO"),)
 
 
-def test_an_option_mends_a_wrong_value_of_the_file() -> None:
+def test_an_option_mends_a_wrong_value_of_the_file():
     assert job("rdzv: {port: 70000}", "rdzv.port=29400").rdzv.port == 29400
 
 
-def test_an_empty_option_sets_the_default_back() -> None:
+def test_an_empty_option_sets_the_default_back():
     assert job("stop_grace_s: 5", "stop_grace_s=").stop_grace_s == 30
 
 
-def test_an_option_reaches_into_lists() -> None:
+def test_an_option_reaches_into_lists():
     made = job("mounts: [{source: a, target: /a}]", "mounts.0.read_only=true", "mounts.1=b:/b")
     assert [(one.target, one.read_only) for one in made.mounts] == [("/a", True), ("/b", False)]
 
 
-def test_values_of_variables_are_taken_from_an_option_as_they_stand() -> None:
+def test_values_of_variables_are_taken_from_an_option_as_they_stand():
     made = job("", "env.A=*.py", "env.B=", "env.C=a: b=c", "env.D=[x", "docker.labels.team=1.0")
     assert dict(made.env) == {"A": "*.py", "B": "", "C": "a: b=c", "D": "[x"}
     assert made.docker.labels == (("team", "1.0"),)
@@ -278,17 +276,17 @@ BAD_OPTIONS = [
 
 
 @pytest.mark.parametrize(("setting", "message"), BAD_OPTIONS)
-def test_a_wrong_option_is_named_as_the_place(setting: str, message: str) -> None:
+def test_a_wrong_option_is_named_as_the_place(setting, message):
     expected = f"--set {setting}: {message}".splitlines()
     assert problems_of("mounts: []", setting) == expected
 
 
-def test_a_credential_in_an_option_is_not_shown() -> None:
+def test_a_credential_in_an_option_is_not_shown():
     for setting in ("env.MY-TOKEN=hunter2", "env={MY-TOKEN: hunter2}", "env=hunter2"):
         assert "hunter2" not in "".join(problems_of("", setting))
 
 
-def test_an_option_with_dashes_is_named_as_it_was_typed() -> None:
+def test_an_option_with_dashes_is_named_as_it_was_typed():
     with pytest.raises(FileError) as caught:
         parse_job(GOOD, "job.yaml", [option_override("--nproc-per-node", "0")])
     assert str(caught.value) == (
@@ -305,20 +303,18 @@ def test_an_option_with_dashes_is_named_as_it_was_typed() -> None:
     ],
 )
 @pytest.mark.parametrize("text", ["", "mounts:\n", "mounts: []\n"])
-def test_the_first_item_of_a_list_that_the_file_lacks_begins_it(
-    text: str, settings: tuple[str, ...]
-) -> None:
+def test_the_first_item_of_a_list_that_the_file_lacks_begins_it(text, settings):
     (mount,) = job(text, *settings).mounts
     assert (mount.source, mount.target) == ("./data", "/data")
 
 
 @pytest.mark.parametrize("setting", ["nnodes", "=1", "rdzv..port=1", ".a=1"])
-def test_an_option_without_a_key_and_a_value_is_refused(setting: str) -> None:
+def test_an_option_without_a_key_and_a_value_is_refused(setting):
     with pytest.raises(InputError, match="no key=value"):
         parse_override(setting)
 
 
-def test_variables_are_taken_from_the_option_or_from_the_shell() -> None:
+def test_variables_are_taken_from_the_option_or_from_the_shell():
     shell = {"A": "of the shell", "MY_TOKEN": "hunter2"}
     given = [env_override(one, shell) for one in ("A", "B=x=1", "MY_TOKEN", "C=")]
     made = parse_job(GOOD + "secrets: [FIRST]", "job.yaml", given)
@@ -342,9 +338,7 @@ def test_variables_are_taken_from_the_option_or_from_the_shell() -> None:
         ("--namespace", "1", "kubernetes", True, "1"),
     ],
 )
-def test_an_option_is_a_number_only_where_its_key_may_be_one(
-    option: str, text: str, section: str, is_text: bool, value: object
-) -> None:
+def test_an_option_is_a_number_only_where_its_key_may_be_one(option, text, section, is_text, value):
     made = option_override(option, text, section)
     found = parse_job(GOOD, "job.yaml", [made]).model_dump(mode="json")
     assert (made.is_text, made.option) == (is_text, f"{option} {text}")
@@ -353,7 +347,7 @@ def test_an_option_is_a_number_only_where_its_key_may_be_one(
     assert found == value
 
 
-def test_the_place_of_a_value_is_that_of_the_last_who_gave_it() -> None:
+def test_the_place_of_a_value_is_that_of_the_last_who_gave_it():
     given = [parse_override("rdzv.port=1"), parse_override("env.A=x")]
     text = "name: a\nrdzv:\n  port: 5\n  id: x\n"
     places = {
@@ -365,7 +359,7 @@ def test_the_place_of_a_value_is_that_of_the_last_who_gave_it() -> None:
     assert find_place(("rdzv", "port"), text, "job.yaml") == "job.yaml:3"
 
 
-def test_a_job_of_no_file_is_checked_alike() -> None:
+def test_a_job_of_no_file_is_checked_alike():
     assert check_job("{name: a, command: t.py}", "Job").name == "a"
     with pytest.raises(InputError) as refused:
         check_job("{name: a, command: t.py, nodes: 2, nnodes: 2:1}", "Job")
@@ -405,7 +399,7 @@ _jobs = st.fixed_dictionaries(
 
 
 @given(_jobs)
-def test_a_job_written_out_and_read_again_is_the_same_job(raw: dict[str, object]) -> None:
+def test_a_job_written_out_and_read_again_is_the_same_job(raw):
     made = parse_job(json.dumps(raw), "job.yaml")
     again = parse_job(yaml.safe_dump(made.model_dump(mode="json"), sort_keys=False), "job.yaml")
     assert again == made
@@ -423,15 +417,13 @@ _tokens = st.sampled_from(
 
 
 @given(st.lists(_tokens, max_size=25).map("".join) | st.text(max_size=60), st.booleans())
-def test_no_text_makes_the_reader_raise_anything_but_an_input_error(text: str, after: bool) -> None:
+def test_no_text_makes_the_reader_raise_anything_but_an_input_error(text, after):
     made = error_or_job(GOOD + text if after else text)
     assert isinstance(made, JobSpec) or made.startswith("job.yaml")
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_make_the_reader_raise_anything_but_an_input_error(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
-) -> None:
+def test_no_bytes_make_the_reader_raise_anything_but_an_input_error(tmp_path_factory, raw):
     path = tmp_path_factory.mktemp("job") / "job.yaml"
     path.write_bytes(raw)
     with pytest.raises(InputError) as caught:
@@ -449,9 +441,7 @@ _values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _values))
-def test_no_value_of_any_key_makes_the_reader_raise_anything_but_an_input_error(
-    raw: dict[str, object],
-) -> None:
+def test_no_value_of_any_key_makes_the_reader_raise_anything_but_an_input_error(raw):
     text = yaml.safe_dump({"name": "a", "command": "t.py"} | raw, allow_unicode=True)
     made = error_or_job(text)
     assert isinstance(made, JobSpec) or made.startswith("job.yaml")
@@ -461,8 +451,6 @@ def test_no_value_of_any_key_makes_the_reader_raise_anything_but_an_input_error(
     st.lists(st.sampled_from(["rdzv", "0", "7", "mounts", "env", "A", "name", "x"]), min_size=1),
     st.text(max_size=12),
 )
-def test_no_option_makes_the_reader_raise_anything_but_an_input_error(
-    path: list[str], text: str
-) -> None:
+def test_no_option_makes_the_reader_raise_anything_but_an_input_error(path, text):
     made = error_or_job(GOOD + "mounts: [a:/a]", ".".join(path) + "=" + text)
     assert isinstance(made, JobSpec) or made.startswith(("job.yaml", "--set"))

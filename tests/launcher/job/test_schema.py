@@ -29,24 +29,22 @@ ROOT = Path(__file__).parents[3]
 SCHEMA = job_schema()
 REFERENCE = (ROOT / "docs/job-file.md").read_text("utf-8")
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-
 GOLDEN = ROOT / "tests/golden/bad_job_files.txt"
 CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n### ")[1:]]
-
 ONLY_THE_READER_KNOWS = " *"
 """Ends the title of what no JSON Schema can say, or none that an editor would show well."""
 
 
-def test_the_schema_is_a_valid_one_of_draft_2020_12() -> None:
+def test_the_schema_is_a_valid_one_of_draft_2020_12():
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_the_schema_that_editors_read_is_made_from_the_sources() -> None:
+def test_the_schema_that_editors_read_is_made_from_the_sources():
     assert render_schema() == (ROOT / "jobs/job.schema.json").read_text("utf-8"), "run make docs"
 
 
-def test_every_key_of_every_section_is_described() -> None:
+def test_every_key_of_every_section_is_described():
     sections = [SCHEMA, *SCHEMA["$defs"].values()]
     described = {
         key: field["description"] for one in sections for key, field in one["properties"].items()
@@ -67,7 +65,7 @@ READABLE = [(title, data_of(rest)) for title, _, rest in CASES if data_of(rest) 
 
 
 @pytest.mark.parametrize(("title", "data"), READABLE, ids=[title for title, _ in READABLE])
-def test_what_the_reader_refuses_the_schema_refuses_where_it_can(title: str, data: object) -> None:
+def test_what_the_reader_refuses_the_schema_refuses_where_it_can(title, data):
     assert VALIDATOR.is_valid(data) == title.endswith(ONLY_THE_READER_KNOWS)
 
 
@@ -79,12 +77,12 @@ def test_what_the_reader_refuses_the_schema_refuses_where_it_can(title: str, dat
         ([1, "a"], "[1, a]"), ({"a": ["b"], "c": "2"}, '{a: [b], c: "2"}'), ("a\tb ", '"a\\tb "'),
     ],
 )  # fmt: skip
-def test_an_example_is_written_as_a_job_file_has_it(value: object, written: str) -> None:
+def test_an_example_is_written_as_a_job_file_has_it(value, written):
     assert render_flow(value) == written
     assert parse_fragment(written, "").data == value
 
 
-def test_a_field_is_found_by_its_path() -> None:
+def test_a_field_is_found_by_its_path():
     assert field_at(()) == SCHEMA
     assert field_at(("rdzv", "port"))["examples"] == [29400]
     assert schema_at(("mounts", 3, "target"))["errorMessage"].startswith("an absolute path")
@@ -103,7 +101,7 @@ def test_a_field_is_found_by_its_path() -> None:
     assert {path: describe(field_at(path)) for path in told} == told
 
 
-def test_every_example_of_the_schema_is_accepted_by_the_reader() -> None:
+def test_every_example_of_the_schema_is_accepted_by_the_reader():
     sections = {"": SCHEMA} | {
         key: SCHEMA["$defs"][name]
         for key, name in (
@@ -164,7 +162,7 @@ _values = st.recursive(
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _values, max_size=3))
-def test_what_the_reader_accepts_the_schema_accepts(keys: dict[str, object]) -> None:
+def test_what_the_reader_accepts_the_schema_accepts(keys):
     raw = {"name": "a", "command": ["t.py"]} | keys
     try:
         parse_job(json.dumps(raw), "job.yaml")
@@ -173,13 +171,13 @@ def test_what_the_reader_accepts_the_schema_accepts(keys: dict[str, object]) -> 
     VALIDATOR.validate(raw)
 
 
-def test_the_shipped_job_fits_the_schema_that_it_names() -> None:
+def test_the_shipped_job_fits_the_schema_that_it_names():
     text = (ROOT / "jobs/digits.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=job.schema.json\n")
     VALIDATOR.validate(parse_yaml(text, "digits.yaml").data)
 
 
-def test_every_example_of_the_reference_is_a_valid_job() -> None:
+def test_every_example_of_the_reference_is_a_valid_job():
     blocks = re.findall("```yaml\n(.*?)```", REFERENCE, flags=re.DOTALL)
     examples = [one for block in blocks[:-1] for one in block.split("# or\n")]
     head = {"name": "name: a\n", "command": "command: t.py\n"}

@@ -29,19 +29,19 @@ from launcher.job.script import check_script, is_script, name_of, write_job
         (("__.py",), "job"),
     ],
 )
-def test_the_name_comes_from_the_script(command: tuple[str, ...], name: str) -> None:
+def test_the_name_comes_from_the_script(command, name):
     assert name_of(command) == name
     job = parse_job(write_job(command), "here")
     assert (job.name, job.command) == (name, command)
 
 
-def test_a_folder_is_called_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_called_as_such(tmp_path, monkeypatch):
     (tmp_path / "my app").mkdir()
     monkeypatch.chdir(tmp_path / "my app")
     assert name_of((".",)) == "my-app"
 
 
-def test_what_is_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_a_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert is_script("train.py")
     assert is_script(str(tmp_path))
@@ -49,7 +49,7 @@ def test_what_is_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not is_script("train")
 
 
-def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+def test_a_script_that_is_not_there(tmp_path):
     (tmp_path / "train.py").touch()
     with pytest.raises(InputError, match="no such file") as caught:
         check_script(str(tmp_path / "tran.py"))
@@ -70,7 +70,7 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
         check_script(str(tmp_path / "gone.py"))
 
 
-def test_the_job_file_that_the_guide_shows_is_one() -> None:
+def test_the_job_file_that_the_guide_shows_is_one():
     guide = (Path(__file__).parents[3] / "docs" / "own-script.md").read_text()
     (shown,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
     job = parse_job(shown, "own-script.md")

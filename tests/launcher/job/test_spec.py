@@ -24,7 +24,7 @@ def make(**keys: object) -> JobSpec:
     return JobSpec.model_validate({"name": "digits", "command": "train.py"} | keys)
 
 
-def test_a_job_cannot_be_changed() -> None:
+def test_a_job_cannot_be_changed():
     job = make()
     with pytest.raises(ValidationError):
         job.name = "other"  # type: ignore[misc]
@@ -32,26 +32,26 @@ def test_a_job_cannot_be_changed() -> None:
         job.rdzv.port = 1  # type: ignore[misc]
 
 
-def test_what_a_job_holds_cannot_be_changed() -> None:
+def test_what_a_job_holds_cannot_be_changed():
     assert changeable(launcher.job) == set()
     assert by_place(launcher.job) == {"NodeRange", "Conflict"}
 
 
-def test_everything_in_a_job_can_be_hashed() -> None:
+def test_everything_in_a_job_can_be_hashed():
     job = make(env={"A": 1}, mounts=["a:/a"], secrets=["S"], docker={"labels": {"a": "b"}})
     assert hash(job) == hash(job.model_copy())
 
 
-def test_equal_jobs_dump_to_equal_bytes() -> None:
+def test_equal_jobs_dump_to_equal_bytes():
     keys = {"env": {"B": 1, "A": 2}, "nnodes": "1:4", "resources": {"memory": "8Gi"}}
     assert make(**keys).model_dump_json() == make(**keys).model_dump_json()
 
 
-def test_variables_keep_their_order() -> None:
+def test_variables_keep_their_order():
     assert make(env={"B": 1, "A": True, "C": 0.5}).env == (("B", "1"), ("A", "true"), ("C", "0.5"))
 
 
-def test_a_fixed_group_may_be_static_whatever_its_size() -> None:
+def test_a_fixed_group_may_be_static_whatever_its_size():
     assert make(nnodes="4:4", rdzv={"backend": "static"}).is_elastic is False
 
 
@@ -63,15 +63,13 @@ def test_a_fixed_group_may_be_static_whatever_its_size() -> None:
         ("pvc/a.x:/b:rw", ("a.x", "", "/b", False)),
     ],
 )
-def test_a_volume_is_a_claims_folder_and_its_place(
-    text: str, volume: tuple[str, str, str, bool]
-) -> None:
+def test_a_volume_is_a_claims_folder_and_its_place(text, volume):
     made = parse_volume(text)
     assert (made.claim.name, made.claim.folder, made.target, made.read_only) == volume
 
 
 @given(st.integers(1, 1000), st.integers(0, 1000))
-def test_a_range_of_nodes_reads_back_from_its_text(low: int, more: int) -> None:
+def test_a_range_of_nodes_reads_back_from_its_text(low, more):
     nodes = NodeRange(low, low + more)
     assert parse_nodes(str(nodes)) == nodes
     assert nodes.is_elastic == (more > 0)
@@ -85,7 +83,7 @@ def test_a_range_of_nodes_reads_back_from_its_text(low: int, more: int) -> None:
         ("1048576", 2**20), (1_048_576, 2**20), ("1.0000001Mi", 2**20 + 1), ("7Ei", 7 * 2**60),
     ],
 )  # fmt: skip
-def test_a_quantity_is_as_many_bytes_as_in_kubernetes(quantity: str | int, n_bytes: int) -> None:
+def test_a_quantity_is_as_many_bytes_as_in_kubernetes(quantity, n_bytes):
     assert parse_quantity_bytes(quantity) == n_bytes
 
 
@@ -93,13 +91,13 @@ def test_a_quantity_is_as_many_bytes_as_in_kubernetes(quantity: str | int, n_byt
     "quantity",
     ["", "Gi", "-1Gi", "1gi", "1K", "1m", "1e9", "1 Gi", "0x10", "8", "8Ei", "1.Gi", "\u0661Gi"],
 )
-def test_what_is_no_sensible_quantity_is_refused(quantity: str) -> None:
+def test_what_is_no_sensible_quantity_is_refused(quantity):
     with pytest.raises(NotAcceptedError):
         parse_quantity_bytes(quantity)
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "NCCL_DEBUG", "_x", "RANKS", "MY_RANK", "PET"])
-def test_a_variable_of_the_users_own_is_accepted(name: str) -> None:
+def test_a_variable_of_the_users_own_is_accepted(name):
     assert parse_variable(name) == name
 
 
@@ -111,7 +109,7 @@ def test_a_variable_of_the_users_own_is_accepted(name: str) -> None:
         "RUN_DIR", "CHECKPOINT_DIR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     ],
 )  # fmt: skip
-def test_a_variable_that_torchrun_or_the_launcher_sets_is_refused(name: str) -> None:
+def test_a_variable_that_torchrun_or_the_launcher_sets_is_refused(name):
     with pytest.raises(NotAcceptedError, match="names of your own"):
         parse_variable(name)
 
@@ -123,11 +121,11 @@ def test_a_variable_that_torchrun_or_the_launcher_sets_is_refused(name: str) -> 
         "10.0.0.1:5000/a", f"a.b/c@sha256:{'0' * 64}", "fabric-train:cpu", "registry:5000/x:Y_1.z",
     ],
 )  # fmt: skip
-def test_an_image_may_be_any_reference_that_docker_takes(image: str) -> None:
+def test_an_image_may_be_any_reference_that_docker_takes(image):
     assert make(image=image).image == image
 
 
-def test_a_setting_of_the_rendezvous_is_one_that_torch_reads() -> None:
+def test_a_setting_of_the_rendezvous_is_one_that_torch_reads():
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
         pytest.skip("torch is not installed")
@@ -146,7 +144,7 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def test_reading_a_job_file_imports_no_client_and_no_torch() -> None:
+def test_reading_a_job_file_imports_no_client_and_no_torch():
     heavy = run_python(
         "import sys, launcher.job.file\n"
         "print(*{'torch', 'docker', 'kubernetes', 'numpy', 'rich', 'asyncio'} & {*sys.modules})"
@@ -154,6 +152,6 @@ def test_reading_a_job_file_imports_no_client_and_no_torch() -> None:
     assert heavy.split() == []
 
 
-def test_importing_the_package_imports_neither_pydantic_nor_yaml() -> None:
+def test_importing_the_package_imports_neither_pydantic_nor_yaml():
     loaded = run_python("import sys, launcher; print(*{'pydantic', 'yaml'} & {*sys.modules})")
     assert loaded.split() == []

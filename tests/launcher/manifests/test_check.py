@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +38,6 @@ def case(rule: Rule, base: str, old: str, new: str, good: str | None = None) -> 
 
 ENV = '                  value: "3"'
 IMAGE = "              image: example/train:1\n"
-
 SECCOMP = "          volumes:\n"
 
 
@@ -149,21 +147,19 @@ def rules_of(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("base", sorted(path.stem for path in MANIFESTS.glob("*.yaml")))
-def test_nothing_is_found_in_a_good_manifest(base: str) -> None:
+def test_nothing_is_found_in_a_good_manifest(base):
     checked = check_manifests([("m.yaml", read(base))])
     assert render_checked(checked).splitlines()[0].startswith("0 errors, 0 warnings")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.rule.id}-{c.base}")
-def test_what_nearly_breaks_a_rule_is_good(case: Case) -> None:
+def test_what_nearly_breaks_a_rule_is_good(case):
     text = read(case.base)
     assert case.bad[0] in text, "the edit must change something"
     assert not rules_of(text.replace(*case.good, 1))
 
 
-def test_each_broken_rule_is_told_with_what_stands_there_and_the_fix(
-    expect_golden: Callable[[str, str], None],
-) -> None:
+def test_each_broken_rule_is_told_with_what_stands_there_and_the_fix(expect_golden):
     told = []
     for case in CASES:
         text = read(case.base).replace(*case.bad, 1)
@@ -174,21 +170,19 @@ def test_each_broken_rule_is_told_with_what_stands_there_and_the_fix(
 
 
 @pytest.mark.parametrize(("restart_policy", "found"), [("ExitCode", True), ("OnFailure", False)])
-def test_a_ttl_does_not_make_up_for_pods_that_stay_where_exit_codes_decide(
-    restart_policy: str, found: bool
-) -> None:
+def test_a_ttl_does_not_make_up_for_pods_that_stay_where_exit_codes_decide(restart_policy, found):
     text = read("elastic").replace("restartPolicy: OnFailure", f"restartPolicy: {restart_policy}")
     ttl = "    cleanPodPolicy: None\n    ttlSecondsAfterFinished: 60\n"
     text = text.replace("    cleanPodPolicy: Running\n", ttl)
     assert (Rule.CLEAN_POD_POLICY_NONE.id in rules_of(text)) is found
 
 
-def test_a_service_that_comes_after_its_job_is_found() -> None:
+def test_a_service_that_comes_after_its_job_is_found():
     service, job = read("job").split("---\n")
     assert Rule.SERVICE_LATE.id in rules_of(f"{job}---\n{service}")
 
 
-def test_a_service_of_another_namespace_is_not_the_jobs() -> None:
+def test_a_service_of_another_namespace_is_not_the_jobs():
     for service, job, expected in [
         ("other", "team", True),
         ("other", "", True),
@@ -204,7 +198,7 @@ def test_a_service_of_another_namespace_is_not_the_jobs() -> None:
         assert (Rule.SERVICE_ABSENT.id in found) is expected, (service, job)
 
 
-def test_of_two_services_that_of_the_jobs_namespace_counts() -> None:
+def test_of_two_services_that_of_the_jobs_namespace_counts():
     service, job = read("job").split("---\n")
     wrong = service.replace("  name: digits", "  name: digits\n  namespace: other")
     wrong = wrong.replace("  clusterIP: None\n", "")
@@ -217,7 +211,7 @@ def test_of_two_services_that_of_the_jobs_namespace_counts() -> None:
     ("old", "new"),
     [("ions: 2", "ions: 100"), ("ions: 2", "ions: 3"), ("  parallelism: 2\n", "")],
 )
-def test_an_indexed_job_that_works_through_a_list_needs_no_names(old: str, new: str) -> None:
+def test_an_indexed_job_that_works_through_a_list_needs_no_names(old, new):
     _, job = read("job").split("---\n")
     queue = job.replace("      subdomain: digits\n", "").replace("restartPolicy: Never", "x: y")
     queue = queue.replace("action: Ignore", "action: Count")
@@ -230,18 +224,18 @@ OWN_TESTS = {Rule.SERVICE_LATE, Rule.YAML}
 
 
 @pytest.mark.parametrize("rule", Rule)
-def test_every_rule_has_a_reason_a_severity_and_a_manifest_that_breaks_it(rule: Rule) -> None:
+def test_every_rule_has_a_reason_a_severity_and_a_manifest_that_breaks_it(rule):
     assert rule.why
     assert rule.severity in ("error", "warning")
     assert rule in OWN_TESTS or rule in {case.rule for case in CASES}
 
 
-def test_a_service_in_another_file_counts_when_both_are_given() -> None:
+def test_a_service_in_another_file_counts_when_both_are_given():
     service, job = read("job").split("---\n")
     assert not check_manifests([("service.yaml", service), ("job.yaml", job)]).breaches
 
 
-def test_objects_in_a_list_are_checked_too() -> None:
+def test_objects_in_a_list_are_checked_too():
     indented = "".join(f"    {line}\n" for line in read("elastic").splitlines()).replace(
         "    a", "  - a", 1
     )
@@ -250,7 +244,7 @@ def test_objects_in_a_list_are_checked_too() -> None:
     assert Rule.ELASTIC_BOUNDS.id in rules_of(text.replace("minReplicas: 1", "minReplicas: 9"))
 
 
-def test_a_breach_names_file_line_object_and_path() -> None:
+def test_a_breach_names_file_line_object_and_path():
     text = f"# a comment\n---\n{read('elastic')}".replace("backoffLimit: 3", "backoffLimit: -3")
     (breach,) = check_manifests([("a/b.yaml", text)]).breaches
     assert (breach.file, breach.line) == ("a/b.yaml", 16)
@@ -270,11 +264,11 @@ def test_a_breach_names_file_line_object_and_path() -> None:
      "kind: PyTorchJob\nspec: {nprocPerNode: [], elasticPolicy: 3, runPolicy: x,"
      " pytorchReplicaSpecs: {Worker: {replicas: x, template: {spec: {containers: [a]}}}}}"],
 )  # fmt: skip
-def test_a_manifest_of_the_wrong_shape_never_breaks_the_check(text: str) -> None:
+def test_a_manifest_of_the_wrong_shape_never_breaks_the_check(text):
     assert render_checked(check_manifests([("m.yaml", text)]))
 
 
-def test_a_file_that_is_no_yaml_is_a_breach_beside_those_of_other_files() -> None:
+def test_a_file_that_is_no_yaml_is_a_breach_beside_those_of_other_files():
     bad = read("elastic").replace("minReplicas: 1", "minReplicas: 9")
     checked = check_manifests([("a.yaml", "a: [1\nb: 2\n"), ("b.yaml", bad)])
     assert [(f.file, f.rule.id) for f in checked.breaches] == [
@@ -288,9 +282,7 @@ def test_a_file_that_is_no_yaml_is_a_breach_beside_those_of_other_files() -> Non
     [("", "", 0), ("Policy: Running", "Policy: None", 0), ("minReplicas: 1", "minReplicas: 9", 2)],
     ids=["good", "a warning", "an error"],
 )
-def test_the_command_ends_with_2_for_errors_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, code: int
-) -> None:
+def test_the_command_ends_with_2_for_errors_alone(tmp_path, capsys, old, new, code):
     manifest = tmp_path / "job.yaml"
     manifest.write_text(read("elastic").replace(old, new) if old else read("elastic"))
     assert run_command(["check", "--json", str(manifest)]) == code
@@ -299,8 +291,8 @@ def test_the_command_ends_with_2_for_errors_alone(
 
 
 def test_the_command_reads_a_file_of_many_manifests_that_is_larger_than_a_job_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     many = tmp_path / "many.yaml"
     comment = "# one of many\n" * 10_000
     many.write_text("---\n".join([comment + read("elastic")] * 10))
@@ -310,7 +302,7 @@ def test_the_command_reads_a_file_of_many_manifests_that_is_larger_than_a_job_fi
     assert capsys.readouterr().out == told
 
 
-def test_the_command_reads_a_manifest_from_its_standard_input() -> None:
+def test_the_command_reads_a_manifest_from_its_standard_input():
     argv = [sys.executable, "-m", "launcher", "check", "-"]
     text = read("elastic").replace("minReplicas: 1", "minReplicas: 9")
     done = subprocess.run(argv, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
@@ -320,9 +312,7 @@ def test_the_command_reads_a_manifest_from_its_standard_input() -> None:
 
 @pytest.mark.parametrize("text", ["name: digits\ncomand: [train.py]\n", "command: [train.py]\n"])
 @pytest.mark.parametrize(("file", "typed"), [("my job.yaml", "'my job.yaml'"), ("<stdin>", "JOB")])
-def test_a_job_file_is_refused_with_the_commands_that_check_it(
-    text: str, file: str, typed: str
-) -> None:
+def test_a_job_file_is_refused_with_the_commands_that_check_it(text, file, typed):
     with pytest.raises(InputError) as caught:
         check_manifests([("elastic.yaml", read("elastic")), (file, text)])
     assert caught.value.what == (
@@ -339,7 +329,7 @@ def test_a_job_file_is_refused_with_the_commands_that_check_it(
         "metadata: {name: digits}\nspec: {}\n",
     ],
 )
-def test_a_manifest_without_rules_is_no_job_file(text: str) -> None:
+def test_a_manifest_without_rules_is_no_job_file(text):
     checked = check_manifests([("other.yaml", text)])
     assert (checked.breaches, checked.others) == ((), 1)
 
@@ -363,14 +353,12 @@ def count_calls(number: int) -> int:
     return calls
 
 
-def test_the_work_grows_with_the_number_of_manifests_and_not_with_its_square() -> None:
+def test_the_work_grows_with_the_number_of_manifests_and_not_with_its_square():
     count_calls(1)  # fills caches
     assert count_calls(80) / count_calls(20) == pytest.approx(4, rel=0.02)
 
 
-def test_of_a_job_file_the_script_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_job_file_the_script_is_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.DataParallel(None)\n")
     (tmp_path / "job.yaml").write_text("name: a\ncommand: [train.py]\n")

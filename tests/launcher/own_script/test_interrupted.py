@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.own_script.project import make_project
 from tests.launcher.own_script.soak.test_here import SHORT
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 SLOW_GIT = """#!/bin/sh
@@ -23,7 +20,7 @@ pwd
 """
 
 
-def test_ctrl_c_while_the_code_is_read_leaves_nothing(launcher: Runner, tmp_path: Path) -> None:
+def test_ctrl_c_while_the_code_is_read_leaves_nothing(launcher, tmp_path):
     launcher.folder = make_project(tmp_path)
     (launcher.folder / "train.py").write_text(SHORT)
     (launcher.folder / ".git").mkdir()
@@ -46,9 +43,7 @@ def test_ctrl_c_while_the_code_is_read_leaves_nothing(launcher: Runner, tmp_path
     assert set(launcher.folder.iterdir()) == before
 
 
-def test_a_run_folder_that_is_not_filled_is_not_left(
-    tmp_path: Path, make_plan: Callable[[], LaunchPlan]
-) -> None:
+def test_a_run_folder_that_is_not_filled_is_not_left(tmp_path, make_plan):
     def interrupt(folder: Path) -> None:
         (folder / "job.json").touch()
         raise KeyboardInterrupt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import pytest
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.job.spec import JobSpec
 from launcher.plan.devices import plan_devices
 from launcher.plan.launch_plan import plan_run
 from launcher.plan.nnodes import NodesThere, decide_nnodes
 from launcher.plan.target_facts import MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.machine import read_used_gpus
 
-MakeJob = Callable[..., JobSpec]
 PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
 ROWS = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)[1:]
 """What is written, and the workers with their GPUs on four GPUs, 0 of them used, and on none."""
@@ -50,11 +47,11 @@ def planned(devices: str, facts: TargetFacts) -> str:
 
 
 @pytest.mark.parametrize(("written", "on_four", "on_none"), ROWS)
-def test_each_row_of_the_table_is_what_is_planned(written: str, on_four: str, on_none: str) -> None:
+def test_each_row_of_the_table_is_what_is_planned(written, on_four, on_none):
     assert (planned(written, FOUR), planned(written, facts_of(()))) == (on_four, on_none)
 
 
-def test_the_table_has_every_way_that_people_write() -> None:
+def test_the_table_has_every_way_that_people_write():
     assert {"2", '"2"', "[1, 3]", '"1,3"', '"1,"', "-1", "auto", "free:2"} <= {r[0] for r in ROWS}
 
 
@@ -69,8 +66,6 @@ NONE, SCHEDULED = facts_of(()), facts_of(None)
 OWN = replace(NONE, accelerator="cuda", nodes=(NodeFacts(machine=Named(cpu_count=2)),) * 2)
 SMALL = replace(NONE, machine=MachineFacts(cpu_count=8, most_processes=100))
 USED = facts_of(("0", "1"), used=("0", "1"))
-
-
 REFUSED: tuple[tuple[TargetFacts, dict[str, Any]], ...] = (
     (FOUR, {"devices": [1, 7]}),
     (FOUR, {"devices": "free:4"}),
@@ -92,9 +87,7 @@ REFUSED: tuple[tuple[TargetFacts, dict[str, Any]], ...] = (
 )
 
 
-def test_what_is_not_there_is_refused_with_what_is(
-    make_job: MakeJob, expect_golden: Callable[[str, str], None]
-) -> None:
+def test_what_is_not_there_is_refused_with_what_is(make_job, expect_golden):
     told = ""
     for facts, fields in REFUSED:
         with pytest.raises(InputError) as refused:
@@ -103,7 +96,7 @@ def test_what_is_not_there_is_refused_with_what_is(
     expect_golden("bad_devices.txt", told)
 
 
-def test_as_many_processes_as_a_machine_can_start_are_planned(make_job: MakeJob) -> None:
+def test_as_many_processes_as_a_machine_can_start_are_planned(make_job):
     job = make_job(nnodes=50, nproc_per_node=1)
     assert len(plan_run(job, SMALL, run_id="r").nodes) == 50
 
@@ -130,9 +123,7 @@ def test_as_many_processes_as_a_machine_can_start_are_planned(make_job: MakeJob)
         (replace(NONE, nodes=(NodeFacts(),) * 2), {"nnodes": 2}, [(8, 0), (8, 0)]),
     ],
 )
-def test_each_node_runs_its_share_of_workers(
-    make_job: MakeJob, facts: TargetFacts, fields: dict[str, Any], expected: list[tuple[int, int]]
-) -> None:
+def test_each_node_runs_its_share_of_workers(make_job, facts, fields, expected):
     found = plan_devices(make_job(**fields), facts)
     assert [(node.nproc_per_node, len(node.device_ids)) for node in found] == expected
     if facts is FOUR:
@@ -147,9 +138,7 @@ def test_each_node_runs_its_share_of_workers(
         (1, False, "1"), (1, True, None), (3, False, None), ("3:4", False, None),
     ],
 )  # fmt: skip
-def test_a_job_takes_the_nodes_that_are_there(
-    make_job: MakeJob, wanted: object, started: bool, nodes: str | None
-) -> None:
+def test_a_job_takes_the_nodes_that_are_there(make_job, wanted, started, nodes):
     there = NodesThere(count=2, says="two are here", fix="ask for two", are_started=started)
     job = make_job() if wanted is None else make_job(nnodes=wanted)
     if nodes is not None:
@@ -162,22 +151,22 @@ def test_a_job_takes_the_nodes_that_are_there(
     )
 
 
-def test_processes_and_devices_may_both_be_said(make_job: MakeJob) -> None:
+def test_processes_and_devices_may_both_be_said(make_job):
     (node,) = plan_devices(make_job(devices=[1, 3], nproc_per_node=4), FOUR)
     assert (node.nproc_per_node, node.device_ids) == (4, ("1", "3"))
 
 
-def test_nodes_of_one_machine_share_the_chosen_ones_out(make_job: MakeJob) -> None:
+def test_nodes_of_one_machine_share_the_chosen_ones_out(make_job):
     job = make_job(devices=[3, 1], nnodes=2, nproc_per_node=1, resources={"gpus": 1})
     assert [node.device_ids for node in plan_devices(job, FOUR)] == [("3",), ("1",)]
 
 
-def test_a_scheduler_gets_the_number(make_job: MakeJob) -> None:
+def test_a_scheduler_gets_the_number(make_job):
     (node,) = plan_devices(make_job(devices="free:2"), facts_of(None))
     assert (node.nproc_per_node, node.device_ids) == (2, ())
 
 
-def test_a_gpu_with_a_process_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_with_a_process_is_used(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\ncase $1 in *apps*) echo GPU-b; echo GPU-b;;"

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,19 +13,11 @@ from launcher.contract.errors import InputError
 from launcher.job.spec import JobSpec
 from launcher.plan import launch_plan
 from launcher.plan.devices import plan_devices
-from launcher.plan.launch_plan import (
-    LaunchPlan,
-    parse_plan,
-    plan_moved,
-    plan_run,
-)
+from launcher.plan.launch_plan import parse_plan, plan_moved, plan_run
 from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.held.target import HeldSettings
 from launcher.targets.processes import ProcessSettings
-
-MakePlan = Callable[..., LaunchPlan]
-MakeJob = Callable[..., JobSpec]
 
 
 def facts_of(devices: int) -> TargetFacts:
@@ -40,7 +30,7 @@ def facts_of(devices: int) -> TargetFacts:
     )
 
 
-def test_what_the_shell_sets_wins_over_the_launcher_and_the_job_over_both() -> None:
+def test_what_the_shell_sets_wins_over_the_launcher_and_the_job_over_both():
     job = {"name": "j", "command": ["t.py"], "env": {"PYTHONUNBUFFERED": "0"}}
     shell = {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "", "RANK": "3", "HF_HOME": "/x"}
     facts = replace(facts_of(0), accelerator="cpu", shell=parse_shell(shell))
@@ -62,15 +52,13 @@ def test_what_the_shell_sets_wins_over_the_launcher_and_the_job_over_both() -> N
         ),
     ],
 )
-def test_what_the_shell_sets_and_no_worker_gets_is_told(
-    environ: dict[str, str], told: str | None
-) -> None:
+def test_what_the_shell_sets_and_no_worker_gets_is_told(environ, told):
     found = describe_ignored(environ)
     assert (found or "").partition(":")[0] == (told or "")
 
 
 @given(nodes=st.integers(1, 9), each=st.integers(1, 9), devices=st.integers(0, 40))
-def test_nodes_on_one_machine_never_share_a_gpu(nodes: int, each: int, devices: int) -> None:
+def test_nodes_on_one_machine_never_share_a_gpu(nodes, each, devices):
     job = JobSpec.model_validate(
         {"name": "j", "command": ["t.py"], "nnodes": nodes, "nproc_per_node": each}
     )
@@ -91,16 +79,12 @@ def test_nodes_on_one_machine_never_share_a_gpu(nodes: int, each: int, devices: 
         ({"nproc_per_node": 2}, False),
     ],
 )
-def test_workers_that_are_to_see_no_gpu_see_none(
-    make_plan: MakePlan, fields: dict[str, Any], hidden: bool
-) -> None:
+def test_workers_that_are_to_see_no_gpu_see_none(make_plan, fields, hidden):
     plan = make_plan(replace(facts_of(0), accelerator="cpu"), **fields)
     assert (dict(plan.nodes[0].env).get("CUDA_VISIBLE_DEVICES") == "") == hidden
 
 
-def test_the_same_input_gives_the_same_plan_and_leaves_the_job_alone(
-    make_job: MakeJob, docker_facts: TargetFacts
-) -> None:
+def test_the_same_input_gives_the_same_plan_and_leaves_the_job_alone(make_job, docker_facts):
     job = make_job(nnodes="1:3", env={"A": "1"}, mounts=["./data:/data:ro"])
     before = job.model_dump_json()
     plans = [plan_run(job, docker_facts, run_id="digits-0a1b2c") for _ in range(2)]
@@ -108,16 +92,14 @@ def test_the_same_input_gives_the_same_plan_and_leaves_the_job_alone(
     assert job.model_dump_json() == before
 
 
-def test_arguments_after_the_dashes_follow_those_of_the_job(
-    make_job: MakeJob, local_facts: TargetFacts
-) -> None:
+def test_arguments_after_the_dashes_follow_those_of_the_job(make_job, local_facts):
     job = make_job(command=["t.py", "--a"])
     plan = plan_run(job, local_facts, run_id="r", extra_args=("--b", "c d"))
     assert plan.nodes[0].command == ("t.py", "--a", "--b", "c d")
 
 
 @pytest.mark.parametrize("engine", ["agent", "torchrun"])
-def test_nodes_at_new_addresses_are_met_there(make_plan: MakePlan, engine: str) -> None:
+def test_nodes_at_new_addresses_are_met_there(make_plan, engine):
     before = {0: "10.0.0.1", 1: "10.0.0.2", 2: "10.0.0.3"}
     plan = plan_moved(make_plan(nnodes=3, engine=engine), before)
     moved = plan_moved(plan_moved(plan, {0: "10.0.0.9"}), {1: "10.0.0.8"})
@@ -130,15 +112,13 @@ def test_nodes_at_new_addresses_are_met_there(make_plan: MakePlan, engine: str) 
     assert plan_moved(plan, before) == plan
 
 
-def test_a_run_in_a_hold_is_told_to_be_there(make_plan: MakePlan) -> None:
+def test_a_run_in_a_hold_is_told_to_be_there(make_plan):
     plan = make_plan()
     assert plan.place == plan.target
     assert replace(plan, own=HeldSettings(hold="my-dev-3f9a01")).place == "the hold my-dev"
 
 
-def test_checkpoints_stay_with_the_run_unless_the_job_says_where(
-    make_plan: MakePlan, local_facts: TargetFacts
-) -> None:
+def test_checkpoints_stay_with_the_run_unless_the_job_says_where(make_plan, local_facts):
     own = make_plan()
     assert own.checkpoint_dir == f"{own.run_dir}/checkpoints"
     named = make_plan(checkpoint_dir="ckpt")
@@ -150,16 +130,12 @@ def test_checkpoints_stay_with_the_run_unless_the_job_says_where(
     ("workdir", "expected"),
     [(None, "/work space"), ("/code/src", "/work space/here/src"), ("sub", "/work space/sub")],
 )
-def test_local_processes_work_where_the_mounted_folder_comes_from(
-    make_plan: MakePlan, workdir: str | None, expected: str
-) -> None:
+def test_local_processes_work_where_the_mounted_folder_comes_from(make_plan, workdir, expected):
     plan = make_plan(mounts=["./here:/code"], workdir=workdir)
     assert plan.nodes[0].workdir == expected
 
 
-def test_values_of_secrets_are_not_in_a_plan(
-    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_secrets_are_not_in_a_plan(make_plan, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     plan = make_plan(secrets=["WANDB_API_KEY"])
     assert plan.nodes[0].secrets == ("WANDB_API_KEY",)
@@ -167,7 +143,7 @@ def test_values_of_secrets_are_not_in_a_plan(
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1}'])
-def test_anything_else_is_not_a_plan(text: str) -> None:
+def test_anything_else_is_not_a_plan(text):
     with pytest.raises(ValueError, match=r"."):
         parse_plan(text)
 
@@ -178,9 +154,7 @@ PLAN = Path(launch_plan.__file__).parent
 TARGETS = {path.name for path in PLAN.with_name("targets").iterdir() if path.is_dir()}
 
 
-def test_a_plan_for_another_target_is_told_from_ones_own(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+def test_a_plan_for_another_target_is_told_from_ones_own(make_plan, docker_facts):
     plan = make_plan(docker_facts)
     assert ContainerSettings.of(plan).user == "1000:1000"
     with pytest.raises(AssertionError, match="planned for docker"):
@@ -198,17 +172,13 @@ def test_a_plan_for_another_target_is_told_from_ones_own(
         "",
     ],
 )
-def test_a_plan_names_settings_of_a_target_and_no_other_class(
-    make_plan: MakePlan, kind: str
-) -> None:
+def test_a_plan_names_settings_of_a_target_and_no_other_class(make_plan, kind):
     text = make_plan().to_json().replace("launcher.targets.processes.ProcessSettings", kind)
     with pytest.raises(ValueError, match="names no settings"):
         parse_plan(text)
 
 
-def test_a_path_of_a_container_is_told_as_what_it_is_outside(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+def test_a_path_of_a_container_is_told_as_what_it_is_outside(make_plan, docker_facts):
     plan = make_plan(docker_facts)
     inside = f"{protocol.CONTAINER_CHECKPOINT_DIR}/step-4"
     assert plan.outside(inside) == f"{plan.checkpoint_dir}/step-4"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import Env, NodePlan
-from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import (
     WorkerLog,
     as_flags,
@@ -23,8 +20,6 @@ from launcher.plan.torchrun import (
     plan_options,
     split_console,
 )
-
-MakePlan = Callable[..., LaunchPlan]
 
 SHAPES: list[dict[str, Any]] = [
     {"nnodes": 1, "nproc_per_node": 2},
@@ -47,9 +42,7 @@ def launch_config(argv: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_torch_reads_the_settings_as_they_were_planned(
-    make_plan: MakePlan, docker_facts: TargetFacts, shape: dict[str, Any]
-) -> None:
+def test_torch_reads_the_settings_as_they_were_planned(make_plan, docker_facts, shape):
     plan = make_plan(docker_facts, **shape)
     for node in plan.nodes:
         config, _, arguments = launch_config([*as_flags(options_of(node)), "train.py", "--lr", "1"])
@@ -60,12 +53,7 @@ def test_torch_reads_the_settings_as_they_were_planned(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_flags_and_variables_mean_the_same_to_torch(
-    make_plan: MakePlan,
-    docker_facts: TargetFacts,
-    shape: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flags_and_variables_mean_the_same_to_torch(make_plan, docker_facts, shape, monkeypatch):
     for node in make_plan(docker_facts, **shape).nodes:
         by_flags, _, _ = launch_config([*as_flags(options_of(node)), "train.py"])
         with monkeypatch.context() as scope:
@@ -75,7 +63,7 @@ def test_flags_and_variables_mean_the_same_to_torch(
         assert vars(by_flags) | {"logs_specs": 0} == vars(by_variables) | {"logs_specs": 0}
 
 
-def test_a_rendezvous_is_told_whole(make_plan: MakePlan) -> None:
+def test_a_rendezvous_is_told_whole(make_plan):
     common = {"nproc_per_node": 1, "engine": "torchrun"}
     etcd = {"backend": "etcd-v2", "endpoint": "e:2379"}
     first, second = make_plan(nnodes="1:2", max_restarts=3, **common).nodes
@@ -98,22 +86,20 @@ def test_a_rendezvous_is_told_whole(make_plan: MakePlan) -> None:
     }.items() <= static.items()
 
 
-def test_a_static_agent_never_restarts_its_workers_itself(make_plan: MakePlan) -> None:
+def test_a_static_agent_never_restarts_its_workers_itself(make_plan):
     plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3, engine="torchrun")
     assert dict(options_of(plan.nodes[1]))["max_restarts"] == "0"
     assert dict(options_of(plan.nodes[1]))["node_rank"] == "1"
 
 
-def test_standalone_is_never_set(make_plan: MakePlan) -> None:
+def test_standalone_is_never_set(make_plan):
     options = dict(options_of(make_plan().nodes[0]))
     assert "standalone" not in options
     assert "PET_STANDALONE" in protocol.STALE_VARIABLES
 
 
 @pytest.mark.parametrize(("torch", "known"), [((2, 11), False), ((2, 12), True), ((3, 0), True)])
-def test_a_flag_is_used_only_where_torch_knows_it(
-    make_plan: MakePlan, torch: tuple[int, int], known: bool
-) -> None:
+def test_a_flag_is_used_only_where_torch_knows_it(make_plan, torch, known):
     options = dict(options_of(make_plan().nodes[0], torch))
     assert ("shutdown_timeout" in options) == known
 
@@ -122,15 +108,11 @@ def test_a_flag_is_used_only_where_torch_knows_it(
     ("text", "version"),
     [("2.13.0+cpu", (2, 13)), ("2.4", (2, 4)), (None, (2, 4)), ("nightly", (2, 4))],
 )
-def test_versions_are_read_and_the_oldest_supported_one_is_assumed(
-    text: str | None, version: tuple[int, int]
-) -> None:
+def test_versions_are_read_and_the_oldest_supported_one_is_assumed(text, version):
     assert parse_torch_version(text) == version
 
 
-def test_a_torch_that_is_too_old_is_named_where_it_is(
-    make_plan: MakePlan, local_facts: TargetFacts
-) -> None:
+def test_a_torch_that_is_too_old_is_named_where_it_is(make_plan, local_facts):
     with pytest.raises(InputError, match=r"have torch 2\.3\.1.*oldest that is supported is 2\.4"):
         make_plan(replace(local_facts, torch_version="2.3.1+cu121"))
     for known in (None, "2.3"):  # on a cluster, what the job says is all that is known
@@ -139,24 +121,22 @@ def test_a_torch_that_is_too_old_is_named_where_it_is(
     assert make_plan(local_facts, torch_version="2.3").torch_version == local_facts.torch_version
 
 
-def test_restarts_do_not_reuse_the_old_store(make_plan: MakePlan) -> None:
+def test_restarts_do_not_reuse_the_old_store(make_plan):
     env = dict(make_plan(nnodes="1:2").nodes[0].env)
     assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_the_number_of_threads_does_not_depend_on_the_number_of_workers(
-    make_plan: MakePlan, nproc: int
-) -> None:
+def test_the_number_of_threads_does_not_depend_on_the_number_of_workers(make_plan, nproc):
     assert dict(make_plan(nproc_per_node=nproc).nodes[0].env)["OMP_NUM_THREADS"] == "1"
 
 
-def test_a_job_may_overrule_the_number_of_threads(make_plan: MakePlan) -> None:
+def test_a_job_may_overrule_the_number_of_threads(make_plan):
     env = make_plan(env={"OMP_NUM_THREADS": 4}).nodes[0].env
     assert [value for name, value in env if name == "OMP_NUM_THREADS"] == ["4"]
 
 
-def test_torchruns_own_report_is_read_back_with_the_root_cause_first() -> None:
+def test_torchruns_own_report_is_read_back_with_the_root_cause_first():
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
     def failure(local_rank: int, exit_code: int, pid: int, at: int) -> ProcessFailure:
@@ -172,11 +152,11 @@ def test_torchruns_own_report_is_read_back_with_the_root_cause_first() -> None:
 
 
 @pytest.mark.parametrize("console", ["", "usage: torchrun\n", "something FAILED\nno report"])
-def test_a_console_without_a_report_names_nobody(console: str) -> None:
+def test_a_console_without_a_report_names_nobody(console):
     assert parse_failures(console) == ()
 
 
-def test_lines_on_a_console_are_told_apart_by_who_wrote_them() -> None:
+def test_lines_on_a_console_are_told_apart_by_who_wrote_them():
     prefix = protocol.LINE_PREFIX.format(node_index=3).replace("${rank}", "12")
     other = protocol.LINE_PREFIX.format(node_index=3).replace("${rank}", "1")
     console = (
@@ -192,7 +172,7 @@ def test_lines_on_a_console_are_told_apart_by_who_wrote_them() -> None:
     ]
 
 
-def test_log_folders_are_read() -> None:
+def test_log_folders_are_read():
     path = "nodes/1/2/digits-0a_x7/attempt_3/4"
     expected = WorkerLog(node_index=1, incarnation=2, attempt=3, local_rank=4, folder=path)
     assert parse_worker_folder(path) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,6 @@ from launcher.plan.target_settings import TargetSettings
 from launcher.plan.torchrun import describe_loss
 from tests.launcher.conftest import DOCKER, LOCAL
 from tests.launcher.values import by_place, changeable
-
-MakeJob = Callable[..., JobSpec]
-MakePlan = Callable[..., LaunchPlan]
 
 BARE = replace(LOCAL, own=None, run_root="/runs", cwd="/home/me")
 CONTAINERS = replace(DOCKER, own=None)
@@ -112,7 +108,7 @@ def planned(name: str) -> LaunchPlan:
     return plan_run(job, facts, run_id="digits-0a1b2c", **options)
 
 
-def test_whole_plans(expect_golden: Callable[[str, str], None]) -> None:
+def test_whole_plans(expect_golden):
     plans = {name: planned(name) for name in PLANS}
     plans["a new attempt"] = plan_next_attempt(plan_next_attempt(plans["elastic nodes with GPUs"]))
     plans["a replacement"] = plan_replacement(plans["elastic nodes with GPUs"], 0)
@@ -124,9 +120,7 @@ def test_whole_plans(expect_golden: Callable[[str, str], None]) -> None:
     expect_golden("plans.txt", text)
 
 
-def test_what_a_plan_leaves_out_means_what_it_meant(
-    expect_golden: Callable[[str, str], None],
-) -> None:
+def test_what_a_plan_leaves_out_means_what_it_meant(expect_golden):
     """A default that changes is read wrongly out of the plans of runs that run already."""
     kept = ("run_id", "job_name", "target", "run_dir", "checkpoint_dir", "stop_grace_s", "nodes")
     data = json.loads(planned("one local node").to_json())
@@ -141,19 +135,19 @@ def test_what_a_plan_leaves_out_means_what_it_meant(
     expect_golden("plan-defaults.txt", "".join(lines))
 
 
-def test_what_is_planned_is_a_value_and_is_built_by_name() -> None:
+def test_what_is_planned_is_a_value_and_is_built_by_name():
     assert (changeable(launcher.plan), by_place(launcher.plan)) == (set(), set())
 
 
 @pytest.mark.parametrize(("count", "last"), [(1, "0"), (10, "9"), (11, "10"), (101, "100")])
-def test_names_sort_as_their_nodes_do(make_plan: MakePlan, count: int, last: str) -> None:
+def test_names_sort_as_their_nodes_do(make_plan, count, last):
     names = [n.name for n in make_plan(CONTAINERS, nnodes=count, nproc_per_node=1).nodes]
     assert names == sorted(names)
     assert names[-1] == f"digits-0a1b2c-{last}"
     assert names[0] == f"digits-0a1b2c-{'0' * len(last)}"
 
 
-def test_a_node_like_another_serves_the_store_only_in_its_place(make_plan: MakePlan) -> None:
+def test_a_node_like_another_serves_the_store_only_in_its_place(make_plan):
     first, second = make_plan(CONTAINERS, nnodes=2).nodes
     for node, index, hosts in ((first, 0, True), (first, 1, False), (second, 0, False)):
         like = plan_node_like(node, index, "other", 2)
@@ -173,14 +167,12 @@ def test_a_node_like_another_serves_the_store_only_in_its_place(make_plan: MakeP
         (0, {"engine": "torchrun"}, "connects no terminal"),
     ],
 )
-def test_a_rank_that_cannot_be_debugged_is_refused(
-    make_job: MakeJob, rank: int, fields: dict[str, Any], told: str
-) -> None:
+def test_a_rank_that_cannot_be_debugged_is_refused(make_job, rank, fields, told):
     with pytest.raises(InputError, match=told):
         plan_run(make_job(**fields), BARE, run_id="r", purpose=Purpose(debug_rank=rank))
 
 
-def test_a_plan_in_words(make_plan: MakePlan) -> None:
+def test_a_plan_in_words(make_plan):
     elastic, fixed = make_plan(nnodes="1:2", max_restarts=1), make_plan(nnodes=2, max_restarts=1)
     assert (elastic.is_elastic, fixed.is_elastic, fixed.max_restarts) == (True, False, 1)
     assert (elastic.accelerator, elastic.place) == ("cpu", "local")
@@ -206,5 +198,5 @@ def test_a_plan_in_words(make_plan: MakePlan) -> None:
         (replace(CUDA, machine=MachineFacts(cpu_count=1, device_ids=None)), "local, GPUs, NCCL"),
     ],
 )
-def test_a_target_in_words(facts: TargetFacts, told: str) -> None:
+def test_a_target_in_words(facts, told):
     assert facts.describe() == told

@@ -46,7 +46,6 @@ NODE = NodeReport(
     phases_s={},
     state="running",
 )
-
 ROW = NodeRow(
     told=NODE,
     host="",
@@ -60,9 +59,7 @@ ROW = NodeRow(
     seen_s=2.0,
     last_line="step 7",
 )
-
 POINTS = [Point(10.0 * n, 100 * n, 3200 * n, 0.25, 0.1, 1234.4, 2) for n in (5, 6, 7)]
-
 TOLD = Postmortem(
     run_id="digits-1",
     job="digits",
@@ -94,9 +91,7 @@ TOLD = Postmortem(
     timeline=[Moment(after_s=1.0, node_index=0, incarnation=0, text="agent started")],
     folder="",
 )
-
 SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
-
 STEPS = """
 import time, torch
 weight = torch.nn.Parameter(torch.zeros(1))
@@ -108,7 +103,7 @@ while True:
 """
 
 
-def test_a_run_is_told_in_columns() -> None:
+def test_a_run_is_told_in_columns():
     assert render_snapshot(SEEN).splitlines() == [
         "digits-1: running on local, engine agent (75.0 s)",
         "step 700/1000  loss 0.25  1,234 samples/s  30 s left  saved 4 s ago  goodput 87.5%  "
@@ -118,7 +113,7 @@ def test_a_run_is_told_in_columns() -> None:
     ]
 
 
-def test_the_time_left_follows_the_pace_of_the_last_twenty_points() -> None:
+def test_the_time_left_follows_the_pace_of_the_last_twenty_points():
     points = [POINTS[0]._replace(after_s=n * 10.0, step=n) for n in range(20)]
     slow = POINTS[0]._replace(after_s=-9e9, step=-1)
     told = replace(TOLD.goodput, points=[slow, *points], until=31) if TOLD.goodput else None
@@ -146,11 +141,11 @@ def node(**changes: Any) -> NodeRow:
         (node(reason="completed", exit_code=0), 4),
     ],
 )
-def test_nodes_with_trouble_come_first(row: NodeRow, trouble: int) -> None:
+def test_nodes_with_trouble_come_first(row, trouble):
     assert row.trouble == trouble
 
 
-def test_the_last_line_is_what_a_bar_shows_now_without_control_characters(tmp_path: Path) -> None:
+def test_the_last_line_is_what_a_bar_shows_now_without_control_characters(tmp_path):
     path = tmp_path / "stderr"
     path.write_text("epoch 1\n 10%\r \x1b[31m20%\x07\x1b[0m\r\n\n")
     assert read_last_line([tmp_path / "stdout", path]) == "20%\\x07"
@@ -181,7 +176,7 @@ def cells_of(screen: app.RunScreen, row: int) -> list[str]:
     return [str(cell) for cell in screen.query_one(DataTable).get_row_at(row)]
 
 
-def test_rows_are_drawn_anew_and_filtered_by_host_and_state(watch: Callable[..., None]) -> None:
+def test_rows_are_drawn_anew_and_filtered_by_host_and_state(watch):
     rows = [node(node_index=0), replace(node(node_index=1), host="gpu1")]
 
     async def look(screen: app.RunScreen, pilot: Any) -> None:
@@ -198,9 +193,7 @@ def test_rows_are_drawn_anew_and_filtered_by_host_and_state(watch: Callable[...,
     watch(rows, look)
 
 
-def test_a_run_is_stopped_by_the_second_x_within_ten_seconds(
-    watch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_stopped_by_the_second_x_within_ten_seconds(watch, monkeypatch):
     clock = StoppedClock(1000.0)
     monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=clock, time=time.time))
     stopped = threading.Event()
@@ -225,9 +218,7 @@ def test_a_run_is_stopped_by_the_second_x_within_ten_seconds(
     watch([ROW], look)
 
 
-def test_a_page_follows_what_is_written_unless_one_has_gone_back(
-    watch: Callable[..., None],
-) -> None:
+def test_a_page_follows_what_is_written_unless_one_has_gone_back(watch):
     lines = ["a line"] * 100
 
     async def look(screen: app.RunScreen, pilot: Any) -> None:
@@ -258,7 +249,7 @@ def test_a_page_follows_what_is_written_unless_one_has_gone_back(
     watch([ROW], look)
 
 
-def test_what_a_worker_prints_is_no_markup(watch: Callable[..., None]) -> None:
+def test_what_a_worker_prints_is_no_markup(watch):
     line = "[info] [/b] step"
 
     async def look(screen: app.RunScreen, pilot: Any) -> None:
@@ -270,7 +261,7 @@ def test_what_a_worker_prints_is_no_markup(watch: Callable[..., None]) -> None:
     watch([replace(ROW, last_line=line)], look)
 
 
-def test_a_page_that_is_left_while_it_reads_ends_nothing(watch: Callable[..., None]) -> None:
+def test_a_page_that_is_left_while_it_reads_ends_nothing(watch):
     read, left = threading.Event(), threading.Event()
 
     def answer() -> str:
@@ -290,7 +281,7 @@ def test_a_page_that_is_left_while_it_reads_ends_nothing(watch: Callable[..., No
     watch([ROW], look)
 
 
-def test_without_a_terminal_a_run_is_told_once(tmp_path: Path) -> None:
+def test_without_a_terminal_a_run_is_told_once(tmp_path):
     runner = Runner(tmp_path)
     runner.write("print('hello')")
     runner("run", "job.yaml", "--on", "local")
@@ -335,7 +326,7 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
     runner("stop", "--grace", "0")
 
 
-def test_live_without_a_terminal_is_a_plain_stream(tmp_path: Path) -> None:
+def test_live_without_a_terminal_is_a_plain_stream(tmp_path):
     runner = Runner(tmp_path)
     runner.write("print('hello')")
     done = runner("run", "job.yaml", "--on", "local", "--live")

@@ -25,7 +25,6 @@ from launcher.targets.hosts import images, ssh
 from launcher.targets.hosts.connection import HostLine, send_beats
 from launcher.targets.hosts.program import messages, processes, requests
 from launcher.targets.hosts.program.node_state import read_state
-from launcher.targets.hosts.settings import Host
 from launcher.targets.kubernetes import api
 from tests.launcher.runner import WAITING, Runner
 from tests.launcher.test_standstill import (
@@ -45,9 +44,7 @@ ROOT = Path(__file__).parents[3]
 # -- a cluster ---------------------------------------------------------------------------------
 
 
-def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_accepts_and_never_answers_is_asked_once(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         config = {
             "apiVersion": "v1",
@@ -75,18 +72,14 @@ def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
             next(cluster.read_log("pod", {"follow": "true"}))
 
 
-def test_a_host_that_never_says_its_first_word_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
-) -> None:
+def test_a_host_that_never_says_its_first_word_is_not_waited_for(tmp_path, monkeypatch, host):
     monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 0.5)
     client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; exec sleep 600")
     with soon(), pytest.raises(TargetError, match="gpu1"):
         client.open(host)
 
 
-def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
-) -> None:
+def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(tmp_path, monkeypatch, host):
     monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
     monkeypatch.setattr(host_line, "BEAT_S", 0.02)
     client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; sleep 2.5")
@@ -102,9 +95,7 @@ def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
         line.close()
 
 
-def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
-) -> None:
+def test_a_host_that_falls_silent_is_dropped_and_reached_anew(tmp_path, monkeypatch, host):
     monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
     client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; :")
     (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
@@ -114,7 +105,6 @@ def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
     try:
         assert line.has_told.wait(WITHIN_S)
         first = line._session
-        assert first is not None
         freeze(first._talk._popen.pid)
         wait_until(lambda: line.silent_s() > 2.0)
         wait_until(lambda: line.silent_s() < 1.5)
@@ -144,9 +134,7 @@ def living() -> set[int]:
     [("exec sleep 600", "cat"), ("head -c 9000000 /dev/zero", "exec sleep 600")],
     ids=["engine here", "engine there"],
 )
-def test_an_image_that_gets_stuck_on_its_way_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, save: str, load: str
-) -> None:
+def test_an_image_that_gets_stuck_on_its_way_is_an_error(tmp_path, monkeypatch, host, save, load):
     put_first(monkeypatch, tmp_path / "docker", "docker", DOCKER.format(save=save, load=load))
     monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
     monkeypatch.setattr(images, "PROVIDE_LIMIT_S", 1.0)
@@ -188,7 +176,6 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         env[processes.KEEPER] = "1"
         keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, env=env)
         started.append(keeper)
-        assert keeper.stdin is not None
         keeper.stdin.write(spec.to_json().encode())
         keeper.stdin.close()
         wait_until(lambda: read_state(tmp_path / "node").state != "missing")
@@ -200,9 +187,7 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         keeper.wait()
 
 
-def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(
-    tmp_path: Path, kept: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(tmp_path, kept):
     keeper = kept("sleep", "600")
     os.kill(keeper.pid, signal.SIGSTOP)
     reaper = threading.Thread(target=keeper.wait, daemon=True)
@@ -219,9 +204,7 @@ def is_up(launcher: Runner) -> bool:
     return bool(list((launcher.folder / "runs").glob("*-*/up-0")))
 
 
-def test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_named(
-    launcher: Runner,
-) -> None:
+def test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_named(launcher):
     launcher.write(WAITING)
     process = launcher.start("run", "job.yaml", "--on", "local")
     try:
@@ -240,7 +223,7 @@ def test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_name
         process.communicate()
 
 
-def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
+def test_a_detached_run_whose_folder_is_removed_ends(launcher):
     launcher.write(WAITING)
     assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
     wait_until(lambda: is_up(launcher))

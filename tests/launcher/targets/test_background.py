@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,7 @@ print(repr(background.in_background(work, Path(sys.argv[2]))))
 
 
 @pytest.mark.parametrize(("how", "said"), [("killed", "''"), ("ends", "''"), ("tells", "'up'")])
-def test_it_holds_up_no_parent_and_leaves_the_parents_terminal(
-    tmp_path: Path, how: str, said: str
-) -> None:
+def test_it_holds_up_no_parent_and_leaves_the_parents_terminal(tmp_path, how, said):
     log = tmp_path / "log"
     argv = [sys.executable, "-c", CODE, how, str(log)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,6 @@ import pytest
 from launcher.code.place import CodePlace
 from launcher.code.record import read_code
 from launcher.contract.errors import InputError
-from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import TargetFacts
 from launcher.targets.preflight import (
     check_here,
     check_in_code,
@@ -26,9 +22,6 @@ from launcher.targets.preflight import (
     describe_left_behind,
     read_script,
 )
-from tests.launcher.runner import Runner
-
-MakePlan = Callable[..., LaunchPlan]
 
 
 @pytest.fixture
@@ -43,8 +36,6 @@ def tree(tmp_path: Path) -> Path:
 
 
 SHELL = {"WANDB_API_KEY": "k", "HF_HOME": "/hf", "MINE": "1", "HOME": "/me", "OTHER": "2"}
-
-
 SHELL |= {"RANK": "0", "SLURM_PROCID": "0"}
 
 
@@ -59,9 +50,7 @@ SHELL |= {"RANK": "0", "SLURM_PROCID": "0"}
         ("import os\nos.environ['RANK'], os.environ['SLURM_PROCID']\n", None),
     ],
 )
-def test_variables_that_a_script_asks_for_and_nodes_do_not_get_are_told(
-    tmp_path: Path, source: str, names: str | None
-) -> None:
+def test_variables_that_a_script_asks_for_and_nodes_do_not_get_are_told(tmp_path, source, names):
     (tmp_path / "lib/helpers").mkdir(parents=True)
     (tmp_path / "train.py").write_text(source)
     (tmp_path / "pkg").mkdir()
@@ -97,8 +86,8 @@ READS = "import os, torch\ntorch.load(os.environ['CHECKPOINT_DIR'] + '/last')\n"
     ],
 )
 def test_a_run_whose_ranks_would_resume_from_their_nodes_own_disks_is_refused_or_told(
-    make_job: Callable[..., JobSpec], source: str, keys: dict[str, object], told: str | None
-) -> None:
+    make_job, source, keys, told
+):
     job = make_job(**{"command": ["train.py"], **keys})
     if told and told.startswith(("nnodes", "max_restarts")):
         with pytest.raises(InputError, match=re.escape(told)) as refused:
@@ -111,23 +100,17 @@ def test_a_run_whose_ranks_would_resume_from_their_nodes_own_disks_is_refused_or
 
 
 GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]
-
-
 BAD = [["nothere.py"], ["bare"], ["train.py/x"]]
 
 
 @pytest.mark.parametrize("command", GOOD)
-def test_what_python_may_find_is_let_through(
-    make_plan: MakePlan, tree: Path, command: list[str]
-) -> None:
+def test_what_python_may_find_is_let_through(make_plan, tree, command):
     node = make_plan(command=command, workdir=str(tree)).nodes[0]
     check_here(node)
 
 
 @pytest.mark.parametrize("command", BAD)
-def test_what_python_would_not_find_is_refused(
-    make_plan: MakePlan, tree: Path, command: list[str]
-) -> None:
+def test_what_python_would_not_find_is_refused(make_plan, tree, command):
     node = make_plan(command=command, workdir=str(tree)).nodes[0]
     with pytest.raises(InputError, match="command: found "):
         check_here(node)
@@ -153,9 +136,7 @@ def test_what_python_would_not_find_is_refused(
         ("main.py", "link", True),
     ],
 )
-def test_a_script_outside_of_the_code_that_nodes_get_is_refused(
-    tree: Path, command: str, workdir: str | None, is_there: bool
-) -> None:
+def test_a_script_outside_of_the_code_that_nodes_get_is_refused(tree, command, workdir, is_there):
     (tree / "link").symlink_to("pkg")
     (tree / ".gitignore").write_text("ignored.py\n")
     for name in ("ignored.py", "deleted.py"):
@@ -183,14 +164,8 @@ def test_a_script_outside_of_the_code_that_nodes_get_is_refused(
     ],
 )
 def test_a_script_that_nodes_without_an_image_do_not_get_is_refused(
-    make_plan: MakePlan,
-    local_facts: TargetFacts,
-    tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
-    workdir: str | None,
-    told: str,
-) -> None:
+    make_plan, local_facts, tree, monkeypatch, command, workdir, told
+):
     monkeypatch.chdir(tree)
     run_dir = "/home/me/.launcher/runs/digits-0a1b2c"
     node = make_plan(replace(local_facts, cwd=run_dir), command=command, workdir=workdir).nodes[0]
@@ -202,7 +177,7 @@ def test_a_script_that_nodes_without_an_image_do_not_get_is_refused(
     assert re.search(told, str(caught.value))
 
 
-def test_a_port_that_is_taken_is_told_before_nodes_wait_at_it(launcher: Runner) -> None:
+def test_a_port_that_is_taken_is_told_before_nodes_wait_at_it(launcher):
     launcher.write("", "name: tiny\nnproc_per_node: 1\nnnodes: 2\n")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -2,20 +2,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.contract.node_plan import Env
-from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import TargetFacts
 from launcher.targets.processes import ProcessSettings, render_processes
 from launcher.targets.shell import render_exports, render_line
 
-MakePlan = Callable[..., LaunchPlan]
 PLAIN = {"engine": "torchrun"}
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é"
 
@@ -39,31 +34,24 @@ AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é"
         ),
     ],
 )
-def test_the_whole_script(
-    make_plan: MakePlan,
-    expect_golden: Callable[[str, str], None],
-    name: str,
-    fields: dict[str, Any],
-) -> None:
+def test_the_whole_script(make_plan, expect_golden, name, fields):
     expect_golden(name, render_processes(make_plan(**fields)).shell())
 
 
-def test_gpus_of_nodes_on_one_machine_are_disjoint(
-    make_plan: MakePlan, local_facts: TargetFacts, cuda_facts: TargetFacts
-) -> None:
+def test_gpus_of_nodes_on_one_machine_are_disjoint(make_plan, local_facts, cuda_facts):
     facts = replace(local_facts, accelerator="cuda", machine=cuda_facts.machine)
     artifact = render_processes(make_plan(facts, nnodes=2, nproc_per_node=2))
     visible = [dict(process.env)["CUDA_VISIBLE_DEVICES"] for process in artifact.processes]
     assert visible == ["0,1", "2,3"]
 
 
-def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan) -> None:
+def test_only_the_chosen_nodes_are_rendered(make_plan):
     artifact = render_processes(make_plan(nnodes=3), only=(1,))
     assert [process.node.node_index for process in artifact.processes] == [1]
 
 
 @pytest.mark.parametrize("value", [AWKWARD, "", "-x", "two\nlines"])
-def test_a_shell_gets_words_and_variables_byte_for_byte(value: str) -> None:
+def test_a_shell_gets_words_and_variables_byte_for_byte(value):
     line = render_line(("printf", "%s|%s", value, "end"))
     out = subprocess.run(["sh", "-c", line], capture_output=True, check=True).stdout
     assert out.decode() == f"{value}|end"
@@ -74,9 +62,7 @@ def test_a_shell_gets_words_and_variables_byte_for_byte(value: str) -> None:
     )
 
 
-def test_the_script_runs_by_hand_without_this_project(
-    make_plan: MakePlan, local_facts: TargetFacts, tmp_path: Path
-) -> None:
+def test_the_script_runs_by_hand_without_this_project(make_plan, local_facts, tmp_path):
     """``torchrun`` is stood in for by a program that records what it was given."""
     recorder = tmp_path / "python"
     recorder.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$MARK" "${RANK-unset}" "$@" >"$OUT"\n')

@@ -62,8 +62,8 @@ def made(plan: LaunchPlan) -> RunFolder:
     ids=["this process", "a process of another boot", "no process"],
 )
 def test_a_local_node_lives_as_long_as_its_very_process(
-    tmp_path: Path, docker_facts: TargetFacts, make_job: MakeJob, start: str, state: NodeState
-) -> None:
+    tmp_path, docker_facts, make_job, start, state
+):
     own = ProcessSettings(python=sys.executable)
     facts = replace(
         docker_facts, target="local", image=None, run_root=str(tmp_path), ports=(20000,), own=own
@@ -119,9 +119,7 @@ def docker(folder: Path, engine: Any) -> DockerTarget:
     return target
 
 
-def test_another_docker_engine_tells_nothing_of_a_run(
-    tmp_path: Path, in_docker: LaunchPlan
-) -> None:
+def test_another_docker_engine_tells_nothing_of_a_run(tmp_path, in_docker):
     run, target = made(in_docker), docker(tmp_path, Engine("B"))
     with pytest.raises(TargetError, match="digits-1 is on another Docker engine") as caught:
         fold(run, target, 1.0)
@@ -131,9 +129,7 @@ def test_another_docker_engine_tells_nothing_of_a_run(
     assert run.read_outcome() is None
 
 
-def test_a_container_that_was_pruned_after_its_end_has_ended_as_it_was_seen(
-    tmp_path: Path, in_docker: LaunchPlan
-) -> None:
+def test_a_container_that_was_pruned_after_its_end_has_ended_as_it_was_seen(tmp_path, in_docker):
     engine = Engine("A", "digits-1")
     target = docker(tmp_path, engine)
     assert target.observe(in_docker).nodes[0].exit_code == 0
@@ -149,8 +145,8 @@ CLIENT = '#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n'
 
 @pytest.mark.parametrize(("machine", "answers"), [(name_machine(), True), ("gpu1 b0", False)])
 def test_a_machine_that_has_got_a_hosts_name_answers_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, answers: bool
-) -> None:
+    tmp_path, monkeypatch, machine, answers
+):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/ssh").write_text(CLIENT)
     (tmp_path / "bin/ssh").chmod(0o755)
@@ -201,9 +197,7 @@ def end_on_slurm(run: RunFolder) -> Reason | None:
     return end and end.reason
 
 
-def test_the_controller_of_another_cluster_tells_nothing_of_a_run(
-    slurm: Callable[[str, str], RunFolder], tmp_path: Path
-) -> None:
+def test_the_controller_of_another_cluster_tells_nothing_of_a_run(slurm, tmp_path):
     run = slurm(UNKNOWN, "other")
     with pytest.raises(TargetError, match="tiny-1 is on the cluster hpc, and other answers here"):
         end_on_slurm(run)
@@ -212,15 +206,13 @@ def test_the_controller_of_another_cluster_tells_nothing_of_a_run(
     assert not (tmp_path / "cancelled").exists()
 
 
-def test_the_runs_own_controller_proves_that_a_job_is_gone(
-    slurm: Callable[[str, str], RunFolder],
-) -> None:
+def test_the_runs_own_controller_proves_that_a_job_is_gone(slurm):
     assert end_on_slurm(slurm(UNKNOWN, "hpc")) is Reason.NODE_LOST
 
 
 def test_a_job_that_has_got_the_number_of_a_runs_job_is_neither_watched_nor_cancelled(
-    slurm: Callable[[str, str], RunFolder], tmp_path: Path
-) -> None:
+    slurm, tmp_path
+):
     run = slurm(OTHERS, "hpc")
     assert end_on_slurm(run) is Reason.NODE_LOST
     SlurmTarget(tmp_path).stop("tiny-1", 0)
@@ -230,7 +222,7 @@ def test_a_job_that_has_got_the_number_of_a_runs_job_is_neither_watched_nor_canc
 # -- the table -----------------------------------------------------------------------------------
 
 
-def test_the_table_has_a_row_for_each_target() -> None:
+def test_the_table_has_a_row_for_each_target():
     from launcher.api.choose_target import ROOMS
 
     text = (ROOT / "docs/fault-tolerance.md").read_text()

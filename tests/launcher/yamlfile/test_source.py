@@ -46,18 +46,14 @@ TEXTS = [
     "text",
     [*TEXTS, *(pytest.param(path.read_text(), id=path.name) for path in sorted(FILES))],
 )
-def test_the_fast_reader_of_many_documents_sees_what_the_careful_one_sees(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fast_reader_of_many_documents_sees_what_the_careful_one_sees(text, monkeypatch):
     fast = parse_documents(text, "a.yaml")
     monkeypatch.setattr(nodes, "FastLoader", nodes.CoreLoader)
     assert fast == parse_documents(text, "a.yaml")
 
 
 @pytest.mark.skipif(nodes.FastLoader is nodes.CoreLoader, reason="PyYAML without libyaml")
-def test_a_text_without_mistakes_is_read_once_and_by_libyaml(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_text_without_mistakes_is_read_once_and_by_libyaml(monkeypatch):
     """The careful reader takes about ten times as long."""
     used = []
     compose = nodes._compose
@@ -73,9 +69,7 @@ def test_a_text_without_mistakes_is_read_once_and_by_libyaml(
 
 
 @pytest.mark.parametrize("case", [pytest.param(rest, id=title) for title, _, rest in CASES])
-def test_what_is_refused_is_told_with_its_place_and_a_fix_by_both_readers(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_is_told_with_its_place_and_a_fix_by_both_readers(case, monkeypatch):
     text, _, expected = case.partition("\n->\n")
     for loader in (nodes.FastLoader, nodes.CoreLoader):
         monkeypatch.setattr(nodes, "FastLoader", loader)
@@ -104,22 +98,22 @@ def test_what_is_refused_is_told_with_its_place_and_a_fix_by_both_readers(
         ("[1, a, {b: 2}]", [1, "a", {"b": 2}]), ("[]", []), ("{}", {}),
     ],
 )  # fmt: skip
-def test_a_value_is_read_as_yaml_1_2_reads_it(written: str, value: object) -> None:
+def test_a_value_is_read_as_yaml_1_2_reads_it(written, value):
     read = parse_yaml(f"key: {written}", "a.yaml").data["key"]
     assert (read, type(read)) == (value, type(value))
 
 
 @pytest.mark.parametrize("written", [".nan", ".NaN", ".NAN"])
-def test_not_a_number_is_a_number(written: str) -> None:
+def test_not_a_number_is_a_number(written):
     assert math.isnan(parse_yaml(f"key: {written}", "a.yaml").data["key"])
 
 
-def test_keys_are_names_as_they_are_written() -> None:
+def test_keys_are_names_as_they_are_written():
     source = parse_yaml("NO: 1\n8080: 2\n1.10: 3\ntrue: 4\n'a b': 5", "a.yaml")
     assert list(source.data) == ["NO", "8080", "1.10", "true", "a b"]
 
 
-def test_every_value_keeps_the_line_of_its_key() -> None:
+def test_every_value_keeps_the_line_of_its_key():
     text = "# a comment\nname: x\nrdzv:\n  port: 5\nmounts:\n- a:/a\n- source: >-\n    b\n"
     entries = parse_yaml(text, "jobs/a.yaml").entries
     places = {path: (entry.where, entry.line) for path, entry in entries.items()}
@@ -135,7 +129,7 @@ def test_every_value_keeps_the_line_of_its_key() -> None:
     }
 
 
-def test_a_byte_order_mark_and_windows_line_ends_do_not_move_a_line(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_do_not_move_a_line(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: x\r\n")
     source = parse_yaml(read_text(path), str(path))
@@ -154,25 +148,25 @@ def test_a_byte_order_mark_and_windows_line_ends_do_not_move_a_line(tmp_path: Pa
         ("[1, 2]", None, "[1, 2]"),
     ],
 )
-def test_a_value_keeps_how_it_was_written(value: str, text: str | None, written: str) -> None:
+def test_a_value_keeps_how_it_was_written(value, text, written):
     entry = parse_yaml(f"key: {value} # comment", "a.yaml").entries["key",]
     assert (entry.text, entry.written) == (text, written)
 
 
-def test_the_nearest_entry_of_what_is_not_written_is_that_of_its_holder() -> None:
+def test_the_nearest_entry_of_what_is_not_written_is_that_of_its_holder():
     source = parse_yaml("a: 1\nb:\n  c: 2", "a.yaml")
     assert source.nearest(("b", "x", "y")).where == "a.yaml:2"
     assert source.nearest(("x",)).where == "a.yaml:1"
 
 
-def test_merged_keys_give_way_to_own_ones_and_later_merges_to_earlier_ones() -> None:
+def test_merged_keys_give_way_to_own_ones_and_later_merges_to_earlier_ones():
     text = "p: &p {a: 1, b: 1}\nq: &q {b: 2, c: 2}\nr:\n  <<: [*p, *q]\n  a: 3\n"
     source = parse_yaml(text, "a.yaml")
     assert source.data["r"] == {"a": 3, "b": 1, "c": 2}
     assert source.entries["r", "c"].where == "a.yaml:2"
 
 
-def test_a_list_nested_to_the_limit_is_read_and_one_level_more_is_refused() -> None:
+def test_a_list_nested_to_the_limit_is_read_and_one_level_more_is_refused():
     deepest = MAX_DEPTH - 1
     data = parse_yaml(f"a: {'[' * deepest}{']' * deepest}", "a.yaml").data
     for _ in range(deepest - 1):
@@ -183,12 +177,12 @@ def test_a_list_nested_to_the_limit_is_read_and_one_level_more_is_refused() -> N
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
-def test_nesting_without_an_end_is_an_error_and_no_crash(opening: str) -> None:
+def test_nesting_without_an_end_is_an_error_and_no_crash(opening):
     with pytest.raises(FileError, match="nested"):
         parse_yaml("a:\n  " + opening * 20_000, "a.yaml")
 
 
-def test_as_many_values_as_the_limit_are_read_and_more_are_refused() -> None:
+def test_as_many_values_as_the_limit_are_read_and_more_are_refused():
     items = MAX_NODES - 3  # the mapping, counted once as a value and once for its keys; the list
     text = "a: [" + "1," * items + "]"
     assert len(parse_yaml(text, "a.yaml").data["a"]) == items
@@ -196,7 +190,7 @@ def test_as_many_values_as_the_limit_are_read_and_more_are_refused() -> None:
         parse_yaml(text.replace("]", "1]"), "a.yaml")
 
 
-def test_merges_of_merges_are_counted_too() -> None:
+def test_merges_of_merges_are_counted_too():
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9)]
     with pytest.raises(FileError, match="more than 20000 values"):
@@ -204,22 +198,21 @@ def test_merges_of_merges_are_counted_too() -> None:
 
 
 @pytest.mark.parametrize(("text", "line"), [("\x01", 1), ("a: 1\nb: \x01", 2), ("\n\n\n\x07", 4)])
-def test_a_control_character_is_refused_where_it_stands(text: str, line: int) -> None:
+def test_a_control_character_is_refused_where_it_stands(text, line):
     with pytest.raises(FileError, match=rf"^a.yaml:{line}: a control character in the text"):
         parse_yaml(text, "a.yaml")
 
 
-def test_the_rest_of_a_file_with_flaws_is_handed_on_with_the_error() -> None:
+def test_the_rest_of_a_file_with_flaws_is_handed_on_with_the_error():
     with pytest.raises(FileError) as caught:
         parse_yaml("a: 1\na: 2\nb: !x 3\nc: 4", "a.yaml")
-    assert caught.value.source is not None
     assert caught.value.source.data == {"a": 1, "b": "3", "c": 4}
     assert [(flaw.line, flaw.path) for flaw in caught.value.problems] == [(2, ("a",)), (3, ("b",))]
     option = Problem(where="--set a", what="x")
     assert FileError([option, *caught.value.problems]).problems[-1] == option, "after the file's"
 
 
-def test_a_problem_may_be_about_no_key_and_have_no_fix() -> None:
+def test_a_problem_may_be_about_no_key_and_have_no_fix():
     source = parse_yaml("a:\n  b: 1", "a.yaml")
     assert str(source.problem((), "is odd")) == "a.yaml:1: is odd"
     assert str(source.problem(("a", "b", "c"), "is odd", "drop it")) == (
@@ -229,7 +222,7 @@ def test_a_problem_may_be_about_no_key_and_have_no_fix() -> None:
     assert render_value("x" * 61) == "x" * 57 + "..."
 
 
-def test_text_of_several_lines_is_kept_as_it_was_written() -> None:
+def test_text_of_several_lines_is_kept_as_it_was_written():
     text = 'a: |\n  b\n  c\n\nd: &x !!str >-\n  e\nf: &y "g"\n'
     source = parse_yaml(text, "a.yaml")
     assert source.data == {"a": "b\nc\n", "d": "e", "f": "g"}
@@ -237,7 +230,7 @@ def test_text_of_several_lines_is_kept_as_it_was_written() -> None:
     assert written == ["|\n  b\n  c", "&x !!str >-\n  e", '"g"']
 
 
-def test_of_several_documents_those_with_something_in_them_are_read() -> None:
+def test_of_several_documents_those_with_something_in_them_are_read():
     found = parse_documents("---\n---\na: 1\n---\n~\n---\nnull\n---\nb: 2\n", "a.yaml")
     assert [source.data for source in found] == [{"a": 1}, {"b": 2}]
     assert [source.entries[()].line for source in found] == [3, 9]
@@ -252,7 +245,7 @@ def test_of_several_documents_those_with_something_in_them_are_read() -> None:
         assert str(refused.value) == told
 
 
-def test_a_value_from_outside_a_file_names_its_origin_and_no_line() -> None:
+def test_a_value_from_outside_a_file_names_its_origin_and_no_line():
     source = parse_fragment("{a: [1, x]}", "--set a")
     assert source.data == {"a": [1, "x"]}
     assert {(entry.where, entry.line) for entry in source.entries.values()} == {("--set a", 0)}
@@ -276,7 +269,7 @@ def refusal(path: Path | str) -> str:
     return str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path):
     (tmp_path / "digits.yaml").touch()
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "latin").write_bytes(b"\nb: \xe9\n")
@@ -301,6 +294,6 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -
         decode_text(b"#" * (2**21 + 1), "a.yaml", 2**21)
 
 
-def test_what_was_read_cannot_be_changed() -> None:
+def test_what_was_read_cannot_be_changed():
     assert changeable(launcher.yamlfile) == set()
     assert by_place(launcher.yamlfile) == {"Origin"}

@@ -24,7 +24,7 @@ def pick_from(path: Path, seed: int) -> list[tuple[tuple[int, int], str]]:
     return sorted((fault.start_pos, fault.operator_name) for fault in left)
 
 
-def test_one_seed_picks_the_same_faults_each_at_another_place(tmp_path: Path) -> None:
+def test_one_seed_picks_the_same_faults_each_at_another_place(tmp_path):
     first = pick_from(tmp_path / "first.sqlite", 1)
     assert first == pick_from(tmp_path / "again.sqlite", 1)
     assert first != pick_from(tmp_path / "other.sqlite", 2)

@@ -9,21 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.run_token import JOB, LOOKING, check_folder, check_found
-from tests.slurm.typist import ALLOCATION, ARRAY, Typist
+from tests.slurm.typist import ALLOCATION, ARRAY
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
 
-def test_the_nodes_of_an_allocation_meet_by_it_and_it_is_shown_nowhere(typist: Typist) -> None:
+def test_the_nodes_of_an_allocation_meet_by_it_and_it_is_shown_nowhere(typist):
     typist.write(LOOKING, JOB + ALLOCATION)
-    done = typist("run", "job.yaml", "--on", "slurm")
-    assert done.returncode == 0, done.stderr
+    done = typist.well("run", "job.yaml", "--on", "slurm")
     check_found(done.stdout)
     check_folder(typist.folder / "runs/latest", done.stdout, done.stderr)
 
 
-def test_elements_of_a_script_by_hand_agree_on_one(typist: Typist) -> None:
+def test_elements_of_a_script_by_hand_agree_on_one(typist):
     typist.write(LOOKING, JOB + ARRAY)
     script = typist("render", "job.yaml", "--on", "slurm", "--embed").stdout
     path = typist.folder / "job.sh"

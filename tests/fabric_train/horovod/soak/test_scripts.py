@@ -15,13 +15,11 @@ from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 
 ROOT = Path(__file__).parents[4]
-
 BATCH = 64
 
 
 def load_example(name: str) -> object:
     spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -11,7 +11,6 @@ import pytest
 from tests.fabric_train.horovod.test_starters import mpirun
 
 ROOT = Path(__file__).parents[4]
-
 PROGRAM = """
 import os, torch, fabric_train.horovod as hvd
 hvd.init()
@@ -20,7 +19,6 @@ places = hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd
 place = " ".join(str(place()) for place in places) + f" {total}"
 os.write(1, (place + "\\n").encode())  # at once, because mpirun does not keep lines whole
 """
-
 TWO = ("-np", "2")
 
 

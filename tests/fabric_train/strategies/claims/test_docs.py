@@ -70,12 +70,12 @@ def show(default: Any) -> str:
     return f"`{default if isinstance(default, str) else json.dumps(default)}`"
 
 
-def test_every_strategy_has_a_section_and_no_other_name_has_one() -> None:
+def test_every_strategy_has_a_section_and_no_other_name_has_one():
     assert set(SECTIONS) == set(STRATEGIES)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_option_is_in_its_section_with_its_default(name: str) -> None:
+def test_every_option_is_in_its_section_with_its_default(name):
     fields = {field.name: show(field.default) for field in dataclasses.fields(find_class(name))}
     assert read_options(name) == fields
 
@@ -84,7 +84,7 @@ def test_every_option_is_in_its_section_with_its_default(name: str) -> None:
     "choice",
     [EXAMPLE, 'make_strategy("fsdp")', 'make_strategy("ddp")', 'make_strategy("pipeline")'],
 )
-def test_the_loop_of_ones_own_runs_with_any_strategy(choice: str) -> None:
+def test_the_loop_of_ones_own_runs_with_any_strategy(choice):
     code = re.findall(r"```python\n(.*?)```", read_part("In a loop of your own"), re.S)[0]
     assert EXAMPLE in code
     first, second = run_forked(run_example, 2, code.replace(EXAMPLE, choice), group=False)

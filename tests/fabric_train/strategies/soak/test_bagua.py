@@ -13,7 +13,6 @@ from tests.fabric_train.strategies.quadratic_loop import train
 from tests.fabric_train.strategies.test_bagua import ALL, CASES
 
 SHIFT = {"peer_selection_mode": "shift_one", "communication_interval": 2}
-
 MORE = (
     (
         "bagua:decentralized",

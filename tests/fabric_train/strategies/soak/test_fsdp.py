@@ -40,7 +40,6 @@ CASES = (
     Case(workload="charlm", options={"reshard": False, "units": "size"}),
     Case(workload="charlm", options={"offload": True, "units": "whole"}),
 )
-
 BF16 = Case(precision="bf16-mixed")
 
 

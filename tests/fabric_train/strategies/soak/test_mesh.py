@@ -26,7 +26,6 @@ from tests.fabric_train.strategies.one_process import (
 from tests.fabric_train.strategies.test_mesh import build, train
 
 TOLERANCE = 1e-9
-
 LOSS_TOLERANCE = 1e-6
 
 
@@ -52,9 +51,7 @@ CASES: list[Any] = [
 
 
 @pytest.mark.parametrize(("name", "options", "processes"), CASES)
-def test_losses_and_weights_are_those_of_one_process(
-    name: str, options: dict[str, Any], processes: int
-) -> None:
+def test_losses_and_weights_are_those_of_one_process(name, options, processes):
     check_equal(name, options, processes)
 
 
@@ -93,7 +90,7 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
         ("pipeline", "fsdp+tp"),
     ],
 )
-def test_a_checkpoint_of_one_way_goes_on_in_another(tmp_path: Path, first: str, then: str) -> None:
+def test_a_checkpoint_of_one_way_goes_on_in_another(tmp_path, first, then):
     losses, weights = train_alone(4, build)
     name, options, processes = WAYS[first]
     for found in run_forked(train_and_save, processes, name, options, tmp_path):
@@ -105,7 +102,7 @@ def test_a_checkpoint_of_one_way_goes_on_in_another(tmp_path: Path, first: str, 
 
 
 @pytest.mark.parametrize("name", ["tp", "pipeline"])
-def test_bfloat16_is_used_where_autocast_says_so(name: str) -> None:
+def test_bfloat16_is_used_where_autocast_says_so(name):
     losses, _ = train_alone(2)
 
     def train() -> list[float]:

@@ -24,7 +24,6 @@ if dist.get_rank() == 0:
 dist.all_reduce(one)
 """
 """Rank 0 ends well without joining the last collective; rank 1 fails in it."""
-
 WAITING = """
 import os, pathlib, time
 index = os.environ["LAUNCHER_NODE_INDEX"]
@@ -65,8 +64,8 @@ def all_up(places: list[Place]) -> None:
 @pytest.mark.parametrize("method", ["fresh", "fork"])
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run(
-    places: list[Place], method: str, restarts: int
-) -> None:
+    places, method, restarts
+):
     two = places[:2]
     two[0].write(EARLY)
     start(two, port=free_port(), max_restarts=restarts, start=method)
@@ -86,9 +85,7 @@ def test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run(
     assert (told["rank"], told["exit_code"]) == (0, 0)
 
 
-def test_a_finished_node_with_the_store_stays_until_it_is_stopped_and_the_others_go_on(
-    places: list[Place],
-) -> None:
+def test_a_finished_node_with_the_store_stays_until_it_is_stopped_and_the_others_go_on(places):
     two = places[:2]
     two[0].write(WAITING)
     start(two, port=free_port())
@@ -98,7 +95,6 @@ def test_a_finished_node_with_the_store_stays_until_it_is_stopped_and_the_others
     # Two detection limits: nobody is taken for lost, and nobody goes.
     with pytest.raises(Exception, match="timed out"):
         end_of(two[0], 4.0)
-    assert two[0].process is not None
     two[0].process.send_signal(signal.SIGTERM)
     assert end_of(two[0]) == 0, two[0].console()
     assert two[0].outcome()["reason"] == "completed"
@@ -111,7 +107,7 @@ def test_a_finished_node_with_the_store_stays_until_it_is_stopped_and_the_others
     assert two[1].outcome()["attempts"] == 1
 
 
-def test_a_worker_that_leaves_no_record_counts_as_a_fault(place: Place) -> None:
+def test_a_worker_that_leaves_no_record_counts_as_a_fault(place):
     place.write("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n")
     place.plan(port=free_port(), max_restarts=2)
     assert place.run() == 1, place.console()

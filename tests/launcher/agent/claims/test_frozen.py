@@ -8,7 +8,7 @@ import time
 import psutil
 
 from launcher.agent.node import supervisor
-from tests.launcher.agent.place import LIMIT_S, Place
+from tests.launcher.agent.place import LIMIT_S
 from tests.launcher.agent.test_frozen import freeze
 
 WAITS = """
@@ -19,7 +19,7 @@ while not pathlib.Path("go").exists():
 """
 
 
-def test_a_node_that_stood_still_for_longer_than_its_waits_goes_on(place: Place) -> None:
+def test_a_node_that_stood_still_for_longer_than_its_waits_goes_on(place):
     place.write(WAITS)
     place.plan()
     process = place.start()
@@ -34,7 +34,7 @@ def test_a_node_that_stood_still_for_longer_than_its_waits_goes_on(place: Place)
     assert process.wait(LIMIT_S) == 0, place.console()
 
 
-def test_a_node_whose_agent_is_stopped_ends_within_its_grace(place: Place) -> None:
+def test_a_node_whose_agent_is_stopped_ends_within_its_grace(place):
     place.write(WAITS)
     place.plan(stop_grace_s=1)
     process = place.start()

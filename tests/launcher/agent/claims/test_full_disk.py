@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.disks import Disk
-from tests.launcher.agent.place import Place
 from tests.launcher.agent.test_full_disk import FILL, disk, node
 
 
 @pytest.mark.mount
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_worker_that_fills_the_disk_ends_the_node_by_its_own_reason(
-    node: Place, disk: Disk, start: str
-) -> None:
+def test_a_worker_that_fills_the_disk_ends_the_node_by_its_own_reason(node, disk, start):
     # Only rank 0 fills it: a worker that is stopped in a write may leave half a file.
     node.write(FILL + "fill() if os.environ['RANK'] == '0' else time.sleep(3600)")
     node.plan(nproc=2, max_restarts=1000, start=start)

@@ -109,14 +109,12 @@ def live(group: Group) -> Story:
     )
 
 
-def test_a_preempted_node_ends_with_143(story: Story) -> None:
+def test_a_preempted_node_ends_with_143(story):
     assert story.exit_code == 143
     assert story.preempted.outcome()["reason"] == "preempted"
 
 
-def test_the_loss_of_a_node_costs_the_others_no_restart_in_a_collective_or_outside(
-    story: Story,
-) -> None:
+def test_the_loss_of_a_node_costs_the_others_no_restart_in_a_collective_or_outside(story):
     assert [world for world, *_ in story.group.seen(story.killed_in_a_collective)] == [3, 2, 3]
     # No restart was allowed, so whoever got this far was charged with none.
     assert story.came_back.outcome()["reason"] == "completed"
@@ -126,9 +124,7 @@ def test_the_loss_of_a_node_costs_the_others_no_restart_in_a_collective_or_outsi
     assert how in [event["detail"] for event in told if event["event"] == "node-lost"]
 
 
-def test_all_re_form_when_the_node_with_the_store_is_frozen_and_when_it_is_killed(
-    story: Story,
-) -> None:
+def test_all_re_form_when_the_node_with_the_store_is_frozen_and_when_it_is_killed(story):
     assert "store-lost; starting again" in story.killed_with_store.console()
     assert "store-lost" in [event["event"] for event in story.came_back.events()]
     ports = [at.rpartition(":")[2] for *_, at in story.group.seen(story.came_back)]
@@ -137,26 +133,24 @@ def test_all_re_form_when_the_node_with_the_store_is_frozen_and_when_it_is_kille
     assert ports[-1] == first, "it serves the store itself in the end"
 
 
-def test_a_node_that_wakes_joins_the_others_under_a_later_generation(story: Story) -> None:
+def test_a_node_that_wakes_joins_the_others_under_a_later_generation(story):
     before, without, after = story.generations
     assert before < without < after
 
 
-def test_a_node_that_wakes_or_comes_back_never_trains_alone_beside_the_others(
-    story: Story,
-) -> None:
+def test_a_node_that_wakes_or_comes_back_never_trains_alone_beside_the_others(story):
     worlds = [world for world, *_ in story.group.seen(story.frozen)]
     assert worlds == [3, 2, 3, 2, 2, 2, 1], "alone only once it was the last"
 
 
 @pytest.mark.cc
-def test_clocks_that_differ_by_minutes_change_nothing(story: Story) -> None:
+def test_clocks_that_differ_by_minutes_change_nothing(story):
     assert story.clocks[0] < -SKEW_S / 2
     assert story.clocks[1] > SKEW_S / 2
     assert story.came_back.outcome()["reason"] == "completed"
 
 
-def test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry(places: list[Place]) -> None:
+def test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry(places):
     places[1].write("print('never')")
     places[1].plan(port=free_port(), max_nodes=2, conf=(("connect_timeout_s", "1"),))
     assert places[1].run() == 193

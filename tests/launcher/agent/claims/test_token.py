@@ -56,7 +56,7 @@ def lines_of(place: Place, text: str) -> list[str]:
     return [line for line in place.console().splitlines() if text in line]
 
 
-def test_a_stranger_can_neither_close_nor_join_a_run(group: Group, port: int) -> None:
+def test_a_stranger_can_neither_close_nor_join_a_run(group, port):
     first = group.places[0]
     run = RUN
     token = read_token(first.run_dir)
@@ -80,7 +80,7 @@ def test_a_stranger_can_neither_close_nor_join_a_run(group: Group, port: int) ->
     assert "a connection from 127.0.0.1" in line
 
 
-def test_a_node_with_another_token_says_so_and_one_with_the_token_comes_in(group: Group) -> None:
+def test_a_node_with_another_token_says_so_and_one_with_the_token_comes_in(group):
     first, second, third = group.places
     own = third.run_dir
     third.run_dir = third.folder / "elsewhere"
@@ -103,7 +103,7 @@ def test_a_node_with_another_token_says_so_and_one_with_the_token_comes_in(group
     assert stat.S_IMODE((own / "token").stat().st_mode) == 0o600
 
 
-def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place: Place) -> None:
+def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place):
     (place.run_dir / "token").mkdir(parents=True)
     place.write("")
     place.plan()
@@ -112,9 +112,7 @@ def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place: Place) ->
     assert "Is a directory" in line
 
 
-def test_who_meets_in_a_folder_is_told_of_another_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_meets_in_a_folder_is_told_of_another_token(tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "REACH_LIMIT_S", 1.0)
     task = NodeTask(node=node_plan(), settings=AgentSettings(meet_dir=str(tmp_path)))
     served = Meeting(task, SystemClock(), "one").plan_round({})

@@ -9,7 +9,6 @@ import signal
 import urllib.request
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +38,7 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
-from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
+from launcher.contract.worker_end import is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end
@@ -77,22 +76,20 @@ def book(**values: Any) -> FaultBook:
         ((end(exception="reset by peer"), end(rank=1, exception="KeyError")), "worker-fault", True),
     ],
 )
-def test_a_restart_has_a_cause_and_only_worker_faults_count(
-    ends: tuple[WorkerEnd, ...], cause: str, counts: bool
-) -> None:
+def test_a_restart_has_a_cause_and_only_worker_faults_count(ends, cause, counts):
     regroups = cause == "membership"
     one = book()
     assert one.judge(ends, 0, regroups=regroups) == RestartWorkers(cause=cause)
     assert one.faults == int(counts)
 
 
-def test_bad_input_ends_the_run_at_once() -> None:
+def test_bad_input_ends_the_run_at_once():
     verdict = book().judge((end(exit_code=2),), 0)
     assert isinstance(verdict, GiveUp)
     assert verdict.reason is Reason.BAD_INPUT
 
 
-def test_equal_failures_at_the_same_step_end_the_run_at_the_limit() -> None:
+def test_equal_failures_at_the_same_step_end_the_run_at_the_limit():
     one = book()
     verdicts = [one.judge((end(exception="ValueError"),), steps) for steps in (100, 104, 99)]
     assert [type(verdict) for verdict in verdicts] == [RestartWorkers, RestartWorkers, GiveUp]
@@ -106,16 +103,14 @@ def test_equal_failures_at_the_same_step_end_the_run_at_the_limit() -> None:
         [(end(exception="ValueError", exit_code=7), 100)],
     ],
 )
-def test_progress_or_another_failure_begins_the_count_anew(
-    others: list[tuple[WorkerEnd, int]],
-) -> None:
+def test_progress_or_another_failure_begins_the_count_anew(others):
     one = book()
     first = (end(exception="ValueError"), 100)
     for failure, steps in [first, first, *others, first, first]:
         assert isinstance(one.judge((failure,), steps), RestartWorkers)
 
 
-def test_losing_peers_for_ever_without_a_step_ends_the_run_too() -> None:
+def test_losing_peers_for_ever_without_a_step_ends_the_run_too():
     one = book()
     ends = (end(exception="Connection reset by peer"),)
     verdicts = [one.judge(ends, 0) for _ in range(9)]
@@ -130,9 +125,7 @@ def test_losing_peers_for_ever_without_a_step_ends_the_run_too() -> None:
         (1, "out-of-memory", Reason.OUT_OF_MEMORY),
     ],
 )
-def test_one_fault_more_than_allowed_ends_the_run(
-    max_restarts: int, cause: str, reason: Reason
-) -> None:
+def test_one_fault_more_than_allowed_ends_the_run(max_restarts, cause, reason):
     one = book(max_restarts=max_restarts)
     for _ in range(max_restarts):
         assert isinstance(one.judge((end(cause=cause),), 0), RestartWorkers)
@@ -145,14 +138,12 @@ def test_one_fault_more_than_allowed_ends_the_run(
     ("codes", "oom_killed", "expected"),
     [([-9], True, True), ([1, -9], True, True), ([1], True, False), ([-9], False, False)],
 )
-def test_out_of_memory_takes_a_kill_and_the_word_of_the_kernel(
-    codes: list[int], oom_killed: bool, expected: bool
-) -> None:
+def test_out_of_memory_takes_a_kill_and_the_word_of_the_kernel(codes, oom_killed, expected):
     assert is_out_of_memory(codes, oom_killed=oom_killed) is expected
     assert is_out_of_memory([], oom_killed=oom_killed) is oom_killed
 
 
-def test_causes_come_before_collateral_however_late_they_were_written() -> None:
+def test_causes_come_before_collateral_however_late_they_were_written():
     cause, fallen = end(rank=3, failed_at=9.0), end(rank=0, failed_at=1.0, cause="terminated")
     assert sort_ends([fallen, cause]) == (cause, fallen)
 
@@ -166,19 +157,19 @@ def test_causes_come_before_collateral_however_late_they_were_written() -> None:
         ({}, "signal"),
     ],
 )
-def test_a_killed_worker_s_cause_is_what_is_known_best(facts: dict[str, bool], cause: str) -> None:
+def test_a_killed_worker_s_cause_is_what_is_known_best(facts, cause):
     assert name_cause(-9, **{"terminated": False, **facts}) == cause
 
 
 @pytest.mark.parametrize("code", list(ExitCode))
-def test_every_exit_code_has_a_reason(code: ExitCode) -> None:
+def test_every_exit_code_has_a_reason(code):
     assert reason_of_exit_code(int(code)) is REASON_OF_EXIT_CODE[code]
 
 
 @pytest.mark.parametrize(
     ("code", "reason"), [(139, Reason.KILLED), (17, Reason.TRAINING_FAILED), (255, Reason.KILLED)]
 )
-def test_any_other_exit_code_has_one_too(code: int, reason: Reason) -> None:
+def test_any_other_exit_code_has_one_too(code, reason):
     assert reason_of_exit_code(code) is reason
 
 
@@ -198,9 +189,7 @@ def test_any_other_exit_code_has_one_too(code: int, reason: Reason) -> None:
         (32, True, True, 1, Step.KILL),
     ],
 )
-def test_a_stop_waits_for_the_answer_within_its_grace(
-    now: float, speaks: bool, acknowledged: bool, times: int, step: Step
-) -> None:
+def test_a_stop_waits_for_the_answer_within_its_grace(now, speaks, acknowledged, times, step):
     stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, times_asked=times)
     assert stop.decide(now, speaks=speaks, acknowledged=acknowledged) is step
 
@@ -209,9 +198,7 @@ def test_a_stop_waits_for_the_answer_within_its_grace(
     ("now", "times", "step"),
     [(1, 1, Step.WAIT), (1, 2, Step.TERMINATE), (3, 1, Step.TERMINATE)],
 )
-def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(
-    now: float, times: int, step: Step, tmp_path: Path
-) -> None:
+def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(now, times, step, tmp_path):
     look = tmp_path / "look.json"
     stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, times_asked=times, look=look)
     assert stop.decide(now, speaks=False, acknowledged=False) is step
@@ -219,24 +206,24 @@ def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(
     assert stop.decide(now, speaks=False, acknowledged=False) is Step.TERMINATE
 
 
-def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch):
     assert refuse_torch() == ""
     monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
     assert refuse_torch() == "torch 2.3.1+cu121 is too old: 2.4 or newer is needed"
 
 
-def test_sigterm_is_sent_once() -> None:
+def test_sigterm_is_sent_once():
     stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
 
 
 @pytest.mark.parametrize(("now", "step"), [(2, Step.WAIT), (3, Step.KILL)])
-def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now: float, step: Step) -> None:
+def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now, step):
     stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(now, speaks=False, acknowledged=False, has_begun=False) is step
 
 
-def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
+def test_after_a_loss_comes_the_next_store_and_the_first_one_again():
     task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
     second = plan_candidate(task, 1, {"last": "[1, 2]"}).node.rendezvous
     assert isinstance(second, Elastic)
@@ -267,12 +254,8 @@ def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
     ],
 )
 def test_another_store_is_tried_where_that_may_help_but_not_too_often(
-    reason: Reason,
-    stores: tuple[StoreEndpoint, ...],
-    losses_at: tuple[float, ...],
-    fenced: bool,
-    goes_on: bool,
-) -> None:
+    reason, stores, losses_at, fenced, goes_on
+):
     task = NodeTask(node=NODE, settings=AgentSettings(stores=stores))
     assert may_go_on(task, reason, losses_at, fenced=fenced) is goes_on
 
@@ -287,7 +270,7 @@ def beat(at: float, *, steps: int = 1) -> WorkerBeat:
 LIMITS = AgentSettings(hang_factor=10, hang_min_s=5, hang_max_s=60)
 
 
-def test_the_limit_is_learned_and_bounded() -> None:
+def test_the_limit_is_learned_and_bounded():
     one = SilenceBook(LIMITS)
     assert one.limit_s == 5
     for at in (0.0, 1.0, 3.0):
@@ -297,14 +280,14 @@ def test_the_limit_is_learned_and_bounded() -> None:
     assert one.limit_s == 60
 
 
-def test_silence_is_judged_after_the_first_step_alone() -> None:
+def test_silence_is_judged_after_the_first_step_alone():
     one = SilenceBook(LIMITS)
     assert one.find_silent({0: beat(0.0, steps=0)}, 1000.0) == ()
     (silent,) = one.find_silent({0: beat(0.0)}, 6.0)
     assert (silent.rank, silent.silent_s, silent.limit_s) == (0, 6.0, 5.0)
 
 
-def test_time_for_which_the_whole_node_stood_still_is_no_silence() -> None:
+def test_time_for_which_the_whole_node_stood_still_is_no_silence():
     one = SilenceBook(LIMITS)
     one.find_silent({0: beat(1.0)}, 1.0)
     one.wake(3600.0)
@@ -315,7 +298,7 @@ def test_time_for_which_the_whole_node_stood_still_is_no_silence() -> None:
     assert one.limit_s == 60, "learned from 7 s, and not from an hour"
 
 
-def test_a_watchdog_without_a_limit_never_judges() -> None:
+def test_a_watchdog_without_a_limit_never_judges():
     one = SilenceBook(AgentSettings(hang_factor=10, hang_min_s=0, hang_max_s=60))
     assert one.find_silent({0: beat(0.0)}, 1e6) == ()
 
@@ -324,9 +307,7 @@ def test_a_watchdog_without_a_limit_never_judges() -> None:
     ("silent_s", "workers", "busy", "hangs"),
     [(6, 1, False, True), (6, 2, False, False), (6, 1, True, False), (61, 1, True, True)],
 )
-def test_a_group_hangs_when_all_are_silent_and_none_computes(
-    silent_s: float, workers: int, busy: bool, hangs: bool
-) -> None:
+def test_a_group_hangs_when_all_are_silent_and_none_computes(silent_s, workers, busy, hangs):
     silent = Silence(rank=0, silent_s=silent_s, limit_s=5)
     assert (decide_hung((silent,), workers, busy, LIMITS.hang_max_s) is not None) is hangs
 
@@ -345,7 +326,7 @@ HEALTH = Health(
 )
 
 
-def test_health_is_served_and_says_503_when_the_deadline_has_passed(tmp_path: Path) -> None:
+def test_health_is_served_and_says_503_when_the_deadline_has_passed(tmp_path):
     states = [HEALTH, replace(HEALTH, healthy=False)]
     port = start_health_server("127.0.0.1", 0, lambda: states[0], tmp_path)
     url = f"http://127.0.0.1:{port}"
@@ -358,7 +339,7 @@ def test_health_is_served_and_says_503_when_the_deadline_has_passed(tmp_path: Pa
         assert b"launcher_healthy 0" in answer.read()
 
 
-def test_code_that_was_sent_to_a_node_is_given_to_whoever_knows_its_hash(tmp_path: Path) -> None:
+def test_code_that_was_sent_to_a_node_is_given_to_whoever_knows_its_hash(tmp_path):
     name = f"code-{'0c' * 32}.tar.gz"
     (tmp_path / name).write_bytes(b"the code")
     (tmp_path / "other.json").write_bytes(b"not for all")
@@ -373,13 +354,13 @@ def test_code_that_was_sent_to_a_node_is_given_to_whoever_knows_its_hash(tmp_pat
 # -- GPUs --------------------------------------------------------------------------------------
 
 
-def test_a_restart_waits_until_the_dead_workers_memory_is_free() -> None:
+def test_a_restart_waits_until_the_dead_workers_memory_is_free():
     used = iter([{"0": 1 << 30}, {"0": 5 << 30}, {"0": 4 << 30}, {"0": 1 << 30}])
     gate = GpuGate(lambda: next(used), 10, StoppedClock())
     assert gate.wait() == pytest.approx(0.2)
 
 
-def test_memory_that_stays_in_use_is_a_clear_error() -> None:
+def test_memory_that_stays_in_use_is_a_clear_error():
     used = iter([{"0": 0}])
     gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, StoppedClock())
     with pytest.raises(GpuBusyError, match="device 0: 3072 MiB"):
@@ -407,9 +388,7 @@ def test_memory_that_stays_in_use_is_a_clear_error() -> None:
         ("indexed-job", {"JOB_COMPLETION_INDEX": "5"}, "h", 5, "h"),
     ],
 )
-def test_a_node_finds_its_index_where_its_target_tells_it(
-    source: str, environ: dict[str, str], host: str, index: int, address: str
-) -> None:
+def test_a_node_finds_its_index_where_its_target_tells_it(source, environ, host, index, address):
     task = identify(NodeTask(node=NODE, settings=AgentSettings(identity=source)), environ, host)
     assert (task.node.node_index, task.node.local_addr) == (index, address)
     assert task.node.log_dir == f"/run/nodes/{index}/0"
@@ -419,7 +398,7 @@ def test_a_node_finds_its_index_where_its_target_tells_it(
 
 
 @pytest.mark.parametrize("source", [*sorted(set(SOURCES) - {"plan"}), "elsewhere"])
-def test_a_node_that_is_not_told_its_index_says_so(source: str) -> None:
+def test_a_node_that_is_not_told_its_index_says_so(source):
     task = NodeTask(node=NODE, settings=AgentSettings(identity=source))
     with pytest.raises(InputError, match=r"index is not known|is unknown"):
         identify(task, {}, "a-host")
@@ -433,12 +412,12 @@ def test_a_node_that_is_not_told_its_index_says_so(source: str) -> None:
         NodeTask(node=replace(NODE, rendezvous=Static(master_addr="a", master_port=1, id="r"))),
     ],
 )
-def test_a_task_is_read_back_as_it_was_written(task: NodeTask) -> None:
+def test_a_task_is_read_back_as_it_was_written(task):
     assert parse_task(task.to_json()) == task
 
 
 @pytest.mark.parametrize("change", [{"schema": 2}, {"settings": {"start": "thread"}}])
-def test_a_task_of_another_kind_is_refused(change: dict[str, Any]) -> None:
+def test_a_task_of_another_kind_is_refused(change):
     data = {**json.loads(NodeTask(node=NODE).to_json()), **change}
     with pytest.raises(InputError, match="cannot be read"):
         parse_task(json.dumps(data))
@@ -453,13 +432,11 @@ def test_a_task_of_another_kind_is_refused(change: dict[str, Any]) -> None:
         (("lightning.fabric",), b"lightning", ("lightning.fabric",)),
     ],
 )
-def test_fabric_is_preloaded_where_the_script_mentions_it(
-    named: tuple[str, ...], source: bytes, modules: tuple[str, ...]
-) -> None:
+def test_fabric_is_preloaded_where_the_script_mentions_it(named, source, modules):
     assert plan_preload(AgentSettings(preload=named), [source]) == modules
 
 
-def test_equal_sources_give_equal_archives_without_the_public_name() -> None:
+def test_equal_sources_give_equal_archives_without_the_public_name():
     sources = read_agent_sources()
     data = render_agent_archive(sources)
     assert data == render_agent_archive(dict(reversed(sources.items())))
@@ -473,7 +450,7 @@ def test_equal_sources_give_equal_archives_without_the_public_name() -> None:
     assert protocol.HEARTBEAT == "LAUNCHER_HEARTBEAT"
 
 
-def test_only_imports_are_renamed() -> None:
+def test_only_imports_are_renamed():
     text = 'from launcher import clock\nfrom launcher.errors import Fault\nx = "from launcher"\n'
     assert rename(text) == (
         "from _launcher_node import clock\nfrom _launcher_node.errors import Fault\n"
@@ -483,9 +460,7 @@ def test_only_imports_are_renamed() -> None:
         rename("import launcher.state\n")
 
 
-def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(monkeypatch):
     """``torch.cuda.is_available`` of an imported module is enough for that."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
@@ -494,7 +469,7 @@ def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(
     assert "CUDA" not in preload.find_refusal({})
 
 
-def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) -> None:
+def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
     """Its frames follow; the last of them would not say that another rank is gone."""
     said = (
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
@@ -513,7 +488,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) ->
     assert found.is_collateral
 
 
-def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path: Path) -> None:
+def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path):
     files, clock = StopFiles(tmp_path), StoppedClock()
     roster = SimpleNamespace(status=GroupStatus(newcomers=1), admit=lambda: None)
     admission = Admission(files, roster, clock)  # type: ignore[arg-type]
@@ -531,7 +506,7 @@ def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_
     assert files.read_answer() == {"step": 4}
 
 
-def test_a_node_that_was_replaced_tries_no_other_store() -> None:
+def test_a_node_that_was_replaced_tries_no_other_store():
     node: Any = SimpleNamespace(roster=None)
     reason, detail = _name_ending(ReplacedError("another node came with node_index 1"), node)
     assert detail == "another node came with node_index 1"
@@ -539,7 +514,7 @@ def test_a_node_that_was_replaced_tries_no_other_store() -> None:
     assert not may_go_on(task, reason, [0.0], fenced=False)
 
 
-def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does() -> None:
+def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
     handed = signal.getsignal(signal.SIGTERM)
     losses = []
 

@@ -42,9 +42,7 @@ def write(worker: WorkerPlace, data: bytes, name: str = "stdout") -> None:
         file.write(data)
 
 
-def test_an_unfinished_line_is_kept_back_until_its_end_comes(
-    tee: Tee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_line_is_kept_back_until_its_end_comes(tee, tmp_path, monkeypatch):
     streams = Streams(monkeypatch)
     first, second = make_worker(tmp_path, 0), make_worker(tmp_path, 1)
     tee.follow((first, second))
@@ -57,9 +55,7 @@ def test_an_unfinished_line_is_kept_back_until_its_end_comes(
     assert sorted(lines) == [b"[3/0] loss 0.5", b"[3/0] one", b"[3/1] other"]
 
 
-def test_a_line_of_megabytes_stays_one_line(
-    tee: Tee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_of_megabytes_stays_one_line(tee, tmp_path, monkeypatch):
     streams = Streams(monkeypatch)
     worker = make_worker(tmp_path, 0)
     write(worker, b"x" * 5_000_000 + b"\nend\n")
@@ -68,9 +64,7 @@ def test_a_line_of_megabytes_stays_one_line(
     assert streams.out.getvalue() == b"[3/0] " + b"x" * 5_000_000 + b"\n[3/0] end\n"
 
 
-def test_the_rest_of_an_attempt_is_copied_before_the_next_begins(
-    tee: Tee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_of_an_attempt_is_copied_before_the_next_begins(tee, tmp_path, monkeypatch):
     streams = Streams(monkeypatch)
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
@@ -84,8 +78,8 @@ def test_the_rest_of_an_attempt_is_copied_before_the_next_begins(
 
 
 def test_a_bar_on_stderr_becomes_a_line_now_and_then_and_its_last_state_stays(
-    tee: Tee, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tee, tmp_path, monkeypatch
+):
     streams = Streams(monkeypatch)
     worker = make_worker(tmp_path, 0)
     monkeypatch.setattr(tee_module, "PROGRESS_S", 0.0)

@@ -15,7 +15,7 @@ from launcher.agent.engine.vitals import (
 )
 
 
-def test_the_busy_share_is_that_since_the_last_question(tmp_path: Path) -> None:
+def test_the_busy_share_is_that_since_the_last_question(tmp_path):
     stat = tmp_path / "stat"
     stat.write_text("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1\n")
     processor = Processor(stat)
@@ -23,9 +23,7 @@ def test_the_busy_share_is_that_since_the_last_question(tmp_path: Path) -> None:
     assert processor.share() == 0.75
 
 
-def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(
-    tmp_path: Path,
-) -> None:
+def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("600\n")
     machine = tmp_path / "meminfo"
@@ -35,7 +33,7 @@ def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(
     assert read_memory(tmp_path, machine) == (1024, 4096)
 
 
-def test_prometheus_gets_what_is_known_and_nothing_else() -> None:
+def test_prometheus_gets_what_is_known_and_nothing_else():
     gpu = {"name": "0", "share": 0.5, "memory_bytes": 1, "memory_limit_bytes": 2}
     vitals = {"cpu_share": 0.25, "gpus": [{**gpu, "temperature_c": 60}], "training": {"loss": 2.0}}
     health = Health(
@@ -63,7 +61,7 @@ def test_prometheus_gets_what_is_known_and_nothing_else() -> None:
     }
 
 
-def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_path: Path) -> None:
+def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_path):
     own, other = (tmp_path / "ledger" / f"train-{node}-0-0-0.jsonl" for node in (1, 0))
     own.parent.mkdir()
     book = TrainingBook(tmp_path, tmp_path / "nodes" / "1" / "0", since=0.0)

@@ -47,15 +47,12 @@ def worker(attempts: Attempts) -> Iterator[subprocess.Popen[bytes]]:
     argv = (sys.executable, "-c", WORKER, str(place.heartbeat))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         yield process
         process.kill()
 
 
-def test_a_hang_is_looked_at_before_its_workers_are_killed(
-    attempts: Attempts, worker: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_a_hang_is_looked_at_before_its_workers_are_killed(attempts, worker, tmp_path):
     clock = SystemClock()
     ledger = AgentLedger(tmp_path / "ledger.jsonl", clock, node_index=0, incarnation=0)
     settings = AgentSettings(hang_min_s=0.2, hang_max_s=0.5)
@@ -70,7 +67,6 @@ def test_a_hang_is_looked_at_before_its_workers_are_killed(
     (seen,) = read_looks(attempts.node_dir)
     assert (seen.why, [one.rank for one in seen.ranks]) == ("hang", [0])
     stacks = read_stacks(look_dir(attempts.node_dir, seen.id), 0)
-    assert stacks is not None
     assert [frame.function for frame in stacks.threads[0].frames][:1] == ["hangs"]
 
 

@@ -76,9 +76,7 @@ def plan(folder: Path, *given: Any, carried: dict[str, str] | None = None, **mor
     return rendezvous
 
 
-def test_a_store_is_reached_at_the_first_address_that_answers(
-    tmp_path: Path, store: CoordinatorProcess
-) -> None:
+def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
     wheres = ("203.0.113.9", *own_addresses(), LOOPBACK)
     said = said_of(store, addresses=wheres)
     first, *others = reach(said).values()
@@ -91,23 +89,19 @@ def test_a_store_is_reached_at_the_first_address_that_answers(
     assert node.local_addr == (own_addresses() or (node_plan({}).local_addr,))[0]
 
 
-def test_another_store_at_the_same_port_is_not_taken_for_it(store: CoordinatorProcess) -> None:
+def test_another_store_at_the_same_port_is_not_taken_for_it(store):
     assert reach(said_of(store, origin="other")) == {LOOPBACK: OTHER}
     assert reach(said_of(store), "another token") == {LOOPBACK: OTHER}
     store.stop()
     assert reach(said_of(store)) == {LOOPBACK: REFUSES}
 
 
-def test_addresses_of_another_machine_are_not_looked_for_on_this_one(
-    store: CoordinatorProcess,
-) -> None:
+def test_addresses_of_another_machine_are_not_looked_for_on_this_one(store):
     addresses = (*own_addresses(), LOOPBACK)
     assert reach(said_of(store, addresses=addresses, machine="another")) == {}
 
 
-def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(
-    tmp_path: Path, store: CoordinatorProcess, short: None
-) -> None:
+def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(tmp_path, store, short):
     said = said_of(store, machine="another", addresses=("203.0.113.9",))
     (tmp_path / "coordinator-0.json").write_text(json.dumps(asdict(said)))
     with pytest.raises(UnreachableError, match=r"node 1 on n1 is alive.*203\.0\.113\.9"):
@@ -115,9 +109,7 @@ def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(
     assert not (tmp_path / "coordinator-1.json").exists()
 
 
-def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
-    tmp_path: Path, store: CoordinatorProcess, short: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, short, monkeypatch):
     store.stop()
     # There is no other machine here that could refuse.
     monkeypatch.setattr(candidates, "reach", lambda said, token: {"203.0.113.9": REFUSES})
@@ -141,23 +133,21 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
     ],
 )
 def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
-    tmp_path: Path, conf: tuple[tuple[str, str], ...], awaits_nodes: bool, rejoin: int
-) -> None:
+    tmp_path, conf, awaits_nodes, rejoin
+):
     planned = dict(plan(tmp_path, conf, awaits_nodes=awaits_nodes).conf)
     assert float(planned["rejoin_timeout_s"]) == rejoin
 
 
-def test_a_claim_whose_node_died_before_it_served_is_passed_over(
-    tmp_path: Path, short: None
-) -> None:
+def test_a_claim_whose_node_died_before_it_served_is_passed_over(tmp_path, short):
     (tmp_path / "coordinator-0.json").touch()
     assert plan(tmp_path).is_host
     assert (tmp_path / "coordinator-1.json").exists()
 
 
 def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_meanwhile(
-    tmp_path: Path, store: CoordinatorProcess, short: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, store, short, monkeypatch
+):
     slow: list[CoordinatorProcess] = []
 
     def serve_late(*given: Any, **named: Any) -> CoordinatorProcess:
@@ -173,9 +163,7 @@ def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_mean
     assert not any(psutil.pid_exists(process.pid) for process in slow)
 
 
-def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(
-    store: CoordinatorProcess,
-) -> None:
+def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(store):
     stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=0) for port in (1, store.port)]
     task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
     of_plan = Candidates(task, SystemClock())

@@ -77,7 +77,7 @@ class Run:
 
 
 # -- the first round -------------------------------------------------------------------------------
-def test_a_full_group_is_sealed_at_once_and_ranks_follow_the_plan() -> None:
+def test_a_full_group_is_sealed_at_once_and_ranks_follow_the_plan():
     run = Run(3, 3).join(2, 0)
     assert run.ranks == []
     run.join(1)
@@ -85,7 +85,7 @@ def test_a_full_group_is_sealed_at_once_and_ranks_follow_the_plan() -> None:
     assert (run.group.epoch, run.group.generation, run.group.cause) == (1, 1, Cause.FIRST)
 
 
-def test_more_nodes_than_the_least_are_waited_for_until_the_last_call_is_over() -> None:
+def test_more_nodes_than_the_least_are_waited_for_until_the_last_call_is_over():
     run = Run(2, 4).join(0, 1)
     run.see(Tick(), after_s=1.9).join(3)
     assert run.ranks == []
@@ -93,7 +93,7 @@ def test_more_nodes_than_the_least_are_waited_for_until_the_last_call_is_over() 
     assert run.see(Tick(), after_s=0.2).ranks == [0, 1, 3]
 
 
-def test_a_node_that_waits_too_long_is_told_how_many_are_here() -> None:
+def test_a_node_that_waits_too_long_is_told_how_many_are_here():
     run = Run(3, 3).join(0, 1, limit_s=10.0).see(Tick(), after_s=9.9)
     assert run.refused == []
     run.see(Tick(), after_s=0.2)
@@ -102,7 +102,7 @@ def test_a_node_that_waits_too_long_is_told_how_many_are_here() -> None:
     assert run.see(Tick(), after_s=5.0).why == [("0.a", "timeout"), ("1.a", "timeout")]
 
 
-def test_a_node_that_goes_before_the_first_seal_is_not_waited_for() -> None:
+def test_a_node_that_goes_before_the_first_seal_is_not_waited_for():
     run = Run(2, 3).join(0, 1, 2) and Run(2, 3).join(0, 1)
     run.see(Gone("1.a", Cause.LOST)).see(Tick(), after_s=5.0)
     assert run.ranks == []
@@ -110,21 +110,21 @@ def test_a_node_that_goes_before_the_first_seal_is_not_waited_for() -> None:
 
 
 # -- a loss ----------------------------------------------------------------------------------------
-def test_a_lost_node_opens_a_round_that_the_others_form_at_once_if_they_may() -> None:
+def test_a_lost_node_opens_a_round_that_the_others_form_at_once_if_they_may():
     run = Run(2, 3).join(0, 1, 2).see(Gone("1.a", Cause.LOST))
     assert (run.group.phase, run.group.epoch, run.group.cause) == (Phase.FORMING, 2, Cause.LOST)
     run.join(2, 0)
     assert (run.ranks, run.group.generation, run.group.faults) == ([0, 2], 2, 0)
 
 
-def test_a_group_of_fixed_size_waits_for_the_lost_node_s_successor() -> None:
+def test_a_group_of_fixed_size_waits_for_the_lost_node_s_successor():
     run = Run(2, 2).join(0, 1).see(Gone("1.a", Cause.LOST)).join(0)
     assert run.see(Tick(), after_s=20.0).ranks == []
     assert run.join(1, life="b").ranks == [0, 1]
     assert run.group.cause is Cause.LOST
 
 
-def test_a_worker_s_fault_is_a_loss_where_a_node_was_lost_and_counts_where_none_was() -> None:
+def test_a_worker_s_fault_is_a_loss_where_a_node_was_lost_and_counts_where_none_was():
     run = Run(2, 3).join(0, 1, 2).join(0)
     assert run.group.cause is Cause.FAULT
     run.see(Gone("1.a", Cause.LOST)).join(2)
@@ -133,7 +133,7 @@ def test_a_worker_s_fault_is_a_loss_where_a_node_was_lost_and_counts_where_none_
     assert (run.ranks, run.group.cause, run.group.faults) == ([0, 2], Cause.FAULT, 1)
 
 
-def test_one_fault_more_than_allowed_closes_the_run() -> None:
+def test_one_fault_more_than_allowed_closes_the_run():
     run = Run(2, 2, max_restarts=1).join(0, 1).join(0, 1)
     assert (run.ranks, run.group.faults) == ([0, 1], 1)
     run.join(1, 0)
@@ -141,7 +141,7 @@ def test_one_fault_more_than_allowed_closes_the_run() -> None:
     assert sorted(run.why) == [("0.a", "closed"), ("1.a", "closed")]
 
 
-def test_a_member_that_is_slow_to_stop_is_waited_for_and_then_left_out() -> None:
+def test_a_member_that_is_slow_to_stop_is_waited_for_and_then_left_out():
     run = Run(2, 4, fenced=True).join(0, 1, 2, 3).see(Gone("3.a", Cause.LOST)).join(0, 1)
     assert run.see(Tick(), after_s=29.0).ranks == []
     assert run.see(Tick(), after_s=1.1).ranks == [0, 1]
@@ -150,7 +150,7 @@ def test_a_member_that_is_slow_to_stop_is_waited_for_and_then_left_out() -> None
 
 
 # -- newcomers and leavers -------------------------------------------------------------------------
-def test_newcomers_come_in_together_once_the_group_has_committed() -> None:
+def test_newcomers_come_in_together_once_the_group_has_committed():
     run = Run(1, 3, admit_limit_s=50.0, growth_pause_s=10.0).join(0).see(Tick(), after_s=2.1)
     run.see(Tick(), after_s=10.0).join(1, 2)
     assert (run.ranks, run.group.newcomers) == ([0], 2)
@@ -159,7 +159,7 @@ def test_newcomers_come_in_together_once_the_group_has_committed() -> None:
     assert run.join(0).ranks == [0, 1, 2]
 
 
-def test_newcomers_are_announced_only_some_time_after_the_last_came_in() -> None:
+def test_newcomers_are_announced_only_some_time_after_the_last_came_in():
     run = Run(1, 3, admit_limit_s=50.0, growth_pause_s=10.0).join(0).see(Tick(), after_s=2.1)
     run.join(1).see(Admit()).join(0)
     assert run.ranks == [0, 1]
@@ -169,20 +169,20 @@ def test_newcomers_are_announced_only_some_time_after_the_last_came_in() -> None
     assert run.see(Gone("2.a", Cause.LOST)).group.newcomers == 0
 
 
-def test_a_training_that_never_commits_lets_newcomers_in_after_its_limit() -> None:
+def test_a_training_that_never_commits_lets_newcomers_in_after_its_limit():
     run = Run(1, 2, admit_limit_s=50.0).join(0).see(Tick(), after_s=2.1).join(1)
     assert run.see(Tick(), after_s=49.0).ranks == [0]
     assert run.see(Tick(), after_s=1.1).group.cause is Cause.JOINED
 
 
-def test_a_full_group_takes_nobody() -> None:
+def test_a_full_group_takes_nobody():
     run = Run(1, 2).join(0, 1).join(2)
     assert run.see(Tick(), after_s=500.0).group.newcomers == 0
     assert run.ranks == [0, 1]
     assert run.refused == [], "waiting beside a running group has no limit"
 
 
-def test_a_node_that_leaves_on_purpose_costs_no_majority() -> None:
+def test_a_node_that_leaves_on_purpose_costs_no_majority():
     run = Run(1, 4).join(0, 1, 2, 3)
     for leaver in (3, 2):
         run.see(Gone(f"{leaver}.a", Cause.LEFT))
@@ -190,7 +190,7 @@ def test_a_node_that_leaves_on_purpose_costs_no_majority() -> None:
     assert run.group.cause is Cause.LEFT
 
 
-def test_a_node_of_the_same_index_replaces_the_one_before() -> None:
+def test_a_node_of_the_same_index_replaces_the_one_before():
     run = Run(2, 2).join(0, 1).join(1, life="b")
     assert run.why == [("1.a", "replaced")]
     assert "node_index 1" in run.refused[0].text
@@ -216,8 +216,8 @@ def test_a_node_of_the_same_index_replaces_the_one_before() -> None:
     ],
 )
 def test_without_a_fence_more_than_half_go_on_or_so_many_that_no_other_group_can_form(
-    fenced: bool, least: int, most: int, left: int, goes_on: bool
-) -> None:
+    fenced, least, most, left, goes_on
+):
     run = Run(least, most, fenced=fenced).join(*range(most))
     run.see(*(Gone(f"{index}.a", Cause.LOST) for index in range(left, most)))
     run.join(*range(left)).see(Tick(), after_s=59.0)
@@ -227,13 +227,13 @@ def test_without_a_fence_more_than_half_go_on_or_so_many_that_no_other_group_can
         assert "no majority of the last" in run.refused[0].text
 
 
-def test_a_fenced_group_takes_a_generation_for_each_membership() -> None:
+def test_a_fenced_group_takes_a_generation_for_each_membership():
     run = Run(2, 2, fenced=True).join(0, 1)
     assert (run.ranks, run.group.generation, run.taken) == ([0, 1], 1, 1)
     assert run.join(0, 1).group.generation == 2
 
 
-def test_where_no_generation_can_be_taken_all_that_wait_are_told_why() -> None:
+def test_where_no_generation_can_be_taken_all_that_wait_are_told_why():
     run = Run(2, 2, fenced=True)
     group, _ = decide.step(run.group, [Join(node(0), LIMIT_S)], 0.0)
     group, actions = decide.step(group, [Join(node(1), LIMIT_S)], 0.0)
@@ -258,8 +258,8 @@ def test_where_no_generation_can_be_taken_all_that_wait_are_told_why() -> None:
     ],
 )
 def test_another_coordinator_waits_for_those_that_may_come_and_needs_a_majority(
-    here: tuple[int, ...], dead: int, after_s: float, sealed: bool
-) -> None:
+    here, dead, after_s, sealed
+):
     run, last = Run(1, 4), Last(7, 3, 2)
     run.see(*(Join(node(index), LIMIT_S, 0, last) for index in here))
     run.see(*[Dead()] * dead).see(Tick(), after_s=after_s)
@@ -268,19 +268,19 @@ def test_another_coordinator_waits_for_those_that_may_come_and_needs_a_majority(
         assert (run.group.generation, run.group.faults) == (8, 2)
 
 
-def test_nodes_that_were_not_in_the_last_membership_make_no_majority_of_it() -> None:
+def test_nodes_that_were_not_in_the_last_membership_make_no_majority_of_it():
     run = Run(1, 6).join(0, 3, 4).see(Join(node(2), LIMIT_S, 0, Last(1, 3)), after_s=1.0)
     assert run.see(Tick(), after_s=20.0).ranks == [], "one of three is here, and three others"
     assert run.see(Join(node(1), LIMIT_S, 0, Last(1, 3))).see(Tick(), after_s=2.1).ranks
 
 
-def test_a_coordinator_that_was_left_behind_learns_it_from_a_node_of_the_other_group() -> None:
+def test_a_coordinator_that_was_left_behind_learns_it_from_a_node_of_the_other_group():
     run = Run(1, 4).join(0, 1, 2, 3).see(*(Gone(f"{index}.a", Cause.LOST) for index in (1, 2, 3)))
     run.join(0).see(Join(node(1, "b"), LIMIT_S, 0, Last(2, 3)))
     assert run.group.closed == "fenced"
 
 
-def test_a_member_that_missed_the_seal_is_told_again_and_that_is_no_fault() -> None:
+def test_a_member_that_missed_the_seal_is_told_again_and_that_is_no_fault():
     run = Run(2, 2).join(0, 1)
     group, actions = decide.step(run.group, [Join(node(1), LIMIT_S, after=0)], run.now)
     assert (group.epoch, group.faults, actions) == (1, 0, (TellAgain("1.a"),))
@@ -289,7 +289,7 @@ def test_a_member_that_missed_the_seal_is_told_again_and_that_is_no_fault() -> N
 
 
 # -- the end ---------------------------------------------------------------------------------------
-def test_a_run_is_over_when_all_have_finished_and_nobody_is_let_in_meanwhile() -> None:
+def test_a_run_is_over_when_all_have_finished_and_nobody_is_let_in_meanwhile():
     run = Run(1, 3).join(0, 1).see(Tick(), after_s=2.1).see(Finish("0.a"))
     run.join(2).see(Tick(), after_s=100.0)
     assert (run.ranks, run.group.newcomers) == ([0, 1], 0)
@@ -298,7 +298,7 @@ def test_a_run_is_over_when_all_have_finished_and_nobody_is_let_in_meanwhile() -
     assert run.why == [("2.a", "closed")]
 
 
-def test_those_that_have_not_finished_go_on_alone_or_are_stranded() -> None:
+def test_those_that_have_not_finished_go_on_alone_or_are_stranded():
     run = Run(1, 3, fenced=True).join(0, 1, 2)
     run.see(Finish("0.a"), Gone("1.a", Cause.LOST)).join(2)
     assert run.ranks == [2]
@@ -306,13 +306,13 @@ def test_those_that_have_not_finished_go_on_alone_or_are_stranded() -> None:
     assert (run.group.phase, run.group.closed) == (Phase.CLOSED, "stranded")
 
 
-def test_a_finished_node_that_is_lost_matters_no_more() -> None:
+def test_a_finished_node_that_is_lost_matters_no_more():
     run = Run(2, 2).join(0, 1).see(Finish("0.a"), Gone("0.a", Cause.LOST))
     assert run.ranks == [0, 1]
     assert run.see(Finish("1.a")).group.closed == "finished"
 
 
-def test_a_failure_overrules_the_end_of_those_that_had_finished() -> None:
+def test_a_failure_overrules_the_end_of_those_that_had_finished():
     run = Run(1, 1).join(0).see(Finish("0.a"))
     assert run.group.closed == "finished"
     assert run.see(Close("failed")).group.closed == "failed"
@@ -352,8 +352,8 @@ def event_of(kind: str, index: int, lives: dict[int, int]) -> Iterable[Event]:
 @given(histories(), st.integers(1, MOST), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_whatever_happens_memberships_are_whole_ordered_and_of_nodes_that_are_there(
-    history: list[tuple[str, int, float]], least: int, fenced: bool
-) -> None:
+    history, least, fenced
+):
     run, lives = Run(least, MOST, fenced=fenced), dict[int, int]()
     gone: set[str] = set()
     for kind, index, after_s in history:
@@ -414,12 +414,12 @@ def check_progress(run: Run) -> None:
     assert run.group.phase is Phase.SEALED
 
 
-def test_a_thousand_nodes_that_come_at_once_are_sealed_by_one_look() -> None:
+def test_a_thousand_nodes_that_come_at_once_are_sealed_by_one_look():
     run = Run(1000, 1000)
     run._act([Join(node(index), LIMIT_S) for index in range(1000)])
     assert len(run.ranks) == 1000
 
 
-def test_actions_are_plain_values() -> None:
+def test_actions_are_plain_values():
     first: Action = Refuse("0.a", "closed", "x")
     assert first == replace(first)

@@ -91,7 +91,7 @@ def together(*handlers: RosterHandler) -> list[RendezvousInfo]:
     return infos
 
 
-def test_torch_gets_the_handler_by_its_registered_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_gets_the_handler_by_its_registered_name(monkeypatch):
     # As other tests of this process register theirs.
     monkeypatch.setattr(rendezvous_handler_registry, "_registry", {})
     served = serve()
@@ -104,7 +104,7 @@ def test_torch_gets_the_handler_by_its_registered_name(monkeypatch: pytest.Monke
     served.stop()
 
 
-def test_all_nodes_get_ranks_by_index_and_one_master_address(make: Make) -> None:
+def test_all_nodes_get_ranks_by_index_and_one_master_address(make):
     infos = together(*(make((3, 3), node_index=index) for index in (2, 0, 1)))
     assert [info.rank for info in infos] == [2, 0, 1]
     assert {info.world_size for info in infos} == {3}
@@ -114,16 +114,14 @@ def test_all_nodes_get_ranks_by_index_and_one_master_address(make: Make) -> None
     assert infos[1].store.get("key") == b"of the group"
 
 
-def test_a_single_node_re_forms_alone_and_as_often_as_it_asks(make: Make) -> None:
+def test_a_single_node_re_forms_alone_and_as_often_as_it_asks(make):
     handler = make()
     for _ in range(6):
         assert handler.next_rendezvous().world_size == 1
     assert handler.status.faults == 5
 
 
-def test_each_membership_has_a_generation_of_its_own_on_shared_storage(
-    make: Make, tmp_path: Path
-) -> None:
+def test_each_membership_has_a_generation_of_its_own_on_shared_storage(make, tmp_path):
     handler, generations = make(), []
     for _ in range(3):
         handler.next_rendezvous()
@@ -134,7 +132,7 @@ def test_each_membership_has_a_generation_of_its_own_on_shared_storage(
     assert names == ["00000001.json", "00000002.json", "00000003.json"]
 
 
-def test_a_closed_run_raises_closed_for_all_who_ask(make: Make) -> None:
+def test_a_closed_run_raises_closed_for_all_who_ask(make):
     first, second = make(), make(node_index=1)
     assert not first.is_closed()
     first.set_closed()
@@ -145,7 +143,7 @@ def test_a_closed_run_raises_closed_for_all_who_ask(make: Make) -> None:
             handler.next_rendezvous()
 
 
-def test_a_node_that_shuts_down_after_success_closes_the_run(make: Make) -> None:
+def test_a_node_that_shuts_down_after_success_closes_the_run(make):
     handler = make()
     handler.next_rendezvous()
     assert handler.shutdown()
@@ -153,7 +151,7 @@ def test_a_node_that_shuts_down_after_success_closes_the_run(make: Make) -> None
         make().next_rendezvous()
 
 
-def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make: Make) -> None:
+def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make):
     handler = make((2, 2), join_timeout_s=0.5)
     with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
         handler.next_rendezvous()
@@ -161,14 +159,14 @@ def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make: Make)
     together(make((2, 2)), make((2, 2), node_index=1))
 
 
-def test_no_coordinator_raises_a_connection_error_within_the_limit() -> None:
+def test_no_coordinator_raises_a_connection_error_within_the_limit():
     served = serve()
     served.stop()
     with pytest.raises(RendezvousConnectionError, match=str(served.port)):
         create_handler(params_of(served.port, connect_timeout_s=1.0))
 
 
-def test_a_frozen_coordinator_is_a_connection_error_after_the_silence_limit(make: Any) -> None:
+def test_a_frozen_coordinator_is_a_connection_error_after_the_silence_limit(make):
     handler = make()
     handler.next_rendezvous()
     os.kill(make.served[0].pid, signal.SIGSTOP)
@@ -178,7 +176,7 @@ def test_a_frozen_coordinator_is_a_connection_error_after_the_silence_limit(make
         make(connect_timeout_s=0.5)
 
 
-def test_a_host_serves_the_run_itself_and_others_find_it(tmp_path: Path) -> None:
+def test_a_host_serves_the_run_itself_and_others_find_it(tmp_path):
     host = create_handler(params_of(0, (2, 2), is_host=True, fence_dir=str(tmp_path)))
     port = host._client.port
     other = create_handler(params_of(port, (2, 2), node_index=1, fence_dir=str(tmp_path)))
@@ -196,9 +194,7 @@ def refused(node: RosterHandler, heard: list[Exception]) -> None:
         node.shutdown()
 
 
-def test_what_a_host_serves_stays_until_who_waits_has_heard_that_the_run_is_over(
-    tmp_path: Path,
-) -> None:
+def test_what_a_host_serves_stays_until_who_waits_has_heard_that_the_run_is_over(tmp_path):
     host = create_handler(params_of(0, is_host=True, fence_dir=str(tmp_path)))
     host.next_rendezvous()
     config = {"node_index": 1, "fence_dir": str(tmp_path)}
@@ -212,9 +208,7 @@ def test_what_a_host_serves_stays_until_who_waits_has_heard_that_the_run_is_over
     assert [type(error) for error in heard] == [RendezvousClosedError]
 
 
-def test_what_a_host_serves_that_waited_in_vain_stays_until_the_others_have_too(
-    tmp_path: Path,
-) -> None:
+def test_what_a_host_serves_that_waited_in_vain_stays_until_the_others_have_too(tmp_path):
     config = {"join_timeout_s": 0.5, "fence_dir": str(tmp_path)}
     host = create_handler(params_of(0, (3, 3), is_host=True, **config))
     config |= {"node_index": 1, "join_timeout_s": 2.0}
@@ -229,7 +223,7 @@ def test_what_a_host_serves_that_waited_in_vain_stays_until_the_others_have_too(
     assert [type(error) for error in heard] == [RendezvousTimeoutError] * 2
 
 
-def test_a_host_finds_the_coordinator_that_serves_already() -> None:
+def test_a_host_finds_the_coordinator_that_serves_already():
     served = serve()
     handler = create_handler(params_of(served.port, is_host=True))
     assert handler.next_rendezvous().world_size == 1
@@ -237,7 +231,7 @@ def test_a_host_finds_the_coordinator_that_serves_already() -> None:
     served.stop()
 
 
-def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(make: Make) -> None:
+def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(make):
     first = make((1, 2))
     first.next_rendezvous()
     second = make((1, 2))
@@ -250,16 +244,14 @@ def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(
     assert second.membership is not None
 
 
-def test_a_fence_that_cannot_be_written_is_a_state_error(make: Make, tmp_path: Path) -> None:
+def test_a_fence_that_cannot_be_written_is_a_state_error(make, tmp_path):
     (tmp_path / "file").write_text("")
     handler = make(fence_dir=str(tmp_path / "file"))
     with pytest.raises(RendezvousStateError, match="generation"):
         handler.next_rendezvous()
 
 
-def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_another_coordinator_has_fenced_out_is_closed(make, tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.agent.membership.coordinator.FENCE_LOOK_S", 0.0)
     handler = make()
     handler.next_rendezvous()
@@ -271,9 +263,7 @@ def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
     assert handler.status.closed == "fenced"
 
 
-def test_a_woken_coordinator_takes_no_generation_beyond_that_of_another(
-    make: Make, tmp_path: Path
-) -> None:
+def test_a_woken_coordinator_takes_no_generation_beyond_that_of_another(make, tmp_path):
     """It re-forms at once, before it is time to look at the fence again."""
     handler = make()
     handler.next_rendezvous()
@@ -285,9 +275,7 @@ def test_a_woken_coordinator_takes_no_generation_beyond_that_of_another(
     assert newest.number == others
 
 
-def test_without_a_fence_the_majority_rule_is_said_aloud(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_fence_the_majority_rule_is_said_aloud(make, caplog):
     with caplog.at_level(logging.WARNING):
         make((1, 3), fence_dir="")
     assert "only more than half of the last nodes, or more than 2, can go on" in caplog.text
@@ -297,7 +285,7 @@ def test_without_a_fence_the_majority_rule_is_said_aloud(
     assert "fences" not in caplog.text, "any two groups of 2 of 3 share a node"
 
 
-def test_held_newcomers_are_told_of_and_come_in_after_admit(make: Make) -> None:
+def test_held_newcomers_are_told_of_and_come_in_after_admit(make):
     first = make((1, 2), admit_limit_s=120)
     first.next_rendezvous()
     second = make((1, 2), node_index=1, admit_limit_s=120)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,7 +77,7 @@ def hear_epoch(client: Client, epoch: int) -> None:
     assert client.settle(lambda told: told.status and told.status.epoch >= epoch, 5.0)
 
 
-def test_nodes_are_told_their_ranks_and_who_is_first(make: Any) -> None:
+def test_nodes_are_told_their_ranks_and_who_is_first(make):
     bench = make()
     late, early = bench.client(1), bench.client(0, keeps=True)
     bench.join(late)
@@ -94,7 +93,7 @@ def test_nodes_are_told_their_ranks_and_who_is_first(make: Any) -> None:
     assert second.members == (), "only nodes that may have to serve next know all members"
 
 
-def test_a_node_whose_process_has_ended_is_lost_at_once(make: Any) -> None:
+def test_a_node_whose_process_has_ended_is_lost_at_once(make):
     bench = make(least=1, most=3)
     (stays,) = bench.meet(0)
     code = (
@@ -124,9 +123,7 @@ def test_a_node_whose_process_has_ended_is_lost_at_once(make: Any) -> None:
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(
-    make: Any, refuses: bool
-) -> None:
+def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make, refuses):
     """Also where a firewall refuses what the coordinator dials."""
     bench = make()
     clients = bench.meet(0, 1)
@@ -144,7 +141,7 @@ def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(
         assert client._socket
 
 
-def test_what_was_said_while_the_connection_was_cut_is_said_again(make: Any) -> None:
+def test_what_was_said_while_the_connection_was_cut_is_said_again(make):
     bench = make()
     first, second = bench.meet(0, 1)
     connection = first._socket
@@ -156,9 +153,7 @@ def test_what_was_said_while_the_connection_was_cut_is_said_again(make: Any) -> 
     assert first.settle(lambda told: told.status and told.status.closed == "finished", 5.0)
 
 
-def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(
-    make: Any, tmp_path: Path
-) -> None:
+def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(make, tmp_path):
     bench = make(least=1, most=2, fence_dir=str(tmp_path))
     code = (
         "import sys, time\n"
@@ -203,9 +198,7 @@ def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(
         process.wait()
 
 
-def test_a_coordinator_that_is_gone_is_known_at_once_and_a_frozen_one_after_the_limit(
-    make: Any,
-) -> None:
+def test_a_coordinator_that_is_gone_is_known_at_once_and_a_frozen_one_after_the_limit(make):
     bench = make()
     (client, _) = bench.meet(0, 1)
     bench.served.stop()
@@ -235,14 +228,14 @@ def check_for(client: Client, seconds: float) -> None:
         ("127.0.0.1", "refused"),
     ],
 )
-def test_why_no_coordinator_answers_is_told(host: str, why: str) -> None:
+def test_why_no_coordinator_answers_is_told(host, why):
     client = Client(host, 1, RUN, rules(), SystemClock())
     with pytest.raises(GoneError, match=f"did not answer within 1 s: .*({why})"):
         client.begin(1.0, keeps=False)
     client.end()
 
 
-def test_nodes_give_each_other_values_of_their_membership(make: Any) -> None:
+def test_nodes_give_each_other_values_of_their_membership(make):
     first, second = make().meet(0, 1)
     second.say("set", key="rank/1", value="two workers")
     assert first.get_value("rank/1", 5.0) == "two workers"
@@ -278,9 +271,7 @@ def speak(port: int, *lines: bytes) -> bytes:
     ],
     ids=["garbage", "a list", "half", "200 kB", "another token"],
 )
-def test_who_is_no_node_is_told_once_and_disturbs_nobody(
-    make: Any, capfd: pytest.CaptureFixture[str], line: bytes, told: str
-) -> None:
+def test_who_is_no_node_is_told_once_and_disturbs_nobody(make, capfd, line, told):
     bench = make()
     for _ in range(3):
         if told == "half a message":
@@ -296,7 +287,7 @@ def test_who_is_no_node_is_told_once_and_disturbs_nobody(
     assert told in said[0]
 
 
-def test_a_node_of_another_run_is_refused_and_so_is_one_without_the_token(make: Any) -> None:
+def test_a_node_of_another_run_is_refused_and_so_is_one_without_the_token(make):
     bench = make()
     for wrong in ({"run_id": "digits-2"}, {"token": "other"}):
         with pytest.raises(GoneError, match="another run, or another token"):
@@ -304,7 +295,7 @@ def test_a_node_of_another_run_is_refused_and_so_is_one_without_the_token(make: 
     bench.meet(0, 1)
 
 
-def test_many_connections_from_nobody_keep_no_node_out(make: Any) -> None:
+def test_many_connections_from_nobody_keep_no_node_out(make):
     bench = make()
     with ExitStack() as stack:
         for _ in range(300):
@@ -314,7 +305,7 @@ def test_many_connections_from_nobody_keep_no_node_out(make: Any) -> None:
         bench.meet(0, 1)
 
 
-def test_all_nodes_of_a_large_run_may_greet_at_once(make: Any) -> None:
+def test_all_nodes_of_a_large_run_may_greet_at_once(make):
     bench = make(most=300)
     with ExitStack() as stack:
         for _ in range(300):
@@ -323,7 +314,7 @@ def test_all_nodes_of_a_large_run_may_greet_at_once(make: Any) -> None:
             assert one.recv(1), "the coordinator speaks first"
 
 
-def test_who_serves_a_run_is_found_by_whoever_knows_it(make: Any) -> None:
+def test_who_serves_a_run_is_found_by_whoever_knows_it(make):
     bench = make()
     port = bench.served.port
     assert ask("127.0.0.1", port, RUN, 2.0, TOKEN) == bench.served.origin

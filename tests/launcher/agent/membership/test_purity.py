@@ -28,7 +28,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_the_pure_part_imports_neither_torch_nor_threads_nor_time(name: str) -> None:
+def test_the_pure_part_imports_neither_torch_nor_threads_nor_time(name):
     for imported in imports_of(AGENT / "membership" / f"{name}.py"):
         ours = imported.rpartition(".")
         if ours[0] == "launcher.agent.membership":
@@ -39,7 +39,7 @@ def test_the_pure_part_imports_neither_torch_nor_threads_nor_time(name: str) -> 
 
 
 @pytest.mark.parametrize("path", sorted((AGENT / "membership").glob("*.py")), ids=lambda p: p.stem)
-def test_no_module_of_membership_names_a_wall_clock(path: Path) -> None:
+def test_no_module_of_membership_names_a_wall_clock(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
             assert node.attr not in {"wall", "time", "now", "utcnow", "ctime"}, ast.unparse(node)

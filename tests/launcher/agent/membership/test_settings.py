@@ -14,7 +14,7 @@ from launcher.agent.membership import settings
 from launcher.agent.membership.settings import SIGNS_PER_S, Rules, parse_rules
 
 
-def test_values_come_as_text_from_a_plan_or_typed_from_code() -> None:
+def test_values_come_as_text_from_a_plan_or_typed_from_code():
     text = {"node_index": "2", "is_host": "1", "detection_limit_s": "1", "max_restarts": "3"}
     typed = {"node_index": 2, "is_host": True, "detection_limit_s": 1.0, "max_restarts": 3}
     read = partial(parse_rules, min_nodes=1, max_nodes=2)
@@ -28,14 +28,14 @@ def test_values_come_as_text_from_a_plan_or_typed_from_code() -> None:
     ("limit_s", "interval_s"), [(0.5, 0.05), (1.0, 0.1), (2.5, 0.25), (5.0, 0.25), (30.0, 0.25)]
 )
 def test_beats_are_frequent_enough_to_end_detection_within_a_second_of_the_limit(
-    limit_s: float, interval_s: float
-) -> None:
+    limit_s, interval_s
+):
     rules = Rules(min_nodes=1, max_nodes=64, detection_limit_s=limit_s)
     assert rules.interval_s == interval_s
 
 
 @pytest.mark.parametrize("nodes", [1, 64, 1_000, 2_000, 4_000, 8_000])
-def test_many_nodes_beat_less_often_and_still_ten_times_within_the_limit(nodes: int) -> None:
+def test_many_nodes_beat_less_often_and_still_ten_times_within_the_limit(nodes):
     for limit_s in (1.0, 10.0, 60.0):
         interval_s = Rules(min_nodes=1, max_nodes=nodes, detection_limit_s=limit_s).interval_s
         assert interval_s <= limit_s / 10
@@ -44,7 +44,7 @@ def test_many_nodes_beat_less_often_and_still_ten_times_within_the_limit(nodes: 
             assert nodes / interval_s <= SIGNS_PER_S
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_says_what_it_means():
     tree = ast.parse(Path(settings.__file__).read_text())
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Rules")
     documented = {

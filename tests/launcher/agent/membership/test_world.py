@@ -30,14 +30,14 @@ def serving(world: World) -> Coordinator:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_node_whose_process_ends_is_replaced_by_a_smaller_group_at_once(lost: int) -> None:
+def test_a_node_whose_process_ends_is_replaced_by_a_smaller_group_at_once(lost):
     world, nodes = formed(FENCED, 0, 1, 2)
     nodes[lost].kill()
     rest = [node for node in nodes if not node.dead]
     assert world.until(lambda: world.together(*rest), 10) <= 0.5
 
 
-def test_a_node_that_loses_its_power_is_lost_after_the_limit_and_its_successor_comes_in() -> None:
+def test_a_node_that_loses_its_power_is_lost_after_the_limit_and_its_successor_comes_in():
     world, nodes = formed(FENCED, 0, 1, 2)
     nodes[1].lose_power()
     rest = [nodes[0], nodes[2]]
@@ -46,7 +46,7 @@ def test_a_node_that_loses_its_power_is_lost_after_the_limit_and_its_successor_c
     world.until(lambda: world.together(*rest, again), 5)
 
 
-def test_a_freeze_shorter_than_the_limit_changes_nothing_and_a_longer_one_costs_a_round() -> None:
+def test_a_freeze_shorter_than_the_limit_changes_nothing_and_a_longer_one_costs_a_round():
     world, nodes = formed(FENCED, 0, 1, 2)
     before = nodes[0].running
     nodes[1].frozen = True
@@ -61,7 +61,7 @@ def test_a_freeze_shorter_than_the_limit_changes_nothing_and_a_longer_one_costs_
 
 
 @pytest.mark.parametrize("rules", [FENCED, BY_MAJORITY])
-def test_when_the_coordinator_dies_the_next_candidate_s_goes_on_with_all(rules: Rules) -> None:
+def test_when_the_coordinator_dies_the_next_candidate_s_goes_on_with_all(rules):
     world, nodes = formed(rules, 0, 1, 2)
     serving(world).dead = True
     world.run(0.3)
@@ -70,7 +70,7 @@ def test_when_the_coordinator_dies_the_next_candidate_s_goes_on_with_all(rules: 
 
 
 @pytest.mark.parametrize("rules", [FENCED, BY_MAJORITY])
-def test_when_node_0_dies_with_the_coordinator_the_others_go_on(rules: Rules) -> None:
+def test_when_node_0_dies_with_the_coordinator_the_others_go_on(rules):
     world, nodes = formed(rules, 0, 1, 2)
     serving(world).dead = True
     nodes[0].kill()
@@ -78,7 +78,7 @@ def test_when_node_0_dies_with_the_coordinator_the_others_go_on(rules: Rules) ->
     assert world.until(lambda: world.together(*nodes[1:]), 10) <= 3.0
 
 
-def test_a_frozen_coordinator_that_wakes_is_left_alone_and_finds_a_later_generation() -> None:
+def test_a_frozen_coordinator_that_wakes_is_left_alone_and_finds_a_later_generation():
     world, nodes = formed(FENCED, 0, 1, 2)
     first = serving(world)
     first.frozen = True
@@ -89,7 +89,7 @@ def test_a_frozen_coordinator_that_wakes_is_left_alone_and_finds_a_later_generat
     assert first.group.closed == "fenced"
 
 
-def test_without_a_fence_a_minority_that_is_cut_off_does_not_train_on() -> None:
+def test_without_a_fence_a_minority_that_is_cut_off_does_not_train_on():
     world, nodes = formed(BY_MAJORITY, 0, 1, 2, 3, 4)
     serving(world).cut = True
     nodes[0].cut = True
@@ -101,7 +101,7 @@ def test_without_a_fence_a_minority_that_is_cut_off_does_not_train_on() -> None:
     world.until(lambda: world.together(*nodes), 60)
 
 
-def test_without_a_fence_half_of_the_nodes_wait_for_the_others() -> None:
+def test_without_a_fence_half_of_the_nodes_wait_for_the_others():
     world, nodes = formed(limited(min_nodes=1, max_nodes=4), 0, 1, 2, 3)
     nodes[2].kill()
     nodes[3].kill()
@@ -176,9 +176,7 @@ def settled(world: World) -> bool:
     seed=st.integers(0, 2**16),
     delay_s=st.sampled_from([0.002, 0.05, 0.4]),
 )
-def test_after_any_schedule_all_live_nodes_are_in_one_membership(
-    moves: Moves, seed: int, delay_s: float
-) -> None:
+def test_after_any_schedule_all_live_nodes_are_in_one_membership(moves, seed, delay_s):
     world = World(FENCED, seed, delay_s)
     world.add(0)
     play(world, moves)
@@ -194,7 +192,7 @@ def test_after_any_schedule_all_live_nodes_are_in_one_membership(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(moves=st.lists(MOVES, min_size=3, max_size=14), seed=st.integers(0, 2**16))
-def test_without_a_fence_no_two_memberships_ever_run_apart(moves: Moves, seed: int) -> None:
+def test_without_a_fence_no_two_memberships_ever_run_apart(moves, seed):
     world = World(BY_MAJORITY, seed, 0.05, candidates=3)
     for index in range(3):
         world.add(index)
@@ -212,9 +210,7 @@ def test_without_a_fence_no_two_memberships_ever_run_apart(moves: Moves, seed: i
     seed=st.integers(0, 2**16),
     delay_s=st.sampled_from([0.002, 0.2, 0.8]),
 )
-def test_no_live_node_is_ever_dropped_while_delays_stay_below_the_limit(
-    moves: Moves, seed: int, delay_s: float
-) -> None:
+def test_no_live_node_is_ever_dropped_while_delays_stay_below_the_limit(moves, seed, delay_s):
     world = World(FENCED, seed, delay_s)
     world.add(0)
     play(world, moves)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +44,7 @@ def task_of(identity: str = "pytorchjob", **node: object) -> NodeTask:
     return NodeTask(node=node_of(**node), settings=settings)  # type: ignore[arg-type]
 
 
-def test_another_pod_than_the_first_gets_an_index_address_folder_and_prefix_of_its_own() -> None:
+def test_another_pod_than_the_first_gets_an_index_address_folder_and_prefix_of_its_own():
     node = identify(task_of(), ELASTIC_WORKER).node
     assert (node.node_index, node.local_addr) == (1, "10.1.1.7")
     assert node.log_dir == "/run/nodes/1/0"
@@ -56,7 +55,7 @@ def test_another_pod_than_the_first_gets_an_index_address_folder_and_prefix_of_i
     assert env[protocol.LINE_PREFIX_TEMPLATE] == "[1/${rank}] "
 
 
-def test_a_pod_s_name_counts_more_than_its_host_s_which_may_be_the_machine_s() -> None:
+def test_a_pod_s_name_counts_more_than_its_host_s_which_may_be_the_machine_s():
     assert identify(task_of(), ELASTIC_WORKER).node.node_index == 1
     with pytest.raises(InputError, match="called 'gpu-machine-7'"):
         identify(task_of(), {}, "gpu-machine-7")
@@ -75,35 +74,33 @@ def test_a_pod_s_name_counts_more_than_its_host_s_which_may_be_the_machine_s() -
         ({"WORLD_SIZE": "7", "PET_RDZV_ENDPOINT": "other:1"}, (2, 4, 1)),
     ],
 )
-def test_a_job_that_was_resized_since_it_was_planned_runs_in_its_new_size(
-    told: dict[str, str], expected: tuple[int, int, int]
-) -> None:
+def test_a_job_that_was_resized_since_it_was_planned_runs_in_its_new_size(told, expected):
     node = identify(task_of(), {**ELASTIC_WORKER, **told}).node
     assert (node.min_nodes, node.max_nodes, node.nproc_per_node) == expected
     largest = dict(node.env)[protocol.MAX_WORLD_SIZE]
     assert largest == str(expected[1] * expected[2]), "the training cuts its batches for it"
 
 
-def test_a_job_planned_for_one_node_cannot_grow_because_its_store_has_no_address() -> None:
+def test_a_job_planned_for_one_node_cannot_grow_because_its_store_has_no_address():
     with pytest.raises(InputError, match="planned for one node"):
         identify(task_of(max_nodes=1), {**ELASTIC_WORKER, "PET_NNODES": "2"})
 
 
 @pytest.mark.parametrize("identity", ["plan", "launcher"])
-def test_nodes_that_are_no_pods_take_nothing_from_torchrun_s_variables(identity: str) -> None:
+def test_nodes_that_are_no_pods_take_nothing_from_torchrun_s_variables(identity):
     told = {"PET_NNODES": "9", "PET_NPROC_PER_NODE": "9", protocol.NODE_INDEX: "0"}
     node = identify(task_of(identity), told, "host").node
     assert (node.max_nodes, node.nproc_per_node) == (4, 1)
 
 
-def test_probes_are_answered_at_the_pod_s_address() -> None:
+def test_probes_are_answered_at_the_pod_s_address():
     assert identify(task_of(), ELASTIC_WORKER).settings.health_host == "10.1.1.7"
     asked = task_of()
     asked = replace(asked, settings=replace(asked.settings, health_host="0.0.0.0"))
     assert identify(asked, ELASTIC_WORKER).settings.health_host == "0.0.0.0"
 
 
-def test_each_new_pod_of_a_node_is_its_next_incarnation(tmp_path: Path) -> None:
+def test_each_new_pod_of_a_node_is_its_next_incarnation(tmp_path):
     task = task_of(log_dir=str(tmp_path / "nodes/0/0"))
     taken = [claim_incarnation(task).node for _ in range(3)]
     assert [node.incarnation for node in taken] == [0, 1, 2]
@@ -111,15 +108,13 @@ def test_each_new_pod_of_a_node_is_its_next_incarnation(tmp_path: Path) -> None:
     assert [node.log_dir for node in taken] == [str(tmp_path / f"nodes/0/{n}") for n in range(3)]
 
 
-def test_a_node_with_a_plan_of_its_own_keeps_the_incarnation_it_was_planned_with(
-    tmp_path: Path,
-) -> None:
+def test_a_node_with_a_plan_of_its_own_keeps_the_incarnation_it_was_planned_with(tmp_path):
     task = task_of("plan", log_dir=str(tmp_path / "nodes/0/0"))
     assert claim_incarnation(task) is task
     assert not (tmp_path / "nodes").exists()
 
 
-def test_every_source_of_pods_is_one_that_is_known() -> None:
+def test_every_source_of_pods_is_one_that_is_known():
     for identity in (name for name, source in SOURCES.items() if source.is_pod):
         told = {**ELASTIC_WORKER, "PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "2"}
         assert identify(task_of(identity), told).node.node_index == 2
@@ -143,8 +138,8 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
     [(1, "m", True, 1), (999, "m", True, 0), (0, "m" * 5000, False, 0), (0, "é" * 2000, False, 0)],
 )
 def test_a_pod_s_status_gets_as_much_of_the_outcome_as_it_holds(
-    others: int, message: str, has_first: bool, collateral: int
-) -> None:
+    others, message, has_first, collateral
+):
     text = render_termination(outcome_of(message, others))
     assert len(text.encode()) <= 4096
     told = json.loads(text)
@@ -153,7 +148,7 @@ def test_a_pod_s_status_gets_as_much_of_the_outcome_as_it_holds(
     assert len(told["collateral"]) == collateral
 
 
-def test_a_termination_message_replaces_what_was_there_and_needs_a_place(tmp_path: Path) -> None:
+def test_a_termination_message_replaces_what_was_there_and_needs_a_place(tmp_path):
     outcome = outcome_of("m", 0)
     write_termination(outcome, tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
@@ -163,7 +158,7 @@ def test_a_termination_message_replaces_what_was_there_and_needs_a_place(tmp_pat
     assert place.read_text() == outcome.to_json()
 
 
-def test_the_node_of_rank_0_of_a_static_group_knows_that_it_serves_the_store() -> None:
+def test_the_node_of_rank_0_of_a_static_group_knows_that_it_serves_the_store():
     static = Static(master_addr="a", master_port=1, id="digits")
     task = NodeTask(node=replace(node_of(), rendezvous=static))
     # torch compares it with the number 0.

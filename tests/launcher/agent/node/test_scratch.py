@@ -25,7 +25,7 @@ def wait_for(root: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_the_folder_of_an_owner_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_folder_of_an_owner_that_was_killed_is_removed_by_the_next(tmp_path):
     pid = start_owner(tmp_path)
     wait_for(tmp_path, 1)
     (left,) = tmp_path.glob(f"{SCRATCH_PREFIX}*")
@@ -36,13 +36,13 @@ def test_the_folder_of_an_owner_that_was_killed_is_removed_by_the_next(tmp_path:
     assert list(tmp_path.glob(f"{SCRATCH_PREFIX}*")) == [own.path]
 
 
-def test_the_folder_of_a_living_owner_is_left_alone(tmp_path: Path) -> None:
+def test_the_folder_of_a_living_owner_is_left_alone(tmp_path):
     first = Scratch(tmp_path)
     second = Scratch(tmp_path)
     assert all(own.path.exists() for own in (first, second))
 
 
-def test_its_owner_removes_it(tmp_path: Path) -> None:
+def test_its_owner_removes_it(tmp_path):
     own = Scratch(tmp_path)
     own.remove()
     own.remove()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launcher.agent.place import LIMIT_S, Place
+from tests.launcher.agent.place import LIMIT_S
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_console_that_takes_nothing_ends_nobody(place: Place, start: str) -> None:
+def test_a_console_that_takes_nothing_ends_nobody(place, start):
     (place.folder / "console-0.log").symlink_to("/dev/full")
     place.write(
         "import os, sys\n"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.disks import Disk, mounted
-from tests.launcher.agent.place import Place, free_port
+from tests.disks import mounted
+from tests.launcher.agent.place import free_port
 from tests.launcher.agent.test_full_disk import FILL, disk, node
 
 
 @pytest.mark.mount
-def test_a_disk_that_is_full_before_the_start_ends_the_node(node: Place, disk: Disk) -> None:
+def test_a_disk_that_is_full_before_the_start_ends_the_node(node, disk):
     node.write("print('never')")
     node.plan()
     disk.fill()
@@ -21,7 +21,7 @@ def test_a_disk_that_is_full_before_the_start_ends_the_node(node: Place, disk: D
 
 
 @pytest.mark.mount
-def test_another_full_disk_is_named_by_its_own_mount_point(node: Place, disk: Disk) -> None:
+def test_another_full_disk_is_named_by_its_own_mount_point(node, disk):
     with mounted(disk.path.parent / "other") as other:
         node.write(FILL + f"fill({str(other.path)!r})")
         node.plan(max_restarts=1000, env=(("CHECKPOINT_DIR", str(other.path)),))
@@ -32,9 +32,7 @@ def test_another_full_disk_is_named_by_its_own_mount_point(node: Place, disk: Di
 
 
 @pytest.mark.mount
-def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(
-    place: Place, disk: Disk
-) -> None:
+def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(place, disk):
     place.write("print('never')")
     disk.fill()
     place.plan(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launcher.agent.place import Place
-
 SCRIPT = """
 import os
 import torch, torch.distributed as dist
@@ -32,7 +30,7 @@ last = Last()
 
 
 @pytest.mark.parametrize("ending", ["", "dist.destroy_process_group()"])
-def test_no_thread_of_a_group_is_left_when_the_interpreter_ends(place: Place, ending: str) -> None:
+def test_no_thread_of_a_group_is_left_when_the_interpreter_ends(place, ending):
     place.write(SCRIPT.replace("{ending}", ending))
     place.plan()
     assert place.run() == 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from launcher.agent.worker_exit import read_error, read_oom_kills
 
 
-def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path: Path) -> None:
+def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path):
     message = (
         "KeyError: Caught KeyError in DataLoader worker process 0.\n"
         "Original Traceback (most recent call last):\n"
@@ -26,9 +25,7 @@ def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path: Path
 @pytest.mark.parametrize(
     ("file", "told"), [("{}memory.events", "0::"), ("memory/{}memory.oom_control", "9:memory:")]
 )
-def test_kills_for_memory_are_counted_by_either_version_of_cgroups(
-    tmp_path: Path, file: str, told: str, path: str
-) -> None:
+def test_kills_for_memory_are_counted_by_either_version_of_cgroups(tmp_path, file, told, path):
     own = tmp_path / "own"
     # A container is told a path that it does not see.
     own.write_text(f"4:cpu,cpuacct:/x\n{told}/{path or 'docker/0a1b'}\n")

@@ -119,9 +119,7 @@ def guarded(tmp_path: Path, archive: Path) -> Guarded:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_guarded_script_ends_and_speaks_as_under_the_interpreter(
-    guarded: Guarded, ending: str
-) -> None:
+def test_a_guarded_script_ends_and_speaks_as_under_the_interpreter(guarded, ending):
     (guarded.folder / "script.py").write_text(ENDINGS[ending])
     plain = guarded.run_plain("script.py")
     assert guarded.run("script.py") == plain
@@ -142,9 +140,7 @@ def test_a_guarded_script_ends_and_speaks_as_under_the_interpreter(
         ("missing.py",),
     ],
 )
-def test_what_a_script_sees_of_its_start_is_what_the_interpreter_shows(
-    guarded: Guarded, argv: tuple[str, ...]
-) -> None:
+def test_what_a_script_sees_of_its_start_is_what_the_interpreter_shows(guarded, argv):
     seen = (
         "import sys, os, inspect, signal, gc, threading\n"
         "class Own: pass\n"
@@ -169,7 +165,7 @@ def test_what_a_script_sees_of_its_start_is_what_the_interpreter_shows(
     assert (code, err) == (plain_code, plain_err)
 
 
-def test_a_script_may_have_folders_named_as_the_launcher_s(guarded: Guarded) -> None:
+def test_a_script_may_have_folders_named_as_the_launcher_s(guarded):
     for name in ("launcher", "train", "agent"):
         (guarded.folder / name).mkdir()
         (guarded.folder / name / "__init__.py").write_text(f"print('the user has {name}')")
@@ -181,9 +177,7 @@ def test_a_script_may_have_folders_named_as_the_launcher_s(guarded: Guarded) -> 
     assert err == b""
 
 
-def test_a_script_sees_nothing_of_the_archive_nor_of_the_agent_s_variables(
-    guarded: Guarded,
-) -> None:
+def test_a_script_sees_nothing_of_the_archive_nor_of_the_agent_s_variables(guarded):
     (guarded.folder / "script.py").write_text(
         "import sys, os\n"
         "print([p for p in sys.path if p.endswith('agent.pyz')])\n"
@@ -197,13 +191,13 @@ def test_a_script_sees_nothing_of_the_archive_nor_of_the_agent_s_variables(
     ]
 
 
-def test_what_a_script_leaves_in_unclosed_files_is_written(guarded: Guarded) -> None:
+def test_what_a_script_leaves_in_unclosed_files_is_written(guarded):
     (guarded.folder / "script.py").write_text("f = open('left-open', 'w'); f.write('text')")
     guarded.run("script.py")
     assert (guarded.folder / "left-open").read_text() == "text"
 
 
-def test_an_uncaught_exception_is_told_in_error_json_as_torch_would(guarded: Guarded) -> None:
+def test_an_uncaught_exception_is_told_in_error_json_as_torch_would(guarded):
     (guarded.folder / "script.py").write_text("raise ValueError('no data')")
     guarded.run("script.py")
     message = json.loads((guarded.rank_dir / protocol.ERROR_FILE).read_text())["message"]
@@ -228,9 +222,7 @@ while not os.path.exists("grandchild") or not open("grandchild").read():
 
 
 @pytest.mark.parametrize("ending", ["", "os._exit(3)", "time.sleep(600)"])
-def test_a_grandchild_that_ignores_sigterm_ends_with_its_script(
-    guarded: Guarded, ending: str
-) -> None:
+def test_a_grandchild_that_ignores_sigterm_ends_with_its_script(guarded, ending):
     (guarded.folder / "script.py").write_text(GRANDCHILD + ending)
     process = guarded.start("script.py")
     grandchild = guarded.folder / "grandchild"
@@ -241,9 +233,7 @@ def test_a_grandchild_that_ignores_sigterm_ends_with_its_script(
     assert not Path(f"/proc/{grandchild.read_text()}").exists()
 
 
-def test_sigterm_without_a_stop_request_does_not_wait_for_a_slow_handler(
-    guarded: Guarded,
-) -> None:
+def test_sigterm_without_a_stop_request_does_not_wait_for_a_slow_handler(guarded):
     (guarded.folder / "script.py").write_text(
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('flag set'))\n"
@@ -258,9 +248,7 @@ def test_sigterm_without_a_stop_request_does_not_wait_for_a_slow_handler(
     assert guarded.exit_record()["cause"] == "terminated"
 
 
-def test_a_script_that_had_ended_by_itself_before_it_was_asked_is_told_by_its_own_code(
-    guarded: Guarded,
-) -> None:
+def test_a_script_that_had_ended_by_itself_before_it_was_asked_is_told_by_its_own_code(guarded):
     # As Horovod's shutdown does: at its end it waits for the other ranks.
     (guarded.folder / "script.py").write_text(
         "import atexit, sys, time\natexit.register(time.sleep, 60)\nsys.exit(3)\n"
@@ -275,7 +263,7 @@ def test_a_script_that_had_ended_by_itself_before_it_was_asked_is_told_by_its_ow
     assert not ended.exists()
 
 
-def test_the_guard_passes_both_signals_for_scripts_on(guarded: Guarded) -> None:
+def test_the_guard_passes_both_signals_for_scripts_on(guarded):
     (guarded.folder / "script.py").write_text(
         "import signal, time\n"
         "came = []\n"
@@ -293,7 +281,7 @@ def test_the_guard_passes_both_signals_for_scripts_on(guarded: Guarded) -> None:
     assert out.decode() == f"{[int(signal.SIGUSR1), int(signal.SIGUSR2)]}\n"
 
 
-def test_a_guard_whose_agent_has_gone_ends_its_script(guarded: Guarded) -> None:
+def test_a_guard_whose_agent_has_gone_ends_its_script(guarded):
     (guarded.folder / "script.py").write_text("print('never')")
     guarded.env[guard.PARENT_PID] = "1"
     code, out, _ = guarded.run("script.py")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.doctor.test_doctor import rows
-from tests.launcher.runner import PREFIX, Runner
+from tests.launcher.runner import PREFIX
 
 
 @pytest.mark.parametrize(
@@ -17,19 +17,16 @@ from tests.launcher.runner import PREFIX, Runner
         (("job.yaml", "--on", "mars"), "--on mars: no such target", "one of: docker"),
     ],
 )
-def test_bad_input_is_refused_with_the_fix(
-    launcher: Runner, argv: tuple[str, ...], told: str, fix: str
-) -> None:
+def test_bad_input_is_refused_with_the_fix(launcher, argv, told, fix):
     launcher.write("", PREFIX)
     launcher.env.pop("LAUNCHER_HOSTS", None)
-    done = launcher("doctor", *argv)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert fix in done.stderr
-    assert done.stderr.count("\n") <= 2
+    done = launcher.fails(2, "doctor", *argv)
+    assert told in done
+    assert fix in done
+    assert done.count("\n") <= 2
 
 
-def test_a_probe_that_fails_tells_the_workers_own_exception(launcher: Runner) -> None:
+def test_a_probe_that_fails_tells_the_workers_own_exception(launcher):
     launcher.write("", PREFIX + "env: {GLOO_SOCKET_IFNAME: nosuch0}\n")
     done = launcher("doctor", "job.yaml", "--on", "local")
     assert done.returncode == 1
@@ -39,13 +36,12 @@ def test_a_probe_that_fails_tells_the_workers_own_exception(launcher: Runner) ->
 
 
 @pytest.mark.docker
-def test_two_containers_are_fit_and_a_small_shm_is_warned_of(launcher: Runner) -> None:
+def test_two_containers_are_fit_and_a_small_shm_is_warned_of(launcher):
     launcher.write("", MOUNTED)
-    done = launcher(
+    done = launcher.well(
         *("doctor", "job.yaml", "--on", "docker", "--nnodes", "2", "--json"),
         *("--set", "resources.shm=64Mi"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     found = rows(done.stdout)
     assert found["/dev/shm"] == ("warning", "0.1 GiB")
     assert found["all-reduce"][0] == "ok"

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from launcher.contract.errors import InputError
@@ -15,9 +11,7 @@ from launcher.follow.requests import (
     take_scale_request,
     write_size,
 )
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 ELASTIC = """
@@ -38,16 +32,12 @@ while not pathlib.Path("go").exists():
         ({"nnodes": "2:3", "engine": "torchrun"}, 2, "plain torchrun"),
     ],
 )
-def test_a_number_that_a_run_cannot_have_is_refused(
-    make_plan: Callable[..., LaunchPlan], fields: dict[str, Any], nodes: int, words: str
-) -> None:
+def test_a_number_that_a_run_cannot_have_is_refused(make_plan, fields, nodes, words):
     with pytest.raises(InputError, match=words):
         check_scale(make_plan(**fields), nodes)
 
 
-def test_the_nodes_above_the_size_last_asked_for_are_withdrawn(
-    make_plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
+def test_the_nodes_above_the_size_last_asked_for_are_withdrawn(make_plan, tmp_path):
     run, plan = RunFolder(tmp_path), make_plan(nnodes="1:4")
     assert read_withdrawn(run, plan) == frozenset()
     request_scale(run, 3)
@@ -60,7 +50,7 @@ def test_the_nodes_above_the_size_last_asked_for_are_withdrawn(
     assert count_returned(run) == 3
 
 
-def test_a_run_shrinks_and_grows_again_and_no_restart_is_used(launcher: Runner) -> None:
+def test_a_run_shrinks_and_grows_again_and_no_restart_is_used(launcher):
     launcher.write(ELASTIC)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
     wait_until(lambda: (launcher.folder / "world-2-1-0").exists())

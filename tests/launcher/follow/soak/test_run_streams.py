@@ -8,11 +8,11 @@ import signal
 import subprocess
 
 from tests.launcher.follow.claims.test_run_streams import MUCH, STUBBORN, TWO, in_shell
-from tests.launcher.runner import PREFIX, Runner
+from tests.launcher.runner import PREFIX
 from tests.waiting import wait_until
 
 
-def test_a_reader_that_goes_does_not_end_the_run_which_says_so_once(launcher: Runner) -> None:
+def test_a_reader_that_goes_does_not_end_the_run_which_says_so_once(launcher):
     launcher.write(MUCH.format(lines=20_000) + "print('done', file=__import__('sys').stderr)\n")
     done = in_shell(launcher, "RUN 2>err | head -1; echo ${PIPESTATUS[0]}", *TWO)
     first, code = done.stdout.splitlines()
@@ -27,9 +27,7 @@ def test_a_reader_that_goes_does_not_end_the_run_which_says_so_once(launcher: Ru
     assert in_shell(launcher, "RUN | head -1", "logs").stderr == ""
 
 
-def test_ctrl_c_that_ends_the_reader_too_is_not_told_as_a_run_that_goes_on(
-    launcher: Runner,
-) -> None:
+def test_ctrl_c_that_ends_the_reader_too_is_not_told_as_a_run_that_goes_on(launcher):
     launcher.write(STUBBORN, PREFIX.replace("stop_grace_s: 10", "stop_grace_s: 3"))
     line = f"{shlex.join(launcher.argv('run', 'job.yaml', '--on', 'local'))} 2>err | tee log"
     process = subprocess.Popen(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 LINES = 5000
@@ -24,9 +22,7 @@ pathlib.Path(f"up-{{os.environ['LAUNCHER_NODE_INDEX']}}-{{os.environ['LAUNCHER_I
 WAITING = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\ntime.sleep(300)\n"
 
 
-def test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads(
-    launcher: Runner, tmp_path: Path
-) -> None:
+def test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads(launcher, tmp_path):
     launcher.write(MUCH + WAITING)
     process = launcher.start(
         *("run", "job.yaml", "--on", "local", "--nnodes", "1:2", "--set", "engine=agent"),

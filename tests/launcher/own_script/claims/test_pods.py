@@ -58,9 +58,7 @@ def start(tmp_path: Path, project: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "job"])
-def test_pods_with_and_without_an_operator_start_in_their_code(
-    kind: str, project: Path, start: Start
-) -> None:
+def test_pods_with_and_without_an_operator_start_in_their_code(kind, project, start):
     (project / "train.py").write_text(
         "import os, helper\nprint(helper.NAME, os.getcwd(), open('data.txt').read(3), flush=True)\n"
     )

@@ -26,13 +26,11 @@ print(helper.NAME, os.getcwd(), flush=True)
 """
 
 
-def test_a_run_again_is_what_ran_with_its_arguments(project: Runner) -> None:
+def test_a_run_again_is_what_ran_with_its_arguments(project):
     (project.folder / "train.py").write_text(SHORT + "import sys; print(sys.argv[1:])\n")
-    first = project("run", "train.py", "--on", "local", "--nproc-per-node", "1", *ARGUMENTS)
-    assert first.returncode == 0, first.stderr
+    project.well("run", "train.py", "--on", "local", "--nproc-per-node", "1", *ARGUMENTS)
     (project.folder / "helper.py").write_text('NAME = "edited"\n')
-    again = project("run", "--again", "latest")
-    assert again.returncode == 0, again.stderr
+    again = project.well("run", "--again", "latest")
     assert again.stdout.startswith("losses ")
     assert "['--lr', '0.2']" in again.stdout
     assert f"render --again {first_run(project)} --on local -- " not in again.stderr
@@ -44,16 +42,13 @@ def test_a_run_again_is_what_ran_with_its_arguments(project: Runner) -> None:
     assert f"hash {read_record(one).hash[:12]}" in report.stdout  # type: ignore[union-attr]
 
 
-def test_a_run_again_says_that_it_starts_in_a_copy_without_what_was_left_out(
-    project: Runner,
-) -> None:
+def test_a_run_again_says_that_it_starts_in_a_copy_without_what_was_left_out(project):
     (project.folder / ".launcherignore").write_text("data.txt\n")
     (project.folder / "data.txt").write_text("here")
     (project.folder / "train.py").write_text(SHORT + "print(open('data.txt').read())\n")
     assert project("run", "train.py", "--on", "local", "--nproc-per-node", "1").returncode == 0
-    again = project("run", "--again", "latest")
-    assert again.returncode == 1
-    (note,) = (line for line in again.stderr.splitlines() if "starts in " in line)
+    told = project.fails(1, "run", "--again", "latest")
+    (note,) = (line for line in told.splitlines() if "starts in " in line)
     run_id = project.outcome["run_id"]
     assert f"runs/{run_id}/code, a copy of the code of {first_run(project)}: " in note
     assert "what git ignores or .launcherignore names is not in it" in note
@@ -64,41 +59,34 @@ def first_run(project: Runner) -> str:
     return runs[0].name
 
 
-def test_code_that_is_too_large_and_options_for_containers_are_noted(
-    project: Runner,
-) -> None:
+def test_code_that_is_too_large_and_options_for_containers_are_noted(project):
     (project.folder / "train.py").write_text(SHORT)
     with (project.folder / "weights.bin").open("wb") as file:
         file.truncate(101 << 20)
     words = ("--on", "local", "--nproc-per-node", "1", "--image", "x:1")
-    done = project("run", "train.py", *words)
-    assert done.returncode == 0, done.stderr
+    done = project.well("run", "train.py", *words)
     assert "--image and --code image are ignored: the nodes of this target are" in done.stderr
     (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
     assert "--again cannot repeat this run" in note
     assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin, 0 MiB" in note
     assert "fix: name data in .launcherignore" in note
-    again = project("run", "--again", "latest")
-    assert again.returncode == 2
-    assert "keeps no code" in again.stderr
+    told = project.fails(2, "run", "--again", "latest")
+    assert "keeps no code" in told
     assert len(project.run_ids()) == 1
 
 
-def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -> None:
+def test_a_script_of_another_folder_starts_where_it_is_called(project):
     (project.folder / "train.py").write_text(SHORT)
     script = os.path.relpath(project.folder / "train.py", project.folder.parent)
     project.folder = project.folder.parent
     words = ("--on", "local", "--nproc-per-node", "1", "--code", "image")
-    done = project("run", script, *words)
-    assert done.returncode == 0, done.stderr
+    done = project.well("run", script, *words)
     assert done.stdout == f"losses {project.folder}\n"
     assert "--image and --code image are ignored: the nodes of this target are" in done.stderr
 
 
 @pytest.mark.parametrize("target", LOCAL_FIRST)
-def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
-    project: Runner, target: str
-) -> None:
+def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(project, target):
     (project.folder / "train.py").write_text(SHORT)
     words = ("--on", target, "--nnodes", "2", "--nproc-per-node", "1")
     script = project("render", "train.py", *words).stdout
@@ -109,9 +97,7 @@ def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
     assert not [line for line in lines if re.fullmatch("[0-9a-f]{12,64}", line)], "engine's ids"
 
 
-def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
-    project: Runner,
-) -> None:
+def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(project):
     (project.folder / "train.py").write_text(SHORT)
     words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1")
     assert project(*words).returncode == 0
@@ -132,9 +118,7 @@ def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
         pytest.param("docker", "None", marks=pytest.mark.docker),
     ],
 )
-def test_a_module_of_the_folder_gets_these_variables_and_no_standard_input(
-    project: Runner, target: str, found: str
-) -> None:
+def test_a_module_of_the_folder_gets_these_variables_and_no_standard_input(project, target, found):
     """As the table of docs/own-script.md says."""
     (project.folder / "pkg").mkdir()
     (project.folder / "pkg" / "train.py").write_text(
@@ -149,7 +133,7 @@ def test_a_module_of_the_folder_gets_these_variables_and_no_standard_input(
     assert "render -m pkg.train" in done.stderr
 
 
-def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: Runner) -> None:
+def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project):
     project.write(WAITING)
     words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1", "--detach")
     run_id = project(*words).stdout.strip()
@@ -157,6 +141,5 @@ def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: R
     wait_until(lambda: (run / "up-0").exists())
     assert "  0.0: 1 attempt, running; starting " in project("report").stdout
     process_table.send(process_table.find(**{RUN_ID: run_id}), signal.SIGKILL)
-    stopped = project("stop", "--grace", "0")
-    assert stopped.returncode == 0, stopped.stderr
+    project.well("stop", "--grace", "0")
     assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout

@@ -82,35 +82,29 @@ def other(request: pytest.FixtureRequest) -> Iterator[OtherUser]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_files_belong_to_the_caller(other: OtherUser, target: str) -> None:
+def test_files_belong_to_the_caller(other, target):
     (other.folder / "train.py").write_text(SHORT + "open('out.txt', 'w').close()\n")
-    done = other("run", "train.py", "--on", target, *ONE)
-    assert done.returncode == 0, done.stderr
+    other.well("run", "train.py", "--on", target, *ONE)
     assert (other.folder / "out.txt").exists()
     owners = {path: path.lstat().st_uid for path in other.folder.rglob("*")}
     assert {path for path, uid in owners.items() if uid != UID} == set()
 
 
-def test_a_file_that_the_caller_cannot_read_is_named_and_the_script_runs(
-    other: OtherUser,
-) -> None:
+def test_a_file_that_the_caller_cannot_read_is_named_and_the_script_runs(other):
     (other.folder / "train.py").write_text(SHORT)
     (other.folder / "notes.txt").touch(mode=0o600)
-    done = other("run", "train.py", "--on", "local", *ONE)
-    assert done.returncode == 0, done.stderr
+    done = other.well("run", "train.py", "--on", "local", *ONE)
     assert "the run folder will not hold the code, and --again cannot repeat" in done.stderr
     assert f"{other.folder / 'notes.txt'} is part of the code and cannot be read" in done.stderr
     assert read_record(other.folder / "runs/latest") is None
 
 
-def test_a_folder_that_takes_no_run_folder_is_named_with_the_option(other: OtherUser) -> None:
+def test_a_folder_that_takes_no_run_folder_is_named_with_the_option(other):
     os.chown(other.folder, 0, 0)
-    done = other("run", "train.py", "--on", "local", *ONE)
-    assert done.returncode == 2, done.stderr
-    assert f"the folder {other.folder / 'runs'}" in done.stderr
-    assert "--runs" in done.stderr
+    told = other.fails(2, "run", "train.py", "--on", "local", *ONE)
+    assert f"the folder {other.folder / 'runs'}" in told
+    assert "--runs" in told
     with tempfile.TemporaryDirectory() as runs:
         os.chown(runs, UID, UID)
         (other.folder / "train.py").write_text(SHORT)
-        done = other("run", "train.py", "--on", "local", *ONE, "--runs", runs)
-        assert done.returncode == 0, done.stderr
+        other.well("run", "train.py", "--on", "local", *ONE, "--runs", runs)

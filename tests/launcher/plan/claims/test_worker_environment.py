@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 
 import pytest
 import yaml
@@ -86,8 +85,7 @@ def observe(tmp_path_factory: pytest.TempPathFactory) -> Observe:
         else:
             job = {"name": "seen", "command": ["script.py"], "nproc_per_node": nproc}
             (runner.folder / "job.yaml").write_text(yaml.safe_dump({**job, **MODES[mode]}))
-            done = runner("run", "job.yaml", "--on", "local")
-            assert done.returncode == 0, done.stderr
+            runner.well("run", "job.yaml", "--on", "local")
         paths = [runner.folder / f"seen-{rank}.json" for rank in range(nproc)]
         return [json.loads(path.read_text()) for path in paths]
 
@@ -102,9 +100,7 @@ def run_torchrun(runner: Runner, nproc: int, *command: str) -> None:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_difference_from_plain_torchrun_is_on_the_list(
-    observe: Observe, mode: str, nproc: int
-) -> None:
+def test_every_difference_from_plain_torchrun_is_on_the_list(observe, mode, nproc):
     for ours, theirs in zip(observe(mode, nproc), observe("plain", nproc), strict=True):
         differing = {n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)}
         expected = [one for one in DIFFERENCES if one.holds(mode, nproc)]
@@ -116,7 +112,7 @@ def test_every_difference_from_plain_torchrun_is_on_the_list(
 
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_list_says_what_the_values_are(observe: Observe, mode: str, nproc: int) -> None:
+def test_the_list_says_what_the_values_are(observe, mode, nproc):
     for ours, theirs in zip(observe(mode, nproc), observe("plain", nproc), strict=True):
         for one in DIFFERENCES:
             if not one.holds(mode, nproc):
@@ -128,12 +124,12 @@ def test_the_list_says_what_the_values_are(observe: Observe, mode: str, nproc: i
                     assert found[one.name] == words.strip("`")
 
 
-def test_every_line_of_the_list_has_a_reason_or_differs_from_run_to_run() -> None:
+def test_every_line_of_the_list_has_a_reason_or_differs_from_run_to_run():
     assert len(DIFFERENCES) == PAGE.read_text().count("\n| `")
     assert [one.name for one in DIFFERENCES if not one.why] == ["MASTER_PORT"]
 
 
-def test_a_worker_s_role_and_signals_are_torchrun_s(observe: Observe) -> None:
+def test_a_worker_s_role_and_signals_are_torchrun_s(observe):
     for mode in MODES:
         (seen,) = observe(mode, 1)
         assert seen["ROLE_NAME"] == "default"
@@ -161,21 +157,18 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("backend", ["roster", "static"])
-def test_a_script_may_connect_to_the_store_as_the_variable_says(
-    tmp_path: Path, backend: str
-) -> None:
+def test_a_script_may_connect_to_the_store_as_the_variable_says(tmp_path, backend):
     runner = Runner(tmp_path)
     (tmp_path / "script.py").write_text(example())
     job = {"name": "store", "command": ["script.py"], "nnodes": 2, "engine": "agent"}
     job |= {"nproc_per_node": 1, "rdzv": {"backend": backend}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    done = runner("run", "job.yaml", "--on", "local")
-    assert done.returncode == 0, done.stderr
+    runner.well("run", "job.yaml", "--on", "local")
     told = [(tmp_path / f"served-{rank}").read_text() for rank in range(2)]
     assert told == [str(backend == "static")] * 2
 
 
-def test_the_same_script_works_under_plain_torchrun(tmp_path: Path) -> None:
+def test_the_same_script_works_under_plain_torchrun(tmp_path):
     runner = Runner(tmp_path)
     (tmp_path / "script.py").write_text(example())
     run_torchrun(runner, 2, "script.py")
@@ -190,12 +183,9 @@ def test_the_same_script_works_under_plain_torchrun(tmp_path: Path) -> None:
         ("CHECKPOINT_DIR", "use the key checkpoint_dir"),
     ],
 )
-def test_a_job_that_sets_a_folder_of_the_launcher_is_refused(
-    tmp_path: Path, section: str, name: str, fix: str
-) -> None:
+def test_a_job_that_sets_a_folder_of_the_launcher_is_refused(tmp_path, section, name, fix):
     runner = Runner(tmp_path)
     runner.write("raise SystemExit('never started')", f"name: a\n{section}\n".replace("NAME", name))
-    done = runner("run", "job.yaml", "--on", "local")
-    assert done.returncode == 2
-    assert f"found {name}; accepted: names of your own; the launcher sets this one" in done.stderr
-    assert f"fix: {fix}" in done.stderr
+    told = runner.fails(2, "run", "job.yaml", "--on", "local")
+    assert f"found {name}; accepted: names of your own; the launcher sets this one" in told
+    assert f"fix: {fix}" in told

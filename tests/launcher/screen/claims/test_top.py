@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from launcher.targets import process_table
-from tests.launcher.runner import Runner
 from tests.launcher.screen.test_top import STEPS, Tmux, runner
 from tests.waiting import wait_until
 
@@ -19,10 +18,9 @@ def steps_of_attempt(nodes: Path, attempt: int) -> list[str]:
 
 
 @pytest.mark.tmux
-def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runner: Runner) -> None:
+def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runner):
     runner.write(STEPS, "name: tiny\nnproc_per_node: 1\nnnodes: 2\nmax_restarts: 3\n")
-    done = runner("run", "job.yaml", "--on", "local", "--detach")
-    assert done.returncode == 0, done.stderr
+    runner.well("run", "job.yaml", "--on", "local", "--detach")
     tmux = Tmux(runner.folder, runner.argv("top"), {**runner.env, "TERM": "xterm-256color"})
     try:
         tmux.wait_for("first step")

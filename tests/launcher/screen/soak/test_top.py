@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,10 @@ from textual.widgets import DataTable
 from textual.widgets._data_table import RowRenderables
 
 from launcher.screen import app
-from tests.launcher.runner import Runner
 from tests.launcher.screen.test_top import ROW, SEEN, STEPS, Tmux, cells_of, node, runner, watch
 
 
-def test_a_thousand_nodes_are_shown_filtered_and_changed_in_place(
-    watch: Callable[..., None],
-) -> None:
+def test_a_thousand_nodes_are_shown_filtered_and_changed_in_place(watch):
     rows = [replace(node(node_index=index), host=f"gpu{index:04}") for index in range(1000)]
     lost = replace(rows[700], told=replace(rows[700].told, state="missing"))
 
@@ -33,7 +29,7 @@ def test_a_thousand_nodes_are_shown_filtered_and_changed_in_place(
     watch(rows, look)
 
 
-def test_a_screen_keeps_no_drawings_of_what_it_has_shown(watch: Callable[..., None]) -> None:
+def test_a_screen_keeps_no_drawings_of_what_it_has_shown(watch):
     async def look(screen: app.RunScreen, pilot: Any) -> None:
         for number in range(20):
             screen.show(replace(SEEN, nodes=[replace(ROW, last_line=f"step {number}")]))
@@ -45,7 +41,7 @@ def test_a_screen_keeps_no_drawings_of_what_it_has_shown(watch: Callable[..., No
 
 
 @pytest.mark.tmux
-def test_a_run_that_is_followed_live_ends_as_without_a_screen(runner: Runner) -> None:
+def test_a_run_that_is_followed_live_ends_as_without_a_screen(runner):
     """Ctrl-C stops it within its grace, and the summary stands where the screen was."""
     runner.write(STEPS, "name: tiny\nnproc_per_node: 1\n")
     words = shlex.join(runner.argv("run", "job.yaml", "--on", "local", "--live"))

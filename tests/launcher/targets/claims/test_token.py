@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.launcher.docker_runs import remove_left
 from tests.launcher.run_token import JOB, LOOKING, check_folder, check_found
 from tests.launcher.runner import Runner
-from tests.launcher.targets.starter.test_node import Starting, finish, starting
+from tests.launcher.targets.starter.test_node import finish, starting
 from tests.programs import run_program
 
 __all__ = ["starting"]
 
 
-def test_a_printed_script_makes_one_of_its_own(tmp_path: Path) -> None:
+def test_a_printed_script_makes_one_of_its_own(tmp_path):
     launcher = Runner(tmp_path)
     launcher.write(LOOKING, JOB)
     script = launcher("render", "job.yaml", "--on", "local", "--embed").stdout
@@ -28,9 +26,7 @@ def test_a_printed_script_makes_one_of_its_own(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("token") if path.read_text() in script]
 
 
-def test_nodes_that_people_start_get_it_from_the_folder_that_all_of_them_see(
-    starting: Starting,
-) -> None:
+def test_nodes_that_people_start_get_it_from_the_folder_that_all_of_them_see(starting):
     starting.launcher.write(LOOKING, JOB)
     words = ("job.yaml", "--run-id", "tiny-1")
     nodes = [starting.node(*words, LAUNCHER_NODE_INDEX=str(index)) for index in range(2)]

@@ -154,7 +154,7 @@ class TargetContract:
             process.kill()
             process.wait()
 
-    def test_a_script_is_planned_and_rendered_without_being_run(self, bench: Bench) -> None:
+    def test_a_script_is_planned_and_rendered_without_being_run(self, bench):
         bench.write(WAITING)
         plan = parse_plan(bench.launcher.well(*bench.typed("render"), "--json").stdout)
         assert (plan.target, len(plan.nodes)) == (bench.name, 2)
@@ -162,9 +162,7 @@ class TargetContract:
         assert "did you mean train.py?" in bench.launcher.fails(2, *bench.typed("run", "tran.py"))
         assert bench.launcher.run_ids() == []
 
-    def test_a_run_is_seen_and_entered_while_it_goes_on_and_ends_with_its_outcome(
-        self, bench: Bench
-    ) -> None:
+    def test_a_run_is_seen_and_entered_while_it_goes_on_and_ends_with_its_outcome(self, bench):
         run_id = bench.start()
         assert bench.status(run_id)["state"] == "running"
         assert bench.running(run_id) == [0, 1]
@@ -184,9 +182,7 @@ class TargetContract:
         assert bench.listed() == {}
         assert f"on {bench.name}" in bench.launcher.well("report", run_id).stdout
 
-    def test_a_run_takes_a_size_within_its_bounds_and_a_stop_leaves_nothing(
-        self, bench: Bench
-    ) -> None:
+    def test_a_run_takes_a_size_within_its_bounds_and_a_stop_leaves_nothing(self, bench):
         run_id = bench.start()
         assert "is 1:2" in bench.launcher.fails(2, "scale", run_id, "3")
         bench.launcher.well("scale", run_id, "1")
@@ -198,7 +194,7 @@ class TargetContract:
         assert bench.listed() == {}
         assert bench.launcher.processes() == []
 
-    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench: Bench) -> None:
+    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench):
         run_id = bench.start()
         bench.started[0].kill()
         bench.started[0].wait(10)
@@ -211,7 +207,7 @@ class TargetContract:
         assert bench.listed() == {}
         assert bench.launcher("logs", run_id).stdout.count("up\n") == 2
 
-    def test_a_script_that_fails_ends_alike(self, bench: Bench) -> None:
+    def test_a_script_that_fails_ends_alike(self, bench):
         for name, (script, code, reason, headline, below) in ENDINGS.items():
             bench.write(script, f"{name}.py")
             done = bench.launcher(*bench.typed("run", f"{name}.py", "1"))
@@ -223,9 +219,7 @@ class TargetContract:
             assert re.search(f"^{headline}$", told, re.MULTILINE), told
             assert re.search(f"{below}$", told, re.MULTILINE), told
 
-    def test_workers_are_given_the_same_everywhere_and_again_what_they_had(
-        self, bench: Bench
-    ) -> None:
+    def test_workers_are_given_the_same_everywhere_and_again_what_they_had(self, bench):
         bench.write(GIVEN)
         bench.write('NAME = "as submitted"\n', "helper.py")
         done = bench.launcher.well(*bench.typed("run", nnodes="2"), "--", "--lr", "0.2")
@@ -243,7 +237,7 @@ class TargetContract:
             ("as submitted", ["--lr", "0.2"])
         ] * 2
 
-    def test_runs_in_a_hold_start_no_node(self, bench: Bench) -> None:
+    def test_runs_in_a_hold_start_no_node(self, bench):
         if not bench.has_doors:
             pytest.skip(f"{bench.name} holds no nodes")
         size = ("--nnodes", "2", "--nproc-per-node", "1")

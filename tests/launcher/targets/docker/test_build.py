@@ -22,22 +22,14 @@ from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
-
-
 BASE = "fabric-train:cpu"
-
-
 SCRIPT = """
 import os, small, torch
 with open("out.txt", "w") as file:
     file.write("written")
 print("small", small.NUMBER, "in", os.getcwd(), sorted(os.listdir(".")), flush=True)
 """
-
-
 NO_TORCH = "fabric-train-tests:no-torch"
-
-
 BASES = {
     "no-python": "RUN rm -f /usr/bin/python3*\n",
     "no-pip": "RUN rm -rf /usr/lib/python3*/ensurepip\n",
@@ -46,11 +38,7 @@ BASES = {
     "'class version: cuda = None' '__version__ = \"9.9.9+stand.in\"' "
     ">/usr/lib/python3/dist-packages/torch/__init__.py\n",
 }
-
-
 """What else a base made of ours lacks, or has."""
-
-
 SLOW = """
 import time
 def build_wheel(*given, **more):
@@ -119,9 +107,7 @@ def build(launcher: Runner, tag: str, *more: str, base: str = BASE) -> Any:
     return launcher(*words, *more)
 
 
-def test_a_base_that_is_nowhere_is_told_with_the_engines_word(
-    launcher: Runner, folder: Path, tag: str
-) -> None:
+def test_a_base_that_is_nowhere_is_told_with_the_engines_word(launcher, folder, tag):
     done = build(launcher, tag, base="127.0.0.1:9/none/such:1")
     assert done.returncode == 3, done.stderr
     assert "is not on this machine, and cannot be pulled: " in done.stderr
@@ -129,9 +115,7 @@ def test_a_base_that_is_nowhere_is_told_with_the_engines_word(
     assert "docker images" in done.stderr.splitlines()[-1]
 
 
-def test_ctrl_c_ends_the_build_in_the_engine_too(
-    launcher: Runner, folder: Path, tag: str, engine: Any
-) -> None:
+def test_ctrl_c_ends_the_build_in_the_engine_too(launcher, folder, tag, engine):
     with tarfile.open(folder.parent / "wheels/slow-1.0.tar.gz", "w:gz") as archive:
         project = '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
         for name, text in (("pyproject.toml", project), ("back.py", SLOW), ("PKG-INFO", "")):
@@ -155,9 +139,7 @@ def test_ctrl_c_ends_the_build_in_the_engine_too(
     assert engine.images.list(name=tag) == []
 
 
-def test_ctrl_c_ends_a_client_with_the_plugin_that_it_runs(
-    launcher: Runner, folder: Path, tag: str
-) -> None:
+def test_ctrl_c_ends_a_client_with_the_plugin_that_it_runs(launcher, folder, tag):
     hangs = "cat >/dev/null\nsleep 300 &\necho '#1 1.0 up'\nwait"
     put_client(launcher, f'[ "$2" != version ] || exit 0\n{hangs}\n')
     process = launcher.start("build", "train.py", "--base", BASE, "--tag", tag)
@@ -195,9 +177,7 @@ def steps() -> list[int]:
         ({"DOCKER_HOST": "unix:///none/such"}, "no Docker engine answers at", "start Docker"),
     ],
 )
-def test_a_machine_without_docker_is_told_so(
-    launcher: Runner, folder: Path, env: dict[str, str], what: str, fix: str
-) -> None:
+def test_a_machine_without_docker_is_told_so(launcher, folder, env, what, fix):
     launcher.env |= env
     done = build(launcher, "train:1")
     assert done.returncode == 3, done.stderr

@@ -31,7 +31,7 @@ except TargetError as error:
 """
 
 
-def test_a_socket_that_the_caller_may_not_use_has_a_hint_of_its_own(tmp_path: Path) -> None:
+def test_a_socket_that_the_caller_may_not_use_has_a_hint_of_its_own(tmp_path):
     # In a folder that another user may enter, unlike tmp_path.
     path = Path(f"/tmp/closed-{tmp_path.name}-{time.monotonic_ns()}")
     with socket.socket(socket.AF_UNIX) as server:
@@ -59,20 +59,18 @@ def test_a_socket_that_the_caller_may_not_use_has_a_hint_of_its_own(tmp_path: Pa
         ({"DiscoveredDevices": [{"Source": "cdi", "ID": "vendor.com/nic=0"}]}, False),
     ],
 )
-def test_an_engine_gives_gpus_by_nvidias_runtime_or_by_cdi(
-    info: dict[str, object], expected: bool
-) -> None:
+def test_an_engine_gives_gpus_by_nvidias_runtime_or_by_cdi(info, expected):
     assert has_nvidia(info) is expected
 
 
-def test_every_state_of_the_engine_has_one_of_ours() -> None:
+def test_every_state_of_the_engine_has_one_of_ours():
     # As in the engine's API: "created", "running", "paused", "restarting", ...
     known = {"created", "running", "paused", "restarting", "removing", "exited", "dead"}
     assert set(STATES) == known
     assert set(STATES.values()) == set(NodeState)
 
 
-def test_of_actions_at_once_all_end_before_the_first_error_is_raised() -> None:
+def test_of_actions_at_once_all_end_before_the_first_error_is_raised():
     done, may_end = list[int](), threading.Event()
 
     def act(number: int) -> int:

@@ -5,6 +5,6 @@ from __future__ import annotations
 from launcher.targets.docker.build import _hint
 
 
-def test_a_registry_that_wants_a_login_is_told_with_the_command() -> None:
+def test_a_registry_that_wants_a_login_is_told_with_the_command():
     said = "no basic auth credentials"
     assert _hint(said, "a.org:5000") == "docker login a.org:5000, then the same command"

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
-from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker.render import render_docker
 from launcher.targets.docker_options import (
     DOCKER_RUN,
@@ -18,7 +14,6 @@ from launcher.targets.docker_options import (
     plan_containers,
 )
 
-MakePlan = Callable[..., LaunchPlan]
 PLAIN = {"engine": "torchrun"}
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"
 
@@ -50,19 +45,11 @@ AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é, x=y"
         ),
     ],
 )
-def test_the_whole_script(
-    make_plan: MakePlan,
-    docker_facts: TargetFacts,
-    expect_golden: Callable[[str, str], None],
-    name: str,
-    fields: dict[str, Any],
-) -> None:
+def test_the_whole_script(make_plan, docker_facts, expect_golden, name, fields):
     expect_golden(name, render_docker(make_plan(docker_facts, **fields)).shell())
 
 
-def test_the_whole_script_with_gpus_and_rdma(
-    make_plan: MakePlan, cuda_facts: TargetFacts, expect_golden: Callable[[str, str], None]
-) -> None:
+def test_the_whole_script_with_gpus_and_rdma(make_plan, cuda_facts, expect_golden):
     plan = make_plan(
         cuda_facts,
         nnodes=2,
@@ -84,9 +71,7 @@ def only_container(plan: LaunchPlan) -> Container:
     return container
 
 
-def test_what_is_printed_is_what_is_submitted_word_for_word(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+def test_what_is_printed_is_what_is_submitted_word_for_word(make_plan, docker_facts):
     container = only_container(make_plan(docker_facts, command=["t.py", AWKWARD], **PLAIN))
     words = subprocess.run(
         ["sh", "-c", f"printf '%s\\0' {container.shell()}"], capture_output=True, check=True
@@ -98,9 +83,7 @@ def test_what_is_printed_is_what_is_submitted_word_for_word(
     assert command[-2:] == ["t.py", AWKWARD]
 
 
-def test_gpus_are_given_by_id_and_disjoint_between_nodes(
-    make_plan: MakePlan, cuda_facts: TargetFacts
-) -> None:
+def test_gpus_are_given_by_id_and_disjoint_between_nodes(make_plan, cuda_facts):
     artifact = render_docker(make_plan(cuda_facts, nnodes=2, nproc_per_node=2))
     requests = [c.host_config_kwargs()["device_requests"] for c in artifact.containers]
     gpu = [["gpu"]]
@@ -111,15 +94,13 @@ def test_gpus_are_given_by_id_and_disjoint_between_nodes(
 
 
 def test_without_gpus_and_rdma_a_container_gets_no_device_and_no_capability(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+    make_plan, docker_facts
+):
     host = only_container(make_plan(docker_facts)).host_config_kwargs()
     assert not {"device_requests", "devices", "cap_add", "runtime"} & set(host)
 
 
-def test_a_secret_is_printed_by_name_and_submitted_by_value(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+def test_a_secret_is_printed_by_name_and_submitted_by_value(make_plan, docker_facts):
     plan = make_plan(docker_facts, secrets=["TOKEN"])
     container = only_container(plan)
     assert "TOKEN=s3cret" in container.create_kwargs({"TOKEN": "s3cret"})["environment"]
@@ -127,9 +108,7 @@ def test_a_secret_is_printed_by_name_and_submitted_by_value(
     assert "\n  --env TOKEN \\\n" in container.shell()
 
 
-def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(make_plan, docker_facts):
     plan = make_plan(docker_facts)
     labels = (("team", "a"), ("launcher.run-id", "other"))
     plan = replace(plan, own=replace(ContainerSettings.of(plan), labels=labels))
@@ -151,11 +130,8 @@ def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(
     ],
 )
 def test_files_of_a_container_belong_to_the_caller_whatever_users_the_engine_maps(
-    make_job: Callable[..., JobSpec],
-    docker_facts: TargetFacts,
-    security: list[str],
-    words: tuple[str, ...],
-) -> None:
+    make_job, docker_facts, security, words
+):
     job = make_job()
     facts = replace(docker_facts, own=plan_containers(job, "7:8", security))
     container = only_container(plan_run(job, facts, run_id="digits-0a1b2c"))
@@ -167,9 +143,7 @@ def test_files_of_a_container_belong_to_the_caller_whatever_users_the_engine_map
     assert container.host_config_kwargs().get("userns_mode") == (words[3:] or (None,))[0]
 
 
-def test_of_two_values_for_one_variable_the_last_counts(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+def test_of_two_values_for_one_variable_the_last_counts(make_plan, docker_facts):
     plan = make_plan(docker_facts, env={"HOME": "/data"})
     environment = only_container(plan).create_kwargs({})["environment"]
     assert [entry for entry in environment if entry.startswith("HOME=")] == ["HOME=/data"]
@@ -179,18 +153,14 @@ def test_of_two_values_for_one_variable_the_last_counts(
     ("cpus", "printed"),
     [(2, "2"), (10.0, "10"), (0.1, "0.1"), (1.25, "1.25"), (1e-9, "0.000000001")],
 )
-def test_cpus_are_printed_as_docker_reads_them(
-    make_plan: MakePlan, docker_facts: TargetFacts, cpus: float, printed: str
-) -> None:
+def test_cpus_are_printed_as_docker_reads_them(make_plan, docker_facts, cpus, printed):
     plan = make_plan(docker_facts)
     container = only_container(replace(plan, resources=replace(plan.resources, cpus=cpus)))
     argv = docker_run_argv(container)
     assert argv[argv.index("--cpus") + 1] == printed
 
 
-def test_a_replacement_keeps_its_name_and_gets_the_next_incarnation(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
+def test_a_replacement_keeps_its_name_and_gets_the_next_incarnation(make_plan, docker_facts):
     plan = make_plan(docker_facts, nnodes="1:2")
     old = render_docker(plan, only=(1,)).containers[0]
     new = render_docker(plan_replacement(plan, 1), only=(1,)).containers[0]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from launcher.contract.errors import InputError
 from launcher.targets.docker.requirements import find_requirements, read_requirements
 
 
-def test_the_nearest_requirements_count_and_a_list_before_a_project(tmp_path: Path) -> None:
+def test_the_nearest_requirements_count_and_a_list_before_a_project(tmp_path):
     inner = tmp_path / "inner"
     inner.mkdir()
     assert find_requirements([inner, tmp_path]) is None
@@ -22,7 +20,7 @@ def test_the_nearest_requirements_count_and_a_list_before_a_project(tmp_path: Pa
     assert find_requirements([inner, tmp_path]) == inner / "requirements.txt"
 
 
-def test_included_files_come_along_wherever_they_are(tmp_path: Path) -> None:
+def test_included_files_come_along_wherever_they_are(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "requirements.txt"
@@ -36,7 +34,7 @@ def test_included_files_come_along_wherever_they_are(tmp_path: Path) -> None:
     }
 
 
-def test_a_project_gives_its_dependencies_and_nothing_else(tmp_path: Path) -> None:
+def test_a_project_gives_its_dependencies_and_nothing_else(tmp_path):
     path = tmp_path / "pyproject.toml"
     path.write_text('[project]\ndependencies = ["rich>=14", "tqdm"]\n')
     assert read_requirements(path) == {"requirements.txt": "rich>=14\ntqdm\n"}
@@ -51,7 +49,7 @@ def test_a_project_gives_its_dependencies_and_nothing_else(tmp_path: Path) -> No
         *("--find-links ./wheels", "-f wheels", "file:x"),
     ],
 )
-def test_what_is_on_this_machine_alone_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+def test_what_is_on_this_machine_alone_is_refused_with_its_line(tmp_path, line):
     path = tmp_path / "requirements.txt"
     path.write_text(f"rich\n{line}\n")
     with pytest.raises(InputError, match=r"requirements.txt:2: .*: is on this machine") as refused:
@@ -62,7 +60,7 @@ def test_what_is_on_this_machine_alone_is_refused_with_its_line(tmp_path: Path, 
 @pytest.mark.parametrize(
     "line", ["x @ https://example.com/x.whl", "-f https://example.com", "rich[a]==1.*  # ./b", ""]
 )
-def test_what_pip_gets_from_elsewhere_stays_as_it_is(tmp_path: Path, line: str) -> None:
+def test_what_pip_gets_from_elsewhere_stays_as_it_is(tmp_path, line):
     path = tmp_path / "requirements.txt"
     path.write_text(f"{line}\n")
     assert read_requirements(path) == {"requirements.txt": f"{line}\n"}
@@ -77,9 +75,7 @@ def test_what_pip_gets_from_elsewhere_stays_as_it_is(tmp_path: Path, line: str) 
         ("absent.txt", None, "cannot be read: No such file"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_the_option(
-    tmp_path: Path, name: str, data: bytes | None, what: str
-) -> None:
+def test_what_cannot_be_read_is_named_with_the_option(tmp_path, name, data, what):
     path = tmp_path / name
     if data is not None:
         path.write_bytes(data)

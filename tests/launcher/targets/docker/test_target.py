@@ -23,7 +23,7 @@ from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker.target import NO_RUNTIME, DockerTarget, has_nvidia
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.docker_place import IMAGE, LINGER, Place
+from tests.launcher.docker_place import IMAGE, LINGER
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.docker
 # -- running ----------------------------------------------------------------------------------
 
 
-def test_a_run_from_its_submission_to_its_stop(place: Place) -> None:
+def test_a_run_from_its_submission_to_its_stop(place):
     script = f'echo $LAUNCHER_INCARNATION; [ "$LAUNCHER_NODE_INDEX" = 2 ] && exit 7; {LINGER}'
     plan = place.plan(script, nnodes="1:3")
     place.target.submit(plan)
@@ -73,9 +73,7 @@ printf "secret of ${#API_TOKEN}, without a newline"
 """
 
 
-def test_what_a_container_finds_prints_and_leaves(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_container_finds_prints_and_leaves(place, monkeypatch):
     monkeypatch.setenv("API_TOKEN", "s3cret-value")
     # Root's own files would be root's anyway, so root runs the containers as somebody else.
     uid = os.getuid() or 54321
@@ -105,7 +103,7 @@ def test_what_a_container_finds_prints_and_leaves(
     assert [path for path in files if b"s3cret-value" in path.read_bytes()] == []
 
 
-def test_an_ending_for_memory_and_one_without_torchrun_are_told_apart(place: Place) -> None:
+def test_an_ending_for_memory_and_one_without_torchrun_are_told_apart(place):
     eat = "x = []\nwhile True: x.append(bytearray(10**7))"
     # The worker is killed, its agent survives and exits 1, as torchrun does.
     eats = place.plan(f"python -c '{eat}'; exit 1", resources={"memory": "64Mi"})
@@ -119,7 +117,7 @@ def test_an_ending_for_memory_and_one_without_torchrun_are_told_apart(place: Pla
 # -- stopping ---------------------------------------------------------------------------------
 
 
-def test_a_stop_that_comes_before_the_agent_has_begun_is_not_lost(place: Place) -> None:
+def test_a_stop_that_comes_before_the_agent_has_begun_is_not_lost(place):
     script = place.folder / "script.py"
     script.write_text("import time\ntime.sleep(600)\n")
     plan = place.plan_torch(["/script.py"], engine="agent", mounts=[f"{script}:/script.py:ro"])
@@ -135,9 +133,7 @@ def test_a_stop_that_comes_before_the_agent_has_begun_is_not_lost(place: Place) 
 # -- what cannot start ------------------------------------------------------------------------
 
 
-def test_an_image_that_is_absent_is_an_error_with_the_fix_and_nothing_is_pulled(
-    place: Place,
-) -> None:
+def test_an_image_that_is_absent_is_an_error_with_the_fix_and_nothing_is_pulled(place):
     job = JobSpec.model_validate({"name": "t", "command": "t.py", "image": "no/such-image:1"})
     with pytest.raises(TargetError, match="docker pull no/such-image:1"):
         place.target.facts(job)
@@ -147,9 +143,7 @@ def test_an_image_that_is_absent_is_an_error_with_the_fix_and_nothing_is_pulled(
     assert place.held(plan.run_id) == []
 
 
-def test_gpus_that_the_engine_cannot_give_are_told_with_the_fix(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_the_engine_cannot_give_are_told_with_the_fix(place, monkeypatch):
     if has_nvidia(place.api.info()):
         pytest.skip("this engine gives GPUs")
     tool = place.folder / "bin" / "nvidia-smi"
@@ -167,9 +161,7 @@ def test_gpus_that_the_engine_cannot_give_are_told_with_the_fix(
     assert not any("GPUs" in note for note in place.target.notes)
 
 
-def test_what_is_missing_here_ends_it_before_anything_starts(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_here_ends_it_before_anything_starts(place, monkeypatch):
     monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
     missing: list[tuple[dict[str, Any], type[LauncherError], str]] = [
         ({"secrets": ["NO_SUCH_TOKEN"]}, InputError, "export NO_SUCH_TOKEN="),
@@ -184,7 +176,7 @@ def test_what_is_missing_here_ends_it_before_anything_starts(
         assert not Path(plan.run_dir).exists()
 
 
-def test_a_start_that_fails_half_way_leaves_nothing_behind(place: Place) -> None:
+def test_a_start_that_fails_half_way_leaves_nothing_behind(place):
     plan = place.plan("sleep 60", nnodes=3)
     bad = Mount(source=str(place.folder), target="/proc/1")
     last = replace(plan.nodes[2], mounts=(*plan.nodes[2].mounts, bad))
@@ -193,9 +185,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_behind(place: Place) -> None
     assert place.held(plan.run_id) == []
 
 
-def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_incarnation(
-    place: Place,
-) -> None:
+def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_incarnation(place):
     plan = place.plan("true", nnodes=2)
     foreign = place.api.create_container(IMAGE, name=plan.nodes[1].name)["Id"]
     try:

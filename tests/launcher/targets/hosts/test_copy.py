@@ -56,7 +56,7 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
-def test_a_growing_file_travels_once(pair: Pair) -> None:
+def test_a_growing_file_travels_once(pair):
     pair.append("nodes/0/0/stdout", b"one\n\xff\0")
     assert pair.copy() == 6
     pair.append("nodes/0/0/stdout", b"two\n")
@@ -65,7 +65,7 @@ def test_a_growing_file_travels_once(pair: Pair) -> None:
     assert (pair.here / "nodes/0/0/stdout").read_bytes() == b"one\n\xff\0two\n"
 
 
-def test_after_a_cut_the_copy_goes_on_where_it_broke(pair: Pair) -> None:
+def test_after_a_cut_the_copy_goes_on_where_it_broke(pair):
     pair.append("nodes/0/0/stdout", b"a" * 3_000_000)
     pair.watch.send_new()
     pair.wire.seek(0)
@@ -78,7 +78,7 @@ def test_after_a_cut_the_copy_goes_on_where_it_broke(pair: Pair) -> None:
     assert (pair.here / "nodes/0/0/stdout").read_bytes() == b"a" * 3_000_000 + b"b"
 
 
-def test_a_replaced_file_travels_as_a_whole(pair: Pair) -> None:
+def test_a_replaced_file_travels_as_a_whole(pair):
     for text in ('{"loss": 12345}', '{"loss": 1}', '{"loss": 222222222}'):
         (pair.there / "new").write_text(text)
         (pair.there / "new").replace(pair.there / "metrics.json")
@@ -88,8 +88,8 @@ def test_a_replaced_file_travels_as_a_whole(pair: Pair) -> None:
 
 @pytest.mark.mount
 def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_rest(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pair, monkeypatch
+):
     pair.append("nodes/0/0/outcome.json", b"x" * 10_000)
     pair.append("nodes/0/0/stdout", bytes(range(256)) * 4096)
     with mounted(pair.here) as disk:
@@ -114,9 +114,7 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
             assert (pair.here / name).read_bytes() == (pair.there / name).read_bytes()
 
 
-def test_code_agent_and_checkpoints_stay_on_the_host_and_what_a_training_calls_so_travels(
-    pair: Pair,
-) -> None:
+def test_code_agent_and_checkpoints_stay_on_the_host_and_what_a_training_calls_so_travels(pair):
     for name in ("code/train.py", "agent.pyz", "checkpoints/step-1/weights", ".hidden"):
         pair.append(name, b"x")
     assert pair.copy() == 0
@@ -129,7 +127,7 @@ def test_code_agent_and_checkpoints_stay_on_the_host_and_what_a_training_calls_s
 
 
 @pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "plan.json", "outcome.json", ""])
-def test_a_host_writes_nowhere_but_into_its_part_of_the_run_folder(pair: Pair, name: str) -> None:
+def test_a_host_writes_nowhere_but_into_its_part_of_the_run_folder(pair, name):
     write_at(pair.here, FilePart(file=name, offset=0, new=True, at=0.0), b"x")
     assert list(pair.here.rglob("*")) == []
     assert not (pair.here.parent / "escape").exists()
@@ -146,7 +144,7 @@ def test_a_host_writes_nowhere_but_into_its_part_of_the_run_folder(pair: Pair, n
         b'16 0\n["Answered", {}]',
     ],
 )
-def test_a_message_that_is_none_is_refused(text: bytes) -> None:
+def test_a_message_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match=r"\w"):
         read_frame(io.BytesIO(text))
 
@@ -178,7 +176,7 @@ def no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.targets.hosts.program.watch.signal.alarm", ALARMS.append)
 
 
-def test_a_launcher_counts_as_heard_while_a_large_file_is_on_its_way(pair: Pair) -> None:
+def test_a_launcher_counts_as_heard_while_a_large_file_is_on_its_way(pair):
     hears, says = os.pipe()
     heard: list[bool] = []
 
@@ -195,7 +193,7 @@ def test_a_launcher_counts_as_heard_while_a_large_file_is_on_its_way(pair: Pair)
     assert heard == [False, True]
 
 
-def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair: Pair) -> None:
+def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair):
     hears, says = os.pipe()
     os.close(says)
     ALARMS.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, Status
-from launcher.job.spec import JobSpec
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import Image
@@ -56,9 +54,7 @@ def answer(host: Host, **found: Any) -> HostAnswer:
         ((0.0, 4.9, 0.0), "c10d", []),
     ],
 )
-def test_clocks_are_held_against_the_middle_one(
-    offsets_s: tuple[float, ...], backend: str, not_ok: list[tuple[str, str]]
-) -> None:
+def test_clocks_are_held_against_the_middle_one(offsets_s, backend, not_ok):
     given = {host.name: offset_s for host, offset_s in zip(HOSTS, offsets_s, strict=True)}
     found = list(doctor_judge.judge_clocks(given, backend))
     assert [(f.status.value, f.where) for f in found if f.status is not Status.OK] == not_ok
@@ -76,9 +72,7 @@ def test_clocks_are_held_against_the_middle_one(
         ({"docker": ""}, [("failed", "no engine answers")]),
     ],
 )
-def test_an_engine_must_answer_and_give_gpus_to_containers(
-    found: dict[str, Any], expected: list[tuple[str, str]]
-) -> None:
+def test_an_engine_must_answer_and_give_gpus_to_containers(found, expected):
     judged = doctor_judge.judge_engine(answer(HOSTS[0], **found))
     assert [(status, text) for status, _, text in rows(list(judged))] == expected
 
@@ -89,7 +83,7 @@ def images(own: str, *ids: str) -> list[tuple[str, str]]:
     return [(status, text) for status, _, text in rows(found)]
 
 
-def test_an_image_is_held_against_the_launchers_own() -> None:
+def test_an_image_is_held_against_the_launchers_own():
     assert images("sha256:aa", "sha256:aa", "sha256:bb", "") == [
         ("ok", "a:1: aa"),
         ("warning", "a:1: bb, others have aa"),
@@ -97,7 +91,7 @@ def test_an_image_is_held_against_the_launchers_own() -> None:
     ]
 
 
-def test_without_one_here_the_hosts_must_have_the_same() -> None:
+def test_without_one_here_the_hosts_must_have_the_same():
     assert images("", "sha256:aa", "sha256:bb", "sha256:aa")[1] == (
         "failed",
         "a:1: bb, others have aa",
@@ -108,9 +102,7 @@ def test_without_one_here_the_hosts_must_have_the_same() -> None:
 @pytest.mark.parametrize(
     ("nnodes", "status"), [("2", "warning"), ("3", "failed"), ("1:3", "warning")]
 )
-def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
-    make_job: Callable[..., JobSpec], nnodes: str, status: str
-) -> None:
+def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(make_job, nnodes, status):
     job = make_job(nnodes=nnodes, nproc_per_node=2)
     answers = [answer(HOSTS[0], leases=[LEASE]), answer(HOSTS[1]), answer(HOSTS[2])]
     found = rows(list(doctor_judge.judge_leases(answers, job)))
@@ -122,9 +114,7 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
     ]
 
 
-def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(
-    make_job: Callable[..., JobSpec],
-) -> None:
+def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(make_job):
     job = make_job(nnodes=1, nproc_per_node=4)
     slots = answer(replace(HOSTS[1], slots=2), gpus=[])
     found = rows(list(doctor_judge.judge_leases([answer(HOSTS[0]), slots], job)))
@@ -138,14 +128,14 @@ def ways(reached: dict[tuple[int, int, str], str], candidates: Any = CANDIDATES)
     return list(doctor_judge.judge_ways(HOSTS, candidates, met(reached=reached)))
 
 
-def test_each_way_between_hosts_counts_and_the_addresses_of_a_run_are_told() -> None:
+def test_each_way_between_hosts_counts_and_the_addresses_of_a_run_are_told():
     assert rows(ways(EVERY_WAY)) == [
         ("ok", "all hosts", "6 ways"),
         *(("ok", f"gpu{i}", f"10.0.0.{i} by eth0") for i in (1, 2, 3)),
     ]
 
 
-def test_a_way_that_is_closed_is_named_with_both_ends() -> None:
+def test_a_way_that_is_closed_is_named_with_both_ends():
     (row,) = ways({way: own for way, own in EVERY_WAY.items() if way[:2] != (0, 2)})
     assert (row.where, row.found) == (
         "gpu1 -> gpu3",
@@ -156,7 +146,7 @@ def test_a_way_that_is_closed_is_named_with_both_ends() -> None:
     )
 
 
-def test_another_network_does_not_help_where_a_run_takes_this_one() -> None:
+def test_another_network_does_not_help_where_a_run_takes_this_one():
     both = [
         [Address(interface="ib0", address=f"10.1.0.{i}", speed=200_000), *CANDIDATES[i - 1]]
         for i in (1, 2, 3)
@@ -170,7 +160,7 @@ def test_another_network_does_not_help_where_a_run_takes_this_one() -> None:
     assert (row.status, row.where) == (Status.FAILED, "gpu1 -> gpu3")
 
 
-def test_a_taken_rendezvous_port_is_named() -> None:
+def test_a_taken_rendezvous_port_is_named():
     answers = [answer(host, free_ports=[29500]) for host in HOSTS[:2]]
     assert [f.status for f in doctor_judge.judge_ports(answers, 29500)] == [Status.OK]
     taken = [*answers, answer(HOSTS[2])]
@@ -191,13 +181,11 @@ def test_a_taken_rendezvous_port_is_named() -> None:
         ((), ()),
     ],
 )
-def test_the_largest_group_that_sees_one_folder_is_right(
-    seen: tuple[set[int], ...], alone: tuple[int, ...]
-) -> None:
+def test_the_largest_group_that_sees_one_folder_is_right(seen, alone):
     assert decide_unshared(seen) == alone
 
 
-def test_a_folder_that_cannot_be_written_is_told_once() -> None:
+def test_a_folder_that_cannot_be_written_is_told_once():
     unwritten = {1: TargetError("gpu2: /mnt/c: Permission denied")}
     seen = ({0, 2}, set(), {0, 2})
     found = list(doctor_judge.judge_folder(HOSTS, met(unwritten=unwritten, seen=seen), "/mnt/c"))
@@ -219,9 +207,7 @@ NAMES = ["gpu1", "gpu2", "gpu3", "gpu4"]
         ((False, True, False, False), [("warning", "all hosts")]),
     ],
 )
-def test_the_host_that_is_slow_with_both_neighbours_is_named(
-    slow: tuple[bool, ...], expected: list[tuple[str, str]]
-) -> None:
+def test_the_host_that_is_slow_with_both_neighbours_is_named(slow, expected):
     ring = dict(zip(zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True), slow, strict=True))
     found = rows(doctor_judge.judge_neighbours(NAMES, ring))
     assert [(status, where) for status, where, _ in found] == expected

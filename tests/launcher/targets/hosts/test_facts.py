@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.job.spec import JobSpec
 from launcher.targets.hosts.program.facts import read_engine, run_probe
 from launcher.targets.hosts.program.messages import (
     CallHosts,
@@ -29,7 +28,7 @@ def call(*calls: Sequence[Any], wait_s: float = 5.0) -> dict[str, str]:
     return call_hosts(CallHosts(calls=calls, wait_s=wait_s))
 
 
-def test_hosts_are_told_by_their_tokens_and_with_the_address_of_the_way_there() -> None:
+def test_hosts_are_told_by_their_tokens_and_with_the_address_of_the_way_there():
     listener = Listener("mine")
     port = listener.port
     with socket.create_server(("127.0.0.2", 0)) as silent:
@@ -55,7 +54,7 @@ print(len(call_hosts(CallHosts(calls=calls, wait_s=5.0))))
 """
 
 
-def test_many_hosts_are_called_with_few_descriptors() -> None:
+def test_many_hosts_are_called_with_few_descriptors():
     done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True)
     assert done.stdout == "1200\n", done.stderr
 
@@ -66,9 +65,7 @@ FIT = HostReport(
 )
 
 
-def test_a_host_without_a_device_for_rdma_is_refused_with_the_fix(
-    make_job: Callable[..., JobSpec],
-) -> None:
+def test_a_host_without_a_device_for_rdma_is_refused_with_the_fix(make_job):
     asks, asks_not = make_job(resources={"rdma": True}), make_job()
     told = why_not(Host(name="gpu1"), FIT.having(has_rdma=False), asks)
     assert "has no RDMA device" in told
@@ -86,14 +83,14 @@ def run(source: str, folder: Path, **asked: object) -> object:
     return run_probe(ASKED.having(checkpoint_dir=str(folder), **asked), source.encode())
 
 
-def test_a_program_is_told_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
+def test_a_program_is_told_the_nearest_folder_that_is_there(tmp_path):
     source = "import json, os; print('hello'); print(json.dumps(os.environ['CHECKPOINT_DIR']))"
     assert run(source, tmp_path) == str(tmp_path)
     missing = tmp_path / "not" / "there"
     assert run(source, missing) == str(tmp_path)
 
 
-def test_a_program_has_the_jobs_variables_and_its_arguments(tmp_path: Path) -> None:
+def test_a_program_has_the_jobs_variables_and_its_arguments(tmp_path):
     source = "import json, os, sys; print(json.dumps([os.environ['A'], sys.argv[1:]]))"
     told = run(source, tmp_path, env={"A": "1 2"}, arguments=["node"])
     assert told == ["1 2", ["node"]]
@@ -109,14 +106,12 @@ def test_a_program_has_the_jobs_variables_and_its_arguments(tmp_path: Path) -> N
         ("", {"python": "/nowhere/python"}, "/nowhere/python does not start"),
     ],
 )
-def test_a_program_that_tells_nothing_is_an_error(
-    source: str, asked: dict[str, object], words: str, tmp_path: Path
-) -> None:
+def test_a_program_that_tells_nothing_is_an_error(source, asked, words, tmp_path):
     with pytest.raises(OSError, match=words):
         run(source, tmp_path, **asked)
 
 
-def test_tokens_are_seen_before_their_folder_is_there(tmp_path: Path) -> None:
+def test_tokens_are_seen_before_their_folder_is_there(tmp_path):
     folder = str(tmp_path / "a" / "b")
     token = leave_token(LeaveToken(folder=folder, name="one"))
     found = find_tokens(FindTokens(folder=folder, names=["one", "two"], wait_s=0.2))
@@ -126,6 +121,6 @@ def test_tokens_are_seen_before_their_folder_is_there(tmp_path: Path) -> None:
     assert find_tokens(FindTokens(folder=folder, names=["one"], wait_s=0.0)) == []
 
 
-def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert read_engine() == ("", [])

@@ -48,26 +48,26 @@ def ask(held: Path, **more: object) -> HeldChild:
     return HeldChild(spec, {"KEY": "secret"})
 
 
-def test_nobody_else_reads_what_a_held_node_is_asked(waiting: Path) -> None:
+def test_nobody_else_reads_what_a_held_node_is_asked(waiting):
     child = ask(waiting)
     assert child.poll() is None
     assert json.loads((waiting / "start").read_text())["env"] == [["KEY", "secret"]]
     assert (waiting / "start").stat().st_mode & 0o077 == 0
 
 
-def test_a_container_gets_no_variables_of_its_host(waiting: Path) -> None:
+def test_a_container_gets_no_variables_of_its_host(waiting):
     ask(waiting, adds_env=True)
     assert json.loads((waiting / "start").read_text())["env"] == [["NAME", "plain"]]
 
 
-def test_an_earlier_start_says_nothing_of_this_one(waiting: Path) -> None:
+def test_an_earlier_start_says_nothing_of_this_one(waiting):
     own = waiting.parent / "node/own"
     own.mkdir()
     write_record(own, {"pid": 1, "exit_code": 1})
     assert ask(waiting).poll() is None
 
 
-def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting: Path) -> None:
+def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting):
     child = ask(waiting)
     child.end(3.0)
     assert child.poll() == 137
@@ -75,7 +75,7 @@ def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting: Path) -> 
     assert json.loads((waiting / "end").read_text()) == {"run_id": "r", "grace_s": 3.0}
 
 
-def test_a_node_has_the_code_that_the_held_node_tells(waiting: Path) -> None:
+def test_a_node_has_the_code_that_the_held_node_tells(waiting):
     child, node = ask(waiting), waiting.parent / "node/own"
     write_record(node, {"pid": 1, "start": "of the fork"})
     child.end(3.0)
@@ -84,7 +84,7 @@ def test_a_node_has_the_code_that_the_held_node_tells(waiting: Path) -> None:
     assert child.poll() == 143
 
 
-def test_a_node_ends_with_the_held_node(waiting: Path) -> None:
+def test_a_node_ends_with_the_held_node(waiting):
     child = ask(waiting)
     write_record(waiting.parent / "node/own", {"pid": 1, "start": "of the fork"})
     write_record(waiting, {"pid": os.getpid(), "start": "of another"})
@@ -92,7 +92,7 @@ def test_a_node_ends_with_the_held_node(waiting: Path) -> None:
     assert child.why == "its node of the hold has ended"
 
 
-def test_a_node_ends_at_once_where_the_folder_of_its_hold_is_gone(tmp_path: Path) -> None:
+def test_a_node_ends_at_once_where_the_folder_of_its_hold_is_gone(tmp_path):
     (tmp_path / "node").mkdir()
     child = ask(tmp_path / "gone" / "0", record_dir=str(tmp_path / "node/own"))
     assert child.poll() == 137

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,11 +41,11 @@ hosts:
         ("gpu1,", ["gpu1"]),
     ],
 )
-def test_a_list_of_names_and_ranges_is_expanded(text: str, names: list[str]) -> None:
+def test_a_list_of_names_and_ranges_is_expanded(text, names):
     assert [host.name for host in parse_host_list(text)] == names
 
 
-def test_a_name_may_bring_its_user() -> None:
+def test_a_name_may_bring_its_user():
     assert parse_host_list("ml@gpu[1-2]") == (
         Host(name="gpu1", user="ml"),
         Host(name="gpu2", user="ml"),
@@ -69,7 +67,7 @@ def test_a_name_may_bring_its_user() -> None:
         ("$(reboot)", "is no host name"),
     ],
 )
-def test_a_bad_list_is_refused(text: str, what: str) -> None:
+def test_a_bad_list_is_refused(text, what):
     with pytest.raises(InputError, match=r"^--hosts: ") as error:
         parse_host_list(text)
     assert what in error.value.what
@@ -82,13 +80,13 @@ def test_a_bad_list_is_refused(text: str, what: str) -> None:
     st.integers(0, 300),
     st.integers(1, 5),
 )
-def test_a_range_has_all_its_numbers_once(prefix: str, first: int, more: int, width: int) -> None:
+def test_a_range_has_all_its_numbers_once(prefix, first, more, width):
     names = expand(f"{prefix}[{first:0{width}d}-{first + more}]")
     assert [int(name.removeprefix(prefix)) for name in names] == [*range(first, first + more + 1)]
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_hosts_or_a_refusal_and_never_an_option_of_ssh(text: str) -> None:
+def test_any_text_is_hosts_or_a_refusal_and_never_an_option_of_ssh(text):
     try:
         hosts = parse_host_list(text)
     except InputError:
@@ -97,7 +95,7 @@ def test_any_text_is_hosts_or_a_refusal_and_never_an_option_of_ssh(text: str) ->
     assert not [h for h in hosts if h.name.startswith("-") or set(h.name) & set(" \n;$'\"")]
 
 
-def test_a_hostfile_of_other_launchers_is_read() -> None:
+def test_a_hostfile_of_other_launchers_is_read():
     text = "# two machines\ngpu1 slots=8\n\n  ml@gpu2 slots=4 max_slots=4  # the old one\ngpu3\n"
     assert parse_inventory(text, "hostfile").hosts == (
         Host(name="gpu1", slots=8),
@@ -115,13 +113,13 @@ def test_a_hostfile_of_other_launchers_is_read() -> None:
         ("# nothing\n", "f:1: no host is named"),
     ],
 )
-def test_a_bad_hostfile_is_refused_by_line(text: str, what: str) -> None:
+def test_a_bad_hostfile_is_refused_by_line(text, what):
     with pytest.raises(InputError) as error:
         parse_inventory(text, "f")
     assert error.value.what == what
 
 
-def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label() -> None:
+def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label():
     inventory = parse_inventory(YAML, "hosts.yaml")
     assert inventory.ssh_config == "./ssh_config"
     gpu1, other, gpu2, gpu3 = inventory.hosts
@@ -154,7 +152,7 @@ def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label() -
         ("hosts: [gpu1", "f:1"),
     ],
 )
-def test_a_bad_inventory_file_is_refused_by_line_and_key(text: str, what: str) -> None:
+def test_a_bad_inventory_file_is_refused_by_line_and_key(text, what):
     with pytest.raises(InputError) as error:
         parse_inventory(text, "f")
     assert what in error.value.what
@@ -172,7 +170,7 @@ HOSTS = (Host(name="gpu1", gpus=("0", "1", "2")), Host(name="gpu2", slots=2), Ho
         ("", "gpu1, fd00::1", ["gpu2"]),
     ],
 )
-def test_filters_leave_hosts(include: str, exclude: str, left: list[str]) -> None:
+def test_filters_leave_hosts(include, exclude, left):
     assert [host.name for host in filter_hosts(HOSTS, include, exclude)] == left
 
 
@@ -184,13 +182,13 @@ def test_filters_leave_hosts(include: str, exclude: str, left: list[str]) -> Non
         ("", "gpu1,gpu2,fd00::1", "no host is left"),
     ],
 )
-def test_a_filter_that_fits_nothing_is_refused(include: str, exclude: str, what: str) -> None:
+def test_a_filter_that_fits_nothing_is_refused(include, exclude, what):
     with pytest.raises(InputError) as error:
         filter_hosts(HOSTS, include, exclude)
     assert what in error.value.what
 
 
-def test_what_is_given_is_a_file_where_one_is_there(tmp_path: Path) -> None:
+def test_what_is_given_is_a_file_where_one_is_there(tmp_path):
     file = tmp_path / "nodes"
     file.write_text("gpu1 slots=2\n")
     assert read_inventory(str(file)).hosts == (Host(name="gpu1", slots=2),)

@@ -48,9 +48,7 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, usual)
 
 
-def test_what_is_held_is_not_given_again_until_it_is_given_back(
-    folder: str, tmp_path: Path
-) -> None:
+def test_what_is_held_is_not_given_again_until_it_is_given_back(folder, tmp_path):
     first = leases.take(folder, lease("a", "0", "1"), None)
     with pytest.raises(HeldError) as error:
         leases.take(folder, lease("b", "1", "2"), None)
@@ -64,7 +62,7 @@ def test_what_is_held_is_not_given_again_until_it_is_given_back(
     leases.release(leases.take(folder, lease("c", "0"), None))
 
 
-def test_slots_are_counted_up_to_the_hosts_limit(folder: str) -> None:
+def test_slots_are_counted_up_to_the_hosts_limit(folder):
     first = leases.take(folder, lease("a", slots=2), 3)
     leases.take(folder, lease("b", slots=1), 3)
     with pytest.raises(HeldError) as error:
@@ -87,10 +85,9 @@ time.sleep(600)
 """
 
 
-def test_what_a_killed_process_held_is_free_at_once(folder: str) -> None:
+def test_what_a_killed_process_held_is_free_at_once(folder):
     argv = [sys.executable, "-c", HOLDS, folder]
     holder = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)
-    assert holder.stdout is not None
     holder.stdout.readline()
     assert told(folder) == [("killed", "GPUs 0")]
     holder.kill()
@@ -113,7 +110,7 @@ for turn in range(40):
 """
 
 
-def test_many_who_come_and_go_at_once_never_hold_the_same(folder: str, tmp_path: Path) -> None:
+def test_many_who_come_and_go_at_once_never_hold_the_same(folder, tmp_path):
     words = [sys.executable, "-c", COMES_AND_GOES, folder]
     children = [subprocess.Popen([*words, f"r{i}"], cwd=ROOT) for i in range(4)]
     assert [child.wait() for child in children] == [0] * 4
@@ -123,9 +120,7 @@ def test_many_who_come_and_go_at_once_never_hold_the_same(folder: str, tmp_path:
 # -- files that are no leases ---------------------------------------------------------------------
 
 
-def test_a_pipe_or_a_link_is_no_lease_and_nothing_is_done_to_what_it_names(
-    folder: str, tmp_path: Path
-) -> None:
+def test_a_pipe_or_a_link_is_no_lease_and_nothing_is_done_to_what_it_names(folder, tmp_path):
     held = leases.take(folder, lease("a", "0"), None)
     os.mkfifo(tmp_path / "leases/gpu-1")
     target = tmp_path / "precious"
@@ -150,15 +145,13 @@ def test_a_pipe_or_a_link_is_no_lease_and_nothing_is_done_to_what_it_names(
     ],
     ids=["empty", "deep", "number", "time", "run", "large"],
 )
-def test_what_is_locked_is_held_whatever_is_written_there(
-    content: str, folder: str, tmp_path: Path
-) -> None:
+def test_what_is_locked_is_held_whatever_is_written_there(content, folder, tmp_path):
     leases.take(folder, lease("a", "0"), None)
     (tmp_path / "leases/gpu-0").write_text(content)
     assert [(le.owner, le.gpus) for le in leases.read(folder)] == [("somebody", ("0",))]
 
 
-def test_nobody_says_of_another_gpu_that_it_is_held(folder: str, tmp_path: Path) -> None:
+def test_nobody_says_of_another_gpu_that_it_is_held(folder, tmp_path):
     leases.take(folder, lease("a", "0"), None)
     (tmp_path / "leases/gpu-0").write_text(lease("a", "0", "1", "2").having(taken_at=1.0).to_json())
     assert told(folder) == [("a", "GPUs 0")]
@@ -189,9 +182,7 @@ def as_nobody(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
-def test_two_users_share_a_folder_and_neither_takes_what_the_other_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_users_share_a_folder_and_neither_takes_what_the_other_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "TAKE_LIMIT_S", 0.1)
     for parent in (tmp_path, *tmp_path.parents[:-2]):
         parent.chmod(parent.stat().st_mode | 0o011)

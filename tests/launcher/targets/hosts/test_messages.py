@@ -15,7 +15,7 @@ from launcher.targets.hosts.program.messages import (
     NodesSeen,
     StartNode,
 )
-from launcher.targets.hosts.program.records import Record, read_frame, write_frame
+from launcher.targets.hosts.program.records import read_frame, write_frame
 
 LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
 SPEC = KeeperSpec(
@@ -42,14 +42,14 @@ SPEC = KeeperSpec(
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_a_message_is_read_as_it_was_written(message: Record) -> None:
+def test_a_message_is_read_as_it_was_written(message):
     wire = io.BytesIO()
     write_frame(wire, message)
     wire.seek(0)
     assert read_frame(wire) == (message, b"")
 
 
-def test_a_record_of_another_version_is_read_where_it_has_what_is_needed() -> None:
+def test_a_record_of_another_version_is_read_where_it_has_what_is_needed():
     data = json.loads(SPEC.to_json())
     assert KeeperSpec.from_json({**data, "news": 1}) == SPEC
     del data["container"]
@@ -60,12 +60,12 @@ def test_a_record_of_another_version_is_read_where_it_has_what_is_needed() -> No
 
 
 @pytest.mark.parametrize("data", [None, [], "text", {"run_id": "r"}])
-def test_what_is_no_record_is_refused(data: object) -> None:
+def test_what_is_no_record_is_refused(data):
     with pytest.raises(ValueError, match="Lease"):
         Lease.from_json(data)
 
 
-def test_a_field_that_is_missing_or_misspelt_is_an_error_where_it_is_written() -> None:
+def test_a_field_that_is_missing_or_misspelt_is_an_error_where_it_is_written():
     with pytest.raises(TypeError, match="NodeSeen without state"):
         NodeSeen(exit_code=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="NodeSeen has no code"):

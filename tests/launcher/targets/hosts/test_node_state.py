@@ -16,7 +16,7 @@ def mark_for(run_dir: Path, limit_s: float) -> None:
         mark_followed(run_dir, 0)
 
 
-def test_a_node_counts_as_followed_in_the_middle_of_a_mark_too(tmp_path: Path) -> None:
+def test_a_node_counts_as_followed_in_the_middle_of_a_mark_too(tmp_path):
     folder = tmp_path / protocol.NODES_DIR / "0"
     folder.mkdir(parents=True)
     assert not is_node_followed(folder)

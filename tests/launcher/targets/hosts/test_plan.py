@@ -51,8 +51,6 @@ ADDRESSES = (
     (Address(interface="eth0", address="10.0.0.2"), Address(interface="ib1", address="10.1.0.2")),
 )
 ALL = {(1, 0, "10.0.0.1"): "10.0.0.2", (1, 0, "10.1.0.1"): "10.1.0.2"}
-
-
 FAST = tuple((slow, ib.having(speed=200_000)) for slow, ib in ADDRESSES)
 NAMED = (replace(HOSTS[0], interface="eth0"), replace(HOSTS[1], address="10.1.0.2"))
 
@@ -68,14 +66,12 @@ NAMED = (replace(HOSTS[0], interface="eth0"), replace(HOSTS[1], address="10.1.0.
     ],
     ids=["the first", "the one that is reached", "the faster", "the named"],
 )
-def test_an_address_is_taken_that_all_others_reach(
-    hosts: tuple[Host, ...], candidates: Any, reached: Any, chosen: list[str]
-) -> None:
+def test_an_address_is_taken_that_all_others_reach(hosts, candidates, reached, chosen):
     found = decide_addresses(hosts, candidates, reached)
     assert [f"{address.interface} {address.address}" for address in found] == chosen
 
 
-def test_a_pair_that_does_not_meet_is_named_and_an_interface_that_a_host_lacks() -> None:
+def test_a_pair_that_does_not_meet_is_named_and_an_interface_that_a_host_lacks():
     with pytest.raises(TargetError) as error:
         decide_addresses(HOSTS, ADDRESSES, {})
     assert error.value.what == "gpu1: gpu2 cannot reach it at 10.0.0.1 (eth0), 10.1.0.1 (ib0)"
@@ -146,9 +142,7 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
     return make
 
 
-def test_each_node_has_the_address_interface_and_folders_of_its_host(
-    make_host_plan: Callable[..., LaunchPlan],
-) -> None:
+def test_each_node_has_the_address_interface_and_folders_of_its_host(make_host_plan):
     first, second = make_host_plan().nodes
     assert (first.local_addr, second.local_addr) == ("10.1.0.1", "10.1.0.2")
     assert dict(first.env)["NCCL_SOCKET_IFNAME"] == "=ib0"
@@ -161,18 +155,14 @@ def test_each_node_has_the_address_interface_and_folders_of_its_host(
 @pytest.mark.parametrize(
     ("called_in", "folder"), [(".", "."), ("my träining", "my träining"), ("..", "inner")]
 )
-def test_paths_of_a_job_start_at_the_callers_folder_in_the_code(
-    tmp_path: Path, called_in: str, folder: str
-) -> None:
+def test_paths_of_a_job_start_at_the_callers_folder_in_the_code(tmp_path, called_in, folder):
     root = tmp_path / "räpo"
     (root / "my träining").mkdir(parents=True)
     code = pack_code(CodePlace(root=root, inner="inner", command=("train.py",)), [])
     assert find_caller(code.record, root / called_in) == folder
 
 
-def test_gpus_are_those_that_are_free_on_each_host(
-    make_host_plan: Callable[..., LaunchPlan],
-) -> None:
+def test_gpus_are_those_that_are_free_on_each_host(make_host_plan):
     hosts = (
         host("gpu1", "10.1.0.1", device_ids=("0", "1", "2")),
         host("gpu2", "10.1.0.2", device_ids=("4", "6")),
@@ -185,9 +175,7 @@ def test_gpus_are_those_that_are_free_on_each_host(
         make_host_plan(hosts, nproc_per_node=3)
 
 
-def test_only_a_folder_that_the_job_names_is_taken_for_shared(
-    make_host_plan: Callable[..., LaunchPlan],
-) -> None:
+def test_only_a_folder_that_the_job_names_is_taken_for_shared(make_host_plan):
     own = make_host_plan(nnodes="1:2")
     assert own.checkpoint_dir == "/home/gpu1/.launcher/checkpoints/digits-0a1b2c"
     shared = make_host_plan(nnodes="1:2", checkpoint_dir="/nfs/digits")
@@ -196,7 +184,7 @@ def test_only_a_folder_that_the_job_names_is_taken_for_shared(
     assert "fence_dir" not in dict(own.nodes[1].rendezvous.conf)  # type: ignore[union-attr]
 
 
-def test_clocks_that_differ_are_refused_for_c10d_alone() -> None:
+def test_clocks_that_differ_are_refused_for_c10d_alone():
     hosts = (host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", clock_offset_s=37.2))
     with pytest.raises(TargetError, match="gpu2: its clock is 37 s ahead of gpu1's"):
         check_clocks(hosts, "c10d")
@@ -204,7 +192,7 @@ def test_clocks_that_differ_are_refused_for_c10d_alone() -> None:
     check_clocks(TWO, "c10d")
 
 
-def test_hosts_that_are_held_are_left_out(make_job: Callable[..., JobSpec]) -> None:
+def test_hosts_that_are_held_are_left_out(make_job):
     busy = {"gpu1": "all its GPUs are held by other-1"}
     assert decide_hosts(TWO, busy, make_job(nnodes="1:2")) == TWO[1:]
     with pytest.raises(TargetError) as error:
@@ -212,9 +200,7 @@ def test_hosts_that_are_held_are_left_out(make_job: Callable[..., JobSpec]) -> N
     assert "1 of 2 hosts can be used\n  gpu1: all its GPUs are held by other-1" in error.value.what
 
 
-def test_the_script_of_a_plan_on_hosts_is_as_recorded(
-    make_host_plan: Callable[..., LaunchPlan], expect_golden: Callable[[str, str], None]
-) -> None:
+def test_the_script_of_a_plan_on_hosts_is_as_recorded(make_host_plan, expect_golden):
     plan = make_host_plan(engine="torchrun", command=["train.py", "it's $HOME", "a\nb"])
     expect_golden("hosts-static-2x1.sh", render_hosts(plan).shell())
 
@@ -232,9 +218,7 @@ cp "$2" "$SEEN/task-$LAUNCHER_NODE_INDEX.json"
 
 
 @pytest.mark.parametrize("embed", [False, True])
-def test_the_script_brings_each_host_its_agent_and_task(
-    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, embed: bool
-) -> None:
+def test_the_script_brings_each_host_its_agent_and_task(make_host_plan, tmp_path, embed):
     for name, text in (("bin/ssh", SSH), ("bin/python", PYTHON)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -260,9 +244,7 @@ def test_the_script_brings_each_host_its_agent_and_task(
         assert (task.node, task.settings) == (node, plan.agent)
 
 
-def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
-    make_host_plan: Callable[..., LaunchPlan],
-) -> None:
+def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(make_host_plan):
     plan = make_host_plan(image="fabric-train:cpu", inner="examples", hosts={})
     node = render_hosts(plan).nodes[1]
     words = list(node.spec.argv)
@@ -275,9 +257,7 @@ def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
     assert node.spec.container == "digits-0a1b2c-1"
 
 
-def test_a_run_in_held_containers_has_the_folders_of_their_hosts_and_starts_none(
-    make_host_plan: Callable[..., LaunchPlan],
-) -> None:
+def test_a_run_in_held_containers_has_the_folders_of_their_hosts_and_starts_none(make_host_plan):
     gpus = tuple(replace(each, device_ids=("0",)) for each in TWO)
     plan = make_host_plan(gpus, image="fabric-train:cuda", inner="examples", hold="dev-1")
     node = render_hosts(plan).nodes[1]
@@ -293,7 +273,7 @@ def test_a_run_in_held_containers_has_the_folders_of_their_hosts_and_starts_none
     assert node.spec.container == ""
 
 
-def test_another_torch_is_named_with_its_host() -> None:
+def test_another_torch_is_named_with_its_host():
     first, second = (replace(facts, torch_version="2.13.0") for facts in TWO)
     hosts = (first, replace(second, torch_version="2.12.0"), replace(first, host=Host(name="gpu3")))
     with pytest.raises(TargetError) as error:
@@ -302,7 +282,7 @@ def test_another_torch_is_named_with_its_host() -> None:
     check_versions((first, hosts[2]))
 
 
-def test_a_folder_that_is_not_shared_is_named_with_its_host() -> None:
+def test_a_folder_that_is_not_shared_is_named_with_its_host():
     with pytest.raises(TargetError) as error:
         check_shared(["gpu1", "gpu2", "gpu3"], [{0, 2}, {1}, {0, 2}], "/mnt/c")
     told = "gpu2: checkpoint_dir /mnt/c is not the folder of the other hosts"
@@ -310,9 +290,7 @@ def test_a_folder_that_is_not_shared_is_named_with_its_host() -> None:
     check_shared(["gpu1", "gpu2"], [{0, 1}, {0, 1}], "/mnt/c")
 
 
-def test_the_first_cause_is_found_by_the_launchers_clock(
-    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
+def test_the_first_cause_is_found_by_the_launchers_clock(make_host_plan, tmp_path):
     behind = replace(TWO[0], clock_offset_s=-30.0)
     plan = make_host_plan((behind, TWO[1]), engine="torchrun")
     # By its own clock gpu1, half a minute behind, failed first.
@@ -323,7 +301,6 @@ def test_the_first_cause_is_found_by_the_launchers_clock(
         error.write_text(json.dumps({"message": {"message": f"ValueError: of {index}"}}))
         os.utime(error, (failed_at, failed_at))
     told = read_report(RunFolder(tmp_path), plan)
-    assert told.first is not None
     assert (told.first.host, told.first.failed_at) == ("gpu2", 1025.0)
     assert [other.failed_at for other in told.collateral] == [1030.0]
     lines = [*render_failure(told, "training-failed"), *render_clocks(told.clock_offsets_s)]
@@ -333,9 +310,7 @@ def test_the_first_cause_is_found_by_the_launchers_clock(
     )
 
 
-def test_a_host_that_is_away_hides_no_other_run(
-    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_is_away_hides_no_other_run(make_host_plan, tmp_path, monkeypatch):
     for run_id in ("away", "here"):
         plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
         RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
@@ -350,8 +325,8 @@ def test_a_host_that_is_away_hides_no_other_run(
 
 
 def test_hosts_that_are_not_reached_are_tried_once_for_all_runs_of_a_list(
-    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_host_plan, tmp_path, monkeypatch
+):
     for run_id in ("one", "two", "three"):
         plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
         RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
@@ -370,8 +345,8 @@ def test_hosts_that_are_not_reached_are_tried_once_for_all_runs_of_a_list(
 
 
 def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
-    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_host_plan, tmp_path, monkeypatch
+):
     plan = replace(make_host_plan(engine="agent"), run_dir=str(tmp_path))
     seen = NodeSeen(state="exited", exit_code=1, out_of_memory=True)
     told = {f"{index}.0": seen for index in (0, 1)}
@@ -391,16 +366,13 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
     assert [(node.state.value, node.exit_code) for node in observed] == [("exited", 1)] * 2
 
 
-def test_a_host_speaks_for_a_node_that_could_write_nothing(
-    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
+def test_a_host_speaks_for_a_node_that_could_write_nothing(make_host_plan, tmp_path):
     plan = make_host_plan(engine="agent")
     folder = tmp_path / "nodes/1/0"
     folder.mkdir(parents=True)
     record = {"pid": 7, "start": "x", "exit_code": 198, "detail": ""}
     write_record(folder, record)
     told = read_report(RunFolder(tmp_path), plan)
-    assert told.first is not None
     assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device")
     write_record(folder, {**record, "exit_code": 1, "detail": protocol.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None

@@ -23,12 +23,10 @@ for word; do :; done
 tee {sent}.$$ | sh -c "$word"
 """
 SMALL = 4096
-
 SLOW = {"argparse", "ctypes", "dataclasses", "inspect", "logging", "tempfile"}
 """Modules that no answer needs; the program on a host starts for each conversation."""
 OF_PROCESSES = {"selectors", "socket", "subprocess", "threading"}
 OF_FILES = {"pathlib", "shutil", "urllib.parse"}
-
 REPORTS = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -38,9 +36,7 @@ print(*sys.modules, file=sys.stderr)
 """
 
 
-def test_the_program_travels_only_to_a_host_that_does_not_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_travels_only_to_a_host_that_does_not_have_it(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     client = tmp_path / "bin/ssh"
     client.parent.mkdir()
@@ -82,13 +78,13 @@ def imported_for(folder: Path, *asked: Record) -> set[str]:
     return set(done.stderr.decode().split())
 
 
-def test_a_conversation_that_asks_for_little_imports_little(folder: Path) -> None:
+def test_a_conversation_that_asks_for_little_imports_little(folder):
     imported = imported_for(folder, ReadClock())
     assert "os" in imported
     assert not imported & (SLOW | OF_PROCESSES | OF_FILES)
 
 
-def test_a_watch_imports_nothing_that_starts_processes(folder: Path, tmp_path: Path) -> None:
+def test_a_watch_imports_nothing_that_starts_processes(folder, tmp_path):
     run_dir = str(tmp_path)
     asked = WatchRun(run_dir=run_dir, node=0, have={}, once=True)
     imported = imported_for(folder, asked)
@@ -96,7 +92,7 @@ def test_a_watch_imports_nothing_that_starts_processes(folder: Path, tmp_path: P
     assert not imported & (SLOW | OF_PROCESSES)
 
 
-def test_what_a_host_has_is_read_without_what_no_answer_needs(folder: Path, tmp_path: Path) -> None:
+def test_what_a_host_has_is_read_without_what_no_answer_needs(folder, tmp_path):
     asked = ReadHost(state_dir=str(tmp_path), lease_dir=str(tmp_path), python=None, gpus=False)
     imported = imported_for(folder, asked)
     assert "socket" in imported
@@ -104,7 +100,7 @@ def test_what_a_host_has_is_read_without_what_no_answer_needs(folder: Path, tmp_
 
 
 @pytest.mark.parametrize("kind", HostRequest.__subclasses__(), ids=lambda kind: kind.__name__)
-def test_every_request_has_an_answer(kind: type[HostRequest[object]]) -> None:
+def test_every_request_has_an_answer(kind):
     conversation = program.HostConversation("program", io.BytesIO())
     if kind not in {WatchRun, *conversation.handlers}:
         module, _, name = program.HANDLERS[kind].partition(".")

@@ -91,8 +91,8 @@ def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
 
 
 def test_a_run_goes_without_a_trace_but_for_what_its_training_wrote_beside_its_code(
-    run_dir: Path, tmp_path: Path
-) -> None:
+    run_dir, tmp_path
+):
     # As Lightning does without being asked to.
     log = run_dir / "code/lightning_logs/version_0/metrics.csv"
     log.parent.mkdir(parents=True)
@@ -110,9 +110,7 @@ def test_a_run_goes_without_a_trace_but_for_what_its_training_wrote_beside_its_c
     assert remove(run_dir) == 0
 
 
-def test_small_files_that_a_training_wrote_beside_its_code_are_brought(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_small_files_that_a_training_wrote_beside_its_code_are_brought(run_dir, tmp_path):
     here = tmp_path / "here"
     texts = {"out.txt": "", "checkpoints/ä b.json": "12345", ".hidden": "123456", "big": "1" * 12}
     for name, text in texts.items():
@@ -128,7 +126,7 @@ def test_small_files_that_a_training_wrote_beside_its_code_are_brought(
     assert [path.name for path in left] == ["big"]
 
 
-def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path: Path) -> None:
+def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path):
     def is_there(name: str) -> bool:
         return code_store.has_code(HasCode(state_dir=str(tmp_path), hash=name))
 
@@ -141,9 +139,7 @@ def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path:
     assert not is_there("h1")
 
 
-def test_code_that_changed_in_one_file_is_kept_from_that_and_from_the_archive_before(
-    tmp_path: Path,
-) -> None:
+def test_code_that_changed_in_one_file_is_kept_from_that_and_from_the_archive_before(tmp_path):
     source, state = tmp_path / "source", str(tmp_path)
     source.mkdir()
     (source / "weights.bin").write_bytes(os.urandom(1 << 20))
@@ -167,7 +163,7 @@ def test_code_that_changed_in_one_file_is_kept_from_that_and_from_the_archive_be
     assert not code_store.store_code(asked, changed), "the archive before is cut"
 
 
-def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path: Path) -> None:
+def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     for number in range(50):
@@ -236,7 +232,6 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
         for file in held:
             os.close(file)
         stdin = started[-1].stdin
-        assert stdin is not None
         stdin.write(spec.to_json().encode())
         stdin.close()
         return started[-1]
@@ -249,16 +244,14 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
         process.wait()
 
 
-def test_a_node_that_was_killed_is_told_with_the_code_of_a_shell(
-    tmp_path: Path, keep: Keeper
-) -> None:
+def test_a_node_that_was_killed_is_told_with_the_code_of_a_shell(tmp_path, keep):
     assert keep("kill -9 $$").wait(20) == 0
     seen = read_state(tmp_path / "nodes/0/0")
     assert (seen.state, seen.exit_code) == ("exited", 137)
     assert not (tmp_path / "leases").exists()
 
 
-def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path: Path, keep: Keeper) -> None:
+def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path, keep):
     keeper = keep(IGNORES_THE_SIGNAL)
     console = tmp_path / "nodes/0/0/console.log"
     wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
@@ -270,8 +263,8 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path: Path, ke
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_container_whose_agent_has_not_begun_does_not_hear_and_ends_at_once(
-    tmp_path: Path, keep: Keeper, has_begun: bool
-) -> None:
+    tmp_path, keep, has_begun
+):
     (tmp_path / "nodes/0/0" / protocol.NODE_TASK_FILE).touch()
     if has_begun:
         (tmp_path / "ledger").mkdir()
@@ -287,9 +280,7 @@ def test_a_container_whose_agent_has_not_begun_does_not_hear_and_ends_at_once(
     assert keeper.poll() is None
 
 
-def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(
-    tmp_path: Path, keep: Keeper
-) -> None:
+def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(tmp_path, keep):
     mark_followed(tmp_path, 0)
     keeper = keep("echo ready; exec sleep 600", detached=False)
     console = tmp_path / "nodes/0/0/console.log"
@@ -301,7 +292,7 @@ def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(
     assert leases.read(str(tmp_path / "leases")) == []
 
 
-def test_a_node_s_look_is_answered_with_its_files(run_dir: Path) -> None:
+def test_a_node_s_look_is_answered_with_its_files(run_dir):
     node_dir = run_dir / "nodes/2/1"
     asked = TakeLook(run_dir=str(run_dir), node=2, id="x", request='{"id": "x"}', wait_s=30)
     with answering(node_dir, 5):
@@ -309,13 +300,13 @@ def test_a_node_s_look_is_answered_with_its_files(run_dir: Path) -> None:
     assert sorted(files) == ["look.json", "rank-5.stacks.json"]
 
 
-def test_a_node_that_does_not_look_in_time_is_answered_for_with_nothing(run_dir: Path) -> None:
+def test_a_node_that_does_not_look_in_time_is_answered_for_with_nothing(run_dir):
     (run_dir / "nodes/2/0").mkdir(parents=True)
     asked = TakeLook(run_dir=str(run_dir), node=2, id="x", request='{"id": "x"}', wait_s=0.2)
     assert requests.take_look(asked) == {}
 
 
-def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_path: Path) -> None:
+def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_path):
     for path in ("runs/cut/log", "checkpoints/cut/step", "checkpoints/ended/step"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(bytes(10))

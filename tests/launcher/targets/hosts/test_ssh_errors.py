@@ -39,9 +39,7 @@ from launcher.targets.hosts.ssh_errors import explain
          "ssh -v gpu1 true"),
     ],
 )  # fmt: skip
-def test_an_error_names_the_host_the_cause_and_the_fix(
-    code: int, said: str, what: str, fix: str
-) -> None:
+def test_an_error_names_the_host_the_cause_and_the_fix(code, said, what, fix):
     told, hint = explain("gpu1", code, said)
     assert told.startswith("gpu1: ")
     assert what in told or what in hint

@@ -54,9 +54,7 @@ def answers(session: Session) -> bool:
     return session.call(ReadClock()) > 0
 
 
-def test_every_host_is_talked_to_or_it_is_said_why_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
-) -> None:
+def test_every_host_is_talked_to_or_it_is_said_why_not(tmp_path, monkeypatch, hosts):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     client = "case \"$*\" in *gpu1*) echo 'Permission denied (publickey).' >&2; exit 255;; esac"
     ssh = open_ssh(tmp_path, monkeypatch, client)
@@ -69,18 +67,14 @@ def test_every_host_is_talked_to_or_it_is_said_why_not(
     assert list(away) == ["gpu1"]
 
 
-def test_a_client_that_talks_much_is_never_in_its_own_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
-) -> None:
+def test_a_client_that_talks_much_is_never_in_its_own_way(tmp_path, monkeypatch, hosts):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     talk = "yes debug1: channel 0: rcvd adjust | head -n 100000 >&2"
     with open_ssh(tmp_path, monkeypatch, talk).open(hosts[0]) as session:
         assert answers(session)
 
 
-def test_a_folder_of_log_ins_that_is_not_there_is_not_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
-) -> None:
+def test_a_folder_of_log_ins_that_is_not_there_is_not_needed(tmp_path, monkeypatch, hosts):
     # As after su, which leaves the variable as it was.
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
     with open_ssh(tmp_path, monkeypatch).open(hosts[0]) as session:
@@ -92,9 +86,7 @@ exec {python} -S -c "import sys; sys.version_info = (3, 6, 9); $3"
 """
 
 
-def test_a_host_whose_python_is_too_old_says_so_in_one_line(
-    ssh: Ssh, hosts: list[Host], tmp_path: Path
-) -> None:
+def test_a_host_whose_python_is_too_old_says_so_in_one_line(ssh, hosts, tmp_path):
     program = tmp_path / "bin/python3"
     program.write_text(OLD_PYTHON.format(python=shlex.quote(sys.executable)))
     program.chmod(0o755)
@@ -105,8 +97,8 @@ def test_a_host_whose_python_is_too_old_says_so_in_one_line(
 
 
 def test_a_program_that_does_not_fit_on_a_host_leaves_nothing_of_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
-) -> None:
+    tmp_path, monkeypatch, hosts
+):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(TargetError, match="File too large"):
         # As a full disk, for files above 4 kB.
@@ -114,9 +106,7 @@ def test_a_program_that_does_not_fit_on_a_host_leaves_nothing_of_itself(
     assert list((tmp_path / "gpu1/bin").iterdir()) == []
 
 
-def test_the_client_asks_for_no_password_in_a_window_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
-) -> None:
+def test_the_client_asks_for_no_password_in_a_window_either(tmp_path, monkeypatch, hosts):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     client = 'test "$SSH_ASKPASS_REQUIRE" = never || exit 9'
     with open_ssh(tmp_path, monkeypatch, client).open(hosts[0]) as session:
@@ -133,7 +123,7 @@ CONFIG = """Host *
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh client")
-def test_what_people_have_for_their_own_log_ins_does_not_reach_a_session(tmp_path: Path) -> None:
+def test_what_people_have_for_their_own_log_ins_does_not_reach_a_session(tmp_path):
     config = tmp_path / "config"
     config.write_text(CONFIG)
     argv = Ssh(Inventory(hosts=(), ssh_config=str(config))).argv(Host(name="gpu1"))
@@ -146,7 +136,7 @@ def test_what_people_have_for_their_own_log_ins_does_not_reach_a_session(tmp_pat
     assert not {"remotecommand", "localforward", "remoteforward", "dynamicforward"} & set(settings)
 
 
-def test_a_conversation_may_be_ended_by_several_threads_at_once() -> None:
+def test_a_conversation_may_be_ended_by_several_threads_at_once():
     for _ in range(20):
         talk = Conversation(("sh", "-c", "echo why >&2; cat"))
         talk.stdin.write(b"x")
@@ -155,9 +145,7 @@ def test_a_conversation_may_be_ended_by_several_threads_at_once() -> None:
         assert sorted(ended) == [(0, "")] * 7 + [(0, "why\n")]
 
 
-def test_a_lease_is_held_as_long_as_the_launcher_is_heard(
-    ssh: Ssh, hosts: list[Host], tmp_path: Path
-) -> None:
+def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
     lease = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
     asked = TakeLease(
         lease=lease,

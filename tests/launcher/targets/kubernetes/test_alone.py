@@ -56,9 +56,7 @@ class Logs:
         return self.lines
 
 
-def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the_end(
-    server: FakeCluster, run: RunFolder
-) -> None:
+def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the_end(server, run):
     put_pod(server, "d-0", 0)
     put_pod(server, "d-1", 1)
     say(server, "d-0", "[0/0] a1", at=1)
@@ -90,13 +88,10 @@ def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the
     ]
     assert [line for line in told if line.startswith("[1")] == ["[1/1] b1", "[1/1] b2", "[1/1] b3"]
     outcome = run.read_outcome()
-    assert outcome is not None
     assert (outcome.reason, outcome.exit_code) == ("completed", 0)
 
 
-def test_two_terminals_that_follow_one_run_both_show_each_line_once(
-    server: FakeCluster, run: RunFolder
-) -> None:
+def test_two_terminals_that_follow_one_run_both_show_each_line_once(server, run):
     put_pod(server, "d-0", 0)
     say(server, "d-0", "[0/0] one", at=1)
     first, second = Logs(run), Logs(run)
@@ -108,9 +103,7 @@ def test_two_terminals_that_follow_one_run_both_show_each_line_once(
     assert len(server.asked("GET", "/pods/d-0/log")) <= 2, "one of them reads the cluster"
 
 
-def test_logs_are_read_again_without_a_line_twice_and_keep_what_the_cluster_forgot(
-    server: FakeCluster, run: RunFolder
-) -> None:
+def test_logs_are_read_again_without_a_line_twice_and_keep_what_the_cluster_forgot(server, run):
     def logs() -> list[str]:
         stream = io.BytesIO()
         show_logs(run, stream, stream, follow=False, rank=None, agents=False)
@@ -138,9 +131,7 @@ def test_logs_are_read_again_without_a_line_twice_and_keep_what_the_cluster_forg
         ("aab", "aabb", "aabb"),
     ],
 )
-def test_a_log_is_appended_to_the_part_of_it_that_is_there(
-    held: str, log: str, whole: str, tmp_path: Path
-) -> None:
+def test_a_log_is_appended_to_the_part_of_it_that_is_there(held, log, whole, tmp_path):
     file = tmp_path / "console"
     file.write_text("".join(f"{letter}\n" for letter in held))
     write = ConsoleWriter(file)
@@ -149,7 +140,7 @@ def test_a_log_is_appended_to_the_part_of_it_that_is_there(
     assert file.read_text().split() == [*whole]
 
 
-def test_lines_whose_file_cannot_be_opened_come_with_the_next_one(tmp_path: Path) -> None:
+def test_lines_whose_file_cannot_be_opened_come_with_the_next_one(tmp_path):
     write = ConsoleWriter(tmp_path / "later" / "console")
     write(b"a\n")
     (tmp_path / "later").mkdir()
@@ -161,7 +152,7 @@ def test_lines_whose_file_cannot_be_opened_come_with_the_next_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("pods", [0, 1])
-def test_a_job_whose_pods_are_away_goes_on(pods: int, server: FakeCluster, run: RunFolder) -> None:
+def test_a_job_whose_pods_are_away_goes_on(pods, server, run):
     """Queued, or between two pods of one node: nothing that a look may end."""
     for index in range(pods):
         put_pod(server, f"d-{index}", index, phase="Failed", state=ended(137))
@@ -175,8 +166,8 @@ def test_a_job_whose_pods_are_away_goes_on(pods: int, server: FakeCluster, run: 
     [("Complete", "completed", False), ("Failed", "training-failed", True)],
 )
 def test_a_job_that_ended_unseen_gets_its_outcome_at_the_next_look(
-    condition: str, reason: str, kept: bool, server: FakeCluster, run: RunFolder
-) -> None:
+    condition, reason, kept, server, run
+):
     code = 0 if condition == "Complete" else 1
     put_pod(server, "d-0", 0, phase="Succeeded" if code == 0 else "Failed", state=ended(code))
     say(server, "d-0", "[0/0] last words", at=1, last=True)
@@ -184,12 +175,10 @@ def test_a_job_that_ended_unseen_gets_its_outcome_at_the_next_look(
     gone = threading.Thread(target=_collect_garbage, args=(server,), daemon=True)
     gone.start()
     _, outcome = read_state(run, run.read_plan())
-    assert outcome is not None
     assert outcome.reason == reason
     assert (("jobs", "digits") in server.objects) is kept
     assert [path.read_text() for _, path in run.consoles()] == ["[0/0] last words\n"]
     again = read_state(run, run.read_plan())[1]
-    assert again is not None
     assert again.finished_at == outcome.finished_at
 
 
@@ -200,18 +189,14 @@ def _collect_garbage(server: FakeCluster) -> None:
         server.remove("pods", "d-0")
 
 
-def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(
-    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(server, run, capsys):
     put_pod(server, "d-0", 0, phase="Failed", state=ended(137, "OOMKilled"))
     assert run_command(["status", run.run_id, "--runs", str(run.path.parent)]) == 0
     told = "exited, exit code 137, SIGKILL (9); d-0: OOMKilled; raise resources.memory"
     assert f"node 0.0: {told}" in capsys.readouterr().out
 
 
-def test_many_pods_are_followed_at_once_and_nothing_but_their_lines_is_said(
-    server: FakeCluster, run: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_many_pods_are_followed_at_once_and_nothing_but_their_lines_is_said(server, run, caplog):
     names = [f"d-{index}" for index in range(48)]
     for index, name in enumerate(names):
         put_pod(server, name, index)
@@ -234,9 +219,7 @@ def command(run: RunFolder, *argv: str) -> int:
     return run_command([argv[0], run.run_id, *argv[1:], "--runs", str(run.path.parent)])
 
 
-def test_a_job_is_scaled_without_a_launcher_and_status_expects_no_more_nodes(
-    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_scaled_without_a_launcher_and_status_expects_no_more_nodes(server, run, capsys):
     put_pod(server, "d-0", 0)
     put_pod(server, "d-1", 1)
     assert command(run, "scale", "1") == 0
@@ -256,8 +239,8 @@ def scale_by_kubectl(server: FakeCluster, nodes: int) -> None:
 
 
 def test_status_expects_the_nodes_that_the_object_asks_for_whoever_has_scaled_it(
-    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+    server, run, capsys
+):
     put_pod(server, "d-0", 0)
     put_pod(server, "d-1", 1)
     scale_by_kubectl(server, 1)
@@ -274,20 +257,15 @@ def test_status_expects_the_nodes_that_the_object_asks_for_whoever_has_scaled_it
     assert "node 1.0: running" in capsys.readouterr().out
 
 
-def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(
-    server: FakeCluster, run: RunFolder
-) -> None:
+def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(server, run):
     assert command(run, "stop") == 0
     assert server.objects == {}
     outcome = run.read_outcome()
-    assert outcome is not None
     assert outcome.reason == "stop-requested"
     assert command(run, "stop") == 0
 
 
-def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(
-    server: FakeCluster, run: RunFolder
-) -> None:
+def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(server, run):
     before = {*server.objects}
     assert command(run, "stop", "--keep") == 0
     assert {*server.objects} == before
@@ -295,9 +273,7 @@ def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(
 
 
 @pytest.mark.parametrize("kind", ["job", "pytorchjob"])
-def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(
-    kind: str, server: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(kind, server, tmp_path, capsys):
     root, plan = str(tmp_path / "runs"), plan_in(tmp_path, kind=kind)
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, "", 1.0)

@@ -86,9 +86,7 @@ def start_unpacking(objects: list[Object], folder: Path) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_of_each_kind_unpack_the_code_and_start_in_it(
-    kind: str, launcher: Command, project: Path, tmp_path: Path
-) -> None:
+def test_pods_of_each_kind_unpack_the_code_and_start_in_it(kind, launcher, project, tmp_path):
     code, text = launcher("render", *WORDS, "--kind", kind)
     assert code == 0, text
     objects = objects_of(text)
@@ -107,8 +105,8 @@ def test_pods_of_each_kind_unpack_the_code_and_start_in_it(
 
 
 def test_names_links_and_modes_are_kept_and_unpacking_twice_is_the_same(
-    launcher: Command, project: Path, tmp_path: Path
-) -> None:
+    launcher, project, tmp_path
+):
     inner = project / "mehr $(HOME) $$ täglich"
     inner.mkdir()
     (inner / "a b.sh").write_text("#!/bin/sh\n")
@@ -125,8 +123,8 @@ def test_names_links_and_modes_are_kept_and_unpacking_twice_is_the_same(
 
 
 def test_the_folder_that_the_script_starts_in_is_made_though_no_file_is_in_it(
-    launcher: Command, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    launcher, project, tmp_path, monkeypatch
+):
     (project / "$(empty) $$").mkdir()
     monkeypatch.chdir(project / "$(empty) $$")
     words = ("../train.py", "--code", "..", *WORDS[1:])
@@ -137,9 +135,7 @@ def test_the_folder_that_the_script_starts_in_is_made_though_no_file_is_in_it(
     assert inner == "$$(empty) $$$$", "Kubernetes makes one $ of two"
 
 
-def test_the_manifest_tells_files_commit_and_size_and_nothing_of_this_machine(
-    launcher: Command, project: Path
-) -> None:
+def test_the_manifest_tells_files_commit_and_size_and_nothing_of_this_machine(launcher, project):
     plain = launcher("render", *WORDS)[1].partition("apiVersion")[0]
     assert re.search(rf"# Code: {re.escape(size_of(project))}, \d\.\d kB packed\.\n", plain)
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
@@ -159,14 +155,14 @@ def test_the_manifest_tells_files_commit_and_size_and_nothing_of_this_machine(
 
 
 @pytest.mark.parametrize("words", [("--code", "image"), ("--set", "workdir=/workspace")])
-def test_code_of_the_image_stays_there(words: tuple[str, ...], launcher: Command) -> None:
+def test_code_of_the_image_stays_there(words, launcher):
     text = launcher("render", *WORDS, *words)[1]
     assert "initContainers" not in text
     assert "code.tar.gz" not in text
     assert "kubectl apply -f FILE" in text
 
 
-def test_the_init_container_asks_for_what_the_pod_has_but_for_its_devices() -> None:
+def test_the_init_container_asks_for_what_the_pod_has_but_for_its_devices():
     manifest = manifest_of(**GPUS, takes_code=True, kubernetes={"volumes": ["pvc/a:/data:ro"]})
     (pod,) = pod_specs(manifest.objects[-1])
     asked = {"cpu": "64", "memory": "512Gi"}
@@ -183,8 +179,8 @@ def big(project: Path) -> Path:
 
 
 def test_more_code_than_one_object_takes_is_in_several_and_comes_together_again(
-    launcher: Command, big: Path, tmp_path: Path
-) -> None:
+    launcher, big, tmp_path
+):
     code, text = launcher("render", *WORDS)
     assert code == 0, text[-2000:]
     objects = objects_of(text)
@@ -196,8 +192,8 @@ def test_more_code_than_one_object_takes_is_in_several_and_comes_together_again(
 
 
 def test_a_pod_that_finds_other_code_than_its_manifest_names_says_so_and_ends(
-    launcher: Command, big: Path, tmp_path: Path
-) -> None:
+    launcher, big, tmp_path
+):
     objects = objects_of(launcher("render", *WORDS)[1])
     middle = maps_of(objects)[1]["binaryData"]
     middle["code.tar.gz.01"] = base64.b64encode(os.urandom(700_000)).decode()
@@ -208,9 +204,7 @@ def test_a_pod_that_finds_other_code_than_its_manifest_names_says_so_and_ends(
     assert not (tmp_path / "pod/code").exists()
 
 
-def test_all_parts_of_the_code_go_with_the_job(
-    big: Path, server: FakeCluster, planned: RunFolder
-) -> None:
+def test_all_parts_of_the_code_go_with_the_job(big, server, planned):
     submit(planned)
     job = server.objects["jobs", "train"]
     owners = [one["metadata"]["ownerReferences"][0]["uid"] for one in code_maps(server)]
@@ -241,9 +235,7 @@ def code_maps(server: FakeCluster) -> list[Object]:
     return maps_of(server.objects.values())
 
 
-def test_the_code_is_there_before_the_job_and_goes_with_it(
-    server: FakeCluster, planned: RunFolder
-) -> None:
+def test_the_code_is_there_before_the_job_and_goes_with_it(server, planned):
     submit(planned)
     (config_map,) = code_maps(server)
     job = server.objects["jobs", "train"]
@@ -259,9 +251,7 @@ def test_the_code_is_there_before_the_job_and_goes_with_it(
     assert not server.objects
 
 
-def test_the_next_run_of_the_same_code_has_an_object_of_its_own(
-    server: FakeCluster, planned: RunFolder, launcher: Command
-) -> None:
+def test_the_next_run_of_the_same_code_has_an_object_of_its_own(server, planned, launcher):
     submit(planned)
     (first,) = code_maps(server)
     server.delete("jobs", "train")
@@ -274,9 +264,7 @@ def test_the_next_run_of_the_same_code_has_an_object_of_its_own(
 
 
 @pytest.mark.parametrize("during", ["create", "merge"])
-def test_ctrl_c_while_it_is_submitted_leaves_nothing(
-    during: str, server: FakeCluster, planned: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_it_is_submitted_leaves_nothing(during, server, planned, monkeypatch):
     call = getattr(Cluster, during)
 
     def interrupted(self: Cluster, item: Any, *args: Any, **options: Any) -> Any:
@@ -296,12 +284,8 @@ def test_ctrl_c_while_it_is_submitted_leaves_nothing(
     ("words", "before"), [(("stop", "latest"), "its ownership"), (("ps",), "the job")]
 )
 def test_what_a_killed_launcher_has_made_is_found_and_removed(
-    words: tuple[str, ...],
-    before: str,
-    server: FakeCluster,
-    launcher: Command,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words, before, server, launcher, monkeypatch
+):
     started: list[subprocess.Popen[bytes]] = []
     put = server.put
 
@@ -328,9 +312,7 @@ def test_what_a_killed_launcher_has_made_is_found_and_removed(
     assert not server.objects
 
 
-def test_losing_the_race_for_the_name_takes_only_ones_own_away(
-    server: FakeCluster, planned: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losing_the_race_for_the_name_takes_only_ones_own_away(server, planned, monkeypatch):
     call = Cluster.create
 
     def second(self: Cluster, item: Object, *, dry_run: bool = False) -> Object:
@@ -345,9 +327,7 @@ def test_losing_the_race_for_the_name_takes_only_ones_own_away(
     assert {plural for plural, _ in server.objects} == {"jobs", "services"}
 
 
-def test_a_run_whose_folder_has_lost_its_code_is_not_submitted(
-    server: FakeCluster, planned: RunFolder
-) -> None:
+def test_a_run_whose_folder_has_lost_its_code_is_not_submitted(server, planned):
     (planned.path / "code.tar.gz").unlink()
     with pytest.raises(Exception, match=f"the code of {planned.run_id} is not in"):
         submit(planned)
@@ -357,9 +337,7 @@ def test_a_run_whose_folder_has_lost_its_code_is_not_submitted(
 # -- doctor, and what a pod says ------------------------------------------------------------------
 
 
-def test_doctor_tells_the_code_how_it_may_travel_and_when_it_is_too_much(
-    server: FakeCluster, project: Path
-) -> None:
+def test_doctor_tells_the_code_how_it_may_travel_and_when_it_is_too_much(server, project):
     server.put("namespaces", {"metadata": {"name": "team"}})
     job = JobSpec.model_validate({"name": "train", "command": ["train.py"]})
     rows = {row.check: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}

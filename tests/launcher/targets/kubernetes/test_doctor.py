@@ -69,7 +69,7 @@ def not_ok(**fields: Any) -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
-def test_a_sound_cluster_is_fit_and_nothing_is_made(server: FakeCluster, kind: str) -> None:
+def test_a_sound_cluster_is_fit_and_nothing_is_made(server, kind):
     server.kinds |= {"trainingruntimes"}
     held = dict(server.objects)
     rows = found(kubernetes={**JOB["kubernetes"], "kind": kind})  # type: ignore[dict-item]
@@ -194,7 +194,7 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_found_with_the_fix_to_type(server: FakeCluster, fault: str) -> None:
+def test_each_fault_is_found_with_the_fix_to_type(server, fault):
     plant, row, fix = FAULTS[fault]
     plant(server)
     rows = found()
@@ -208,7 +208,7 @@ def test_each_fault_is_found_with_the_fix_to_type(server: FakeCluster, fault: st
     assert [r.where for r in others] == of_denied
 
 
-def test_a_cluster_that_does_not_answer_is_the_only_row(server: FakeCluster) -> None:
+def test_a_cluster_that_does_not_answer_is_the_only_row(server):
     server.close()
     ((status, check, _, told),) = not_ok()
     assert (status, check) == ("failed", "reachable")
@@ -216,8 +216,8 @@ def test_a_cluster_that_does_not_answer_is_the_only_row(server: FakeCluster) -> 
 
 
 def test_context_namespace_and_kind_of_the_command_line_are_those_that_are_asked_about(
-    server: FakeCluster, typed: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+    server, typed, tmp_path
+):
     server.namespaces.add("others")
     server.put("namespaces", item("others"))
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "nnodes": 2}))

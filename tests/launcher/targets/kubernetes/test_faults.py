@@ -37,20 +37,11 @@ from tests.launcher.cluster_run import (
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
 
 ROOT = Path(__file__).parents[4]
-
-
 NO_PYTHON = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
     'unable to start container process: exec: "python3": executable file not found in $PATH'
 )
-
-
 Start = Callable[..., ClusterRun]
-
-
-Typed = Callable[..., tuple[int, str]]
-
-
 OF_THE_HOST = PLAIN.replace("ephemeral", "ephemeral, host_network: true")
 
 
@@ -71,9 +62,7 @@ def _logs_in_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_logs_in_soon")
-def test_a_run_whose_login_ends_is_followed_on_once_a_person_has_logged_in_again(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_run_whose_login_ends_is_followed_on_once_a_person_has_logged_in_again(server, start):
     run = start()
     run.put("digits-0-a")
     run.said("digits-0-a runs")
@@ -93,9 +82,7 @@ def test_a_run_whose_login_ends_is_followed_on_once_a_person_has_logged_in_again
     assert "epoch 2" in run.folder.console(0, 0).read_text()
 
 
-def test_a_login_command_is_not_started_at_each_request(
-    server: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_command_is_not_started_at_each_request(server, monkeypatch):
     cluster, opened = Cluster(), list[str]()
     cluster.read_version()
 
@@ -111,9 +98,7 @@ def test_a_login_command_is_not_started_at_each_request(
     assert opened == ["anew"]
 
 
-def test_a_cluster_that_takes_no_watch_is_not_said_to_answer_again(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_cluster_that_takes_no_watch_is_not_said_to_answer_again(server, start):
     run = start()
     run.put("digits-0-a")
     run.said("digits-0-a runs")
@@ -129,9 +114,7 @@ def test_a_cluster_that_takes_no_watch_is_not_said_to_answer_again(
 # -- a job that cannot be ended -------------------------------------------------------------------
 
 
-def test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped(
-    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped(server, start, monkeypatch):
     monkeypatch.setattr(follow_kubernetes, "LEAST_TRIES_S", 1.0)
     run = start(stop_grace_s=1)
     run.put("digits-0-a")
@@ -147,9 +130,7 @@ def test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped(
     assert ("jobs", "digits") in server.objects
 
 
-def test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job(server, start):
     run = start(stop_grace_s=30)
     server.away = True
     run.follower.stop_reason = Reason.INTERRUPTED
@@ -159,9 +140,7 @@ def test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job(
     assert ("jobs", "digits") not in server.objects
 
 
-def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(server, start):
     run = start()
     server.denied.add(("delete", "jobs"))
     run.follower.stop_reason = Reason.INTERRUPTED
@@ -172,8 +151,8 @@ def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(
 
 
 def test_a_job_that_is_done_and_may_not_be_deleted_is_done_with_the_command_for_its_object(
-    server: FakeCluster, start: Start
-) -> None:
+    server, start
+):
     run = start()
     server.denied.add(("delete", "jobs"))
     run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
@@ -182,9 +161,7 @@ def test_a_job_that_is_done_and_may_not_be_deleted_is_done_with_the_command_for_
     assert "the job has ended, but its object is left: kubectl delete job digits" in run.text
 
 
-def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(server, start):
     run = start(kind="pytorchjob")
     server.denied.add(("patch", "pytorchjobs"))
     (run.folder.path / "stop-request").write_text("keep\n")
@@ -195,9 +172,7 @@ def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(
     )
 
 
-def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(server, tmp_path):
     process = started(tmp_path, f"stop_grace_s: 60\n{PLAIN}")
     server.until(lambda: server.asked("GET", "/pods"))
     server.away = True
@@ -218,12 +193,8 @@ def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("fault", ["away", "denied"])
 def test_a_stop_by_another_process_that_cannot_end_the_job_says_that_it_runs(
-    fault: str,
-    keep: bool,
-    server: FakeCluster,
-    run: RunFolder,
-    typed: Typed,
-) -> None:
+    fault, keep, server, run, typed
+):
     put_pod(server, "digits-0-a")
     server.log("digits-0-a", ended=True)
     server.away = fault == "away"
@@ -237,8 +208,8 @@ def test_a_stop_by_another_process_that_cannot_end_the_job_says_that_it_runs(
 
 
 def test_a_job_that_has_ended_and_cannot_be_deleted_by_another_process_is_not_said_to_run(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
+    server, run, typed
+):
     server.denied.add(("delete", "jobs"))
     job = server.objects["jobs", "digits"]
     job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
@@ -248,9 +219,7 @@ def test_a_job_that_has_ended_and_cannot_be_deleted_by_another_process_is_not_sa
     assert "fix: kubectl delete job digits -n team --context fake" in text
 
 
-def test_a_job_that_has_failed_is_kept_as_it_is_and_no_command_resumes_it(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
+def test_a_job_that_has_failed_is_kept_as_it_is_and_no_command_resumes_it(server, run, typed):
     job = server.objects["jobs", "digits"]
     job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     code, text = typed("stop", run.run_id, "--keep")
@@ -261,9 +230,7 @@ def test_a_job_that_has_failed_is_kept_as_it_is_and_no_command_resumes_it(
     assert ("jobs", "digits") in server.objects
 
 
-def test_who_may_not_see_the_pods_may_end_the_job(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
+def test_who_may_not_see_the_pods_may_end_the_job(server, run, typed):
     server.denied |= {("list", "pods"), ("watch", "pods")}
     typed("stop", run.run_id, "--grace", "0")
     assert ("jobs", "digits") not in server.objects
@@ -273,8 +240,8 @@ def test_who_may_not_see_the_pods_may_end_the_job(
 
 
 def test_what_the_server_says_in_the_place_of_a_log_is_no_line_of_it_and_kills_nobody(
-    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, start, monkeypatch
+):
     died: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: died.append(str(args.exc_value)))
     run = start()
@@ -301,9 +268,7 @@ def test_what_the_server_says_in_the_place_of_a_log_is_no_line_of_it_and_kills_n
     assert run.folder.console(0, 0).read_text() == "[0/0] back\n"
 
 
-def test_a_log_that_was_read_to_its_end_is_not_lost_when_its_container_is_forgotten(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_log_that_was_read_to_its_end_is_not_lost_when_its_container_is_forgotten(server, start):
     run = start()
     run.put("digits-0-a")
     server.log("digits-0-a", (at(1), "[0/0] the last line"))
@@ -321,7 +286,7 @@ def test_a_log_that_was_read_to_its_end_is_not_lost_when_its_container_is_forgot
     assert "is lost" not in run.text
 
 
-def test_nonsense_in_a_watch_does_not_end_the_watching(server: FakeCluster, start: Start) -> None:
+def test_nonsense_in_a_watch_does_not_end_the_watching(server, start):
     run = start()
     server.put("pods", {"metadata": {"name": "odd", "labels": {"launcher.run-id": RUN_ID,
         "batch.kubernetes.io/job-completion-index": "first"}}})  # fmt: skip
@@ -331,9 +296,7 @@ def test_nonsense_in_a_watch_does_not_end_the_watching(server: FakeCluster, star
     run.said("digits-0-a runs")
 
 
-def test_who_may_not_read_logs_is_told_once_and_the_run_goes_on(
-    server: FakeCluster, start: Start
-) -> None:
+def test_who_may_not_read_logs_is_told_once_and_the_run_goes_on(server, start):
     run = start()
     server.denied.add(("get", "pods/log"))
     run.put("digits-0-a")
@@ -345,11 +308,7 @@ def test_who_may_not_read_logs_is_told_once_and_the_run_goes_on(
     assert run.outcome is None
 
 
-def test_logs_that_this_user_may_not_read_are_an_error(
-    server: FakeCluster,
-    run: RunFolder,
-    typed: Typed,
-) -> None:
+def test_logs_that_this_user_may_not_read_are_an_error(server, run, typed):
     server.denied.add(("get", "pods/log"))
     put_pod(server, "digits-0-a")
     code, text = typed("logs", run.run_id, "--follow")
@@ -369,11 +328,7 @@ def quota_event(server: FakeCluster, pod: str = "digits-0-x7k2p", kind: str = "J
     )  # fmt: skip
 
 
-def test_a_quota_that_lets_no_pod_be_made_is_told_by_the_run_and_by_status(
-    server: FakeCluster,
-    start: Start,
-    typed: Typed,
-) -> None:
+def test_a_quota_that_lets_no_pod_be_made_is_told_by_the_run_and_by_status(server, start, typed):
     quota: Object = {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}}
     server.put("resourcequotas", quota)
     run = start()
@@ -390,9 +345,7 @@ def test_a_quota_that_lets_no_pod_be_made_is_told_by_the_run_and_by_status(
     assert "node 0.0: missing; Job digits: FailedCreate" in told
 
 
-def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_not(
-    server: FakeCluster, start: Start
-) -> None:
+def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_not(server, start):
     old = server.event("Job", "digits", "FailedCreate", "of yesterday")
     old["lastTimestamp"] = old["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
     run = start()
@@ -401,7 +354,7 @@ def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_n
     assert "of yesterday" not in run.text
 
 
-def test_a_job_that_no_controller_takes_up_is_told(server: FakeCluster, start: Start) -> None:
+def test_a_job_that_no_controller_takes_up_is_told(server, start):
     run = start(kind="pytorchjob")
     told = "no controller has taken up pytorchjob digits: is Kubeflow's training operator running?"
     assert "kubectl describe pytorchjob digits -n team" in run.said(told)
@@ -417,8 +370,8 @@ def test_a_job_that_no_controller_takes_up_is_told(server: FakeCluster, start: S
     ],
 )
 def test_status_tells_at_once_of_a_job_that_no_controller_takes_up(
-    kind: str, controller: str, server: FakeCluster, tmp_path: Path, typed: Typed
-) -> None:
+    kind, controller, server, tmp_path, typed
+):
     plan = plan_in(tmp_path, kind=kind)
     RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
     KubernetesTarget(tmp_path / "runs").submit(plan)
@@ -428,9 +381,7 @@ def test_status_tells_at_once_of_a_job_that_no_controller_takes_up(
     assert f"node 0.0: missing; {told}" in said
 
 
-def test_of_a_job_that_waits_in_a_queue_of_volcano_its_pod_group_is_told(
-    server: FakeCluster, tmp_path: Path, typed: Typed
-) -> None:
+def test_of_a_job_that_waits_in_a_queue_of_volcano_its_pod_group_is_told(server, tmp_path, typed):
     plan = plan_in(tmp_path, kind="pytorchjob", kubernetes={"gang": "volcano", "queue": "research"})
     RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
     KubernetesTarget(tmp_path / "runs").submit(plan)
@@ -443,8 +394,8 @@ def test_of_a_job_that_waits_in_a_queue_of_volcano_its_pod_group_is_told(
 
 
 def test_a_pod_that_no_scheduler_looks_at_is_told_with_the_scheduler_that_it_waits_for(
-    server: FakeCluster, start: Start, typed: Typed
-) -> None:
+    server, start, typed
+):
     run = start()
     for index in range(2):
         item = pod(f"digits-{index}-a", {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)})
@@ -456,15 +407,15 @@ def test_a_pod_that_no_scheduler_looks_at_is_told_with_the_scheduler_that_it_wai
     assert f"node 0.0: pending; {told}" in typed("status", RUN_ID)[1]
 
 
-def test_who_may_not_list_events_is_told_so(server: FakeCluster, start: Start) -> None:
+def test_who_may_not_list_events_is_told_so(server, start):
     server.denied.add(("list", "events"))
     run = start()
     run.said("events may say why, but you may not list them")
 
 
 def test_pod_security_refuses_the_job_before_anything_is_made_and_the_warning_is_shown(
-    server: FakeCluster, tmp_path: Path, typed: Typed
-) -> None:
+    server, tmp_path, typed
+):
     server.level = "restricted"
     (tmp_path / "job.yaml").write_text(OF_THE_HOST)
     code, text = typed("run", "job.yaml", "--on", "kubernetes")
@@ -475,9 +426,7 @@ def test_pod_security_refuses_the_job_before_anything_is_made_and_the_warning_is
     assert not server.objects
 
 
-def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(server, start):
     server.denied.add(("create", "pods"))
     run = start()
     assert ("jobs", "digits") in server.objects
@@ -497,8 +446,8 @@ def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(
     ],
 )
 def test_of_a_pod_that_is_refused_only_what_is_final_keeps_the_job_from_being_made(
-    status: int, message: str, is_final: bool, server: FakeCluster, tmp_path: Path
-) -> None:
+    status, message, is_final, server, tmp_path
+):
     server.faults.append(Fault("POST", "/pods?dryRun", status, message))
     target = KubernetesTarget(tmp_path / "runs")
     if is_final:
@@ -513,7 +462,7 @@ def test_of_a_pod_that_is_refused_only_what_is_final_keeps_the_job_from_being_ma
 # -- what can never become right ------------------------------------------------------------------
 
 
-def test_a_second_equal_failure_to_start_ends_the_run(server: FakeCluster, start: Start) -> None:
+def test_a_second_equal_failure_to_start_ends_the_run(server, start):
     run = start(kind="pytorchjob")
     state = ended(128, "StartError", message=NO_PYTHON)
     run.put("digits-worker-0", phase="Failed", state=state, uid="first")
@@ -528,9 +477,7 @@ def test_a_second_equal_failure_to_start_ends_the_run(server: FakeCluster, start
     assert not server.objects
 
 
-def test_a_job_whose_controller_sees_the_failure_to_start_first_says_it_and_is_kept(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_job_whose_controller_sees_the_failure_to_start_first_says_it_and_is_kept(server, start):
     run = start()
     run.put("digits-0-a", phase="Failed", state=ended(128, "StartError", message=NO_PYTHON))
     run.condition("Failed", reason="PodFailurePolicy", message="exit code 128")
@@ -541,9 +488,7 @@ def test_a_job_whose_controller_sees_the_failure_to_start_first_says_it_and_is_k
     assert ("jobs", "digits") in server.objects
 
 
-def test_what_never_becomes_right_ends_after_the_limit_which_is_told_at_its_start(
-    server: FakeCluster, start: Start
-) -> None:
+def test_what_never_becomes_right_ends_after_the_limit_which_is_told_at_its_start(server, start):
     run = start(kubernetes={"start_limit_s": 1})
     run.put("digits-0-a", phase="Pending", state=waiting("ImagePullBackOff", "no such image"))
     run.said("; the run ends if this lasts 1 s (kubernetes.start_limit_s)")
@@ -562,8 +507,8 @@ SANDBOXED = (
 
 
 def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_though_node_0_waits_for_it(
-    server: FakeCluster, start: Start
-) -> None:
+    server, start
+):
     run = start(
         kind="pytorchjob",
         nnodes=2,
@@ -585,9 +530,7 @@ def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_though_node
     assert server.asked("DELETE", "/pytorchjobs/digits")
 
 
-def test_why_on_a_missing_secret_says_to_create_it(
-    server: FakeCluster, start: Start, typed: Typed
-) -> None:
+def test_why_on_a_missing_secret_says_to_create_it(server, start, typed):
     run = start(kubernetes={"start_limit_s": 1})
     missing = waiting("CreateContainerConfigError", 'secret "keys" not found')
     run.put("digits-0-a", phase="Pending", state=missing)
@@ -602,9 +545,7 @@ def test_why_on_a_missing_secret_says_to_create_it(
 # -- what ended runs leave ------------------------------------------------------------------------
 
 
-def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(
-    server: FakeCluster, start: Start, typed: Typed
-) -> None:
+def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(server, start, typed):
     run = start()
     placed = [{"type": "PodScheduled", "status": "True",
                "lastTransitionTime": "2026-01-01T00:00:02Z"}]  # fmt: skip
@@ -638,9 +579,7 @@ def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(
         assert report.count(line) == 1, report
 
 
-def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(
-    server: FakeCluster, start: Start, typed: Typed
-) -> None:
+def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(server, start, typed):
     run = start()
     run.put("digits-0-a", made="01")
     server.log("digits-0-a", (at(1), "[0/0] one"), ended=True)
@@ -665,9 +604,7 @@ def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(
         assert report.count(f"{place}  {text}") == 1, report
 
 
-def test_what_is_saved_is_not_told_twice_by_the_next_process(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
+def test_what_is_saved_is_not_told_twice_by_the_next_process(server, run, typed):
     put_pod(server, "digits-0-a")
     server.log("digits-0-a", (at(1), "[agent] restart (exit)"))
     for _ in range(2):
@@ -677,9 +614,7 @@ def test_what_is_saved_is_not_told_twice_by_the_next_process(
     assert report.count("agent: restart (exit)") == 1
 
 
-def test_a_report_tells_of_a_pod_that_could_not_be_prepared(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
+def test_a_report_tells_of_a_pod_that_could_not_be_prepared(server, run, typed):
     prepares = [{"name": "code", "state": ended(128, "StartError")}]
     waits = {"waiting": {"reason": "PodInitializing"}}
     put_pod(server, "digits-0-a", phase="Failed", state=waits, initContainerStatuses=prepares)
@@ -688,12 +623,9 @@ def test_a_report_tells_of_a_pod_that_could_not_be_prepared(
     assert report.count("pod digits-0-a could not be prepared: StartError") == 1
 
 
-def test_a_deleted_job_found_by_a_later_call_was_stopped(
-    server: FakeCluster, run: RunFolder
-) -> None:
+def test_a_deleted_job_found_by_a_later_call_was_stopped(server, run):
     server.delete("jobs", "digits")
     state, outcome = read_state(run, run.read_plan())
-    assert outcome is not None
     assert (state, outcome.exit_code) == ("stopped", 143)
 
 
@@ -701,8 +633,8 @@ def test_a_deleted_job_found_by_a_later_call_was_stopped(
 
 
 def test_a_context_without_verification_is_told_once_and_by_no_warning_of_a_library(
-    tls_server: FakeCluster, tmp_path: Path
-) -> None:
+    tls_server, tmp_path
+):
     tls_server.faults.append(Fault("POST", "/jobs?dryRun", 422, "no"))
     process = started(tmp_path, PLAIN)
     _, errors = process.communicate(timeout=60)
@@ -727,9 +659,7 @@ def tls_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake
     fake.close()
 
 
-def test_a_size_that_the_cluster_refuses_does_not_end_the_following(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_size_that_the_cluster_refuses_does_not_end_the_following(server, start):
     run = start()
     server.denied.add(("patch", "jobs"))
     (run.folder.path / "scale-request").write_text('{"nodes": 1}')

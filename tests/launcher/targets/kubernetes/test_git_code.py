@@ -16,10 +16,8 @@ import yaml
 
 from launcher.contract.errors import ExitCode
 from tests.k8s.manifests_table import GIT, TABLE, main_object, manifest_of, pod_specs
-from tests.launcher.fake_cluster import FakeCluster
 from tests.programs import run_program
 
-Command = Callable[..., tuple[int, str]]
 TOKEN = "Basic " + base64.b64encode(b"me:s3cret").decode()
 
 
@@ -107,8 +105,8 @@ def fetch(source: dict[str, str], pod: Path, path: str = "") -> subprocess.Compl
 
 @pytest.mark.parametrize("ending", ["", "\n"])
 def test_a_pod_fetches_the_commit_with_the_password_of_the_secret_and_no_later_one(
-    ending: str, repository: Path, url: str, tmp_path: Path
-) -> None:
+    ending, repository, url, tmp_path
+):
     first, pod = commit_of(repository), tmp_path / "pod"
     (repository / "sub/train.py").write_text("print('second')\n")
     git("commit", "-qam", "second", cwd=repository)
@@ -125,9 +123,7 @@ def test_a_pod_fetches_the_commit_with_the_password_of_the_secret_and_no_later_o
     assert "Authentication failed" in done.stderr
 
 
-def test_submodules_come_along_and_the_working_folder_is_made(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_submodules_come_along_and_the_working_folder_is_made(repository, tmp_path):
     outer = tmp_path / "outer"
     outer.mkdir()
     git("init", "-q", cwd=outer)
@@ -145,7 +141,7 @@ def test_submodules_come_along_and_the_working_folder_is_made(
     assert (pod / "code/sub").is_dir()
 
 
-def test_an_image_without_git_is_told_with_the_key_for_another(tmp_path: Path) -> None:
+def test_an_image_without_git_is_told_with_the_key_for_another(tmp_path):
     done = fetch({**GIT}, tmp_path, path="/nowhere")
     assert done.returncode == 2
     assert done.stderr == (
@@ -153,7 +149,7 @@ def test_an_image_without_git_is_told_with_the_key_for_another(tmp_path: Path) -
     )
 
 
-def test_the_key_is_seen_by_the_fetching_container_alone() -> None:
+def test_the_key_is_seen_by_the_fetching_container_alone():
     manifest = manifest_of(**TABLE["pytorchjob-git"])
     (pod,) = pod_specs(main_object(manifest))
     (container,), (own,) = pod["containers"], pod["initContainers"]
@@ -180,9 +176,7 @@ def job(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_a_run_fetches_its_code_and_so_does_its_repetition(
-    typed: Command, job: Callable[..., str], server: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_fetches_its_code_and_so_does_its_repetition(typed, job, server, monkeypatch):
     monkeypatch.setattr("launcher.api.launch.follow_in_background", lambda *_: None)
     code, said = typed("run", job(), "--on", "kubernetes", "--detach")
     assert code == 0, said
@@ -208,8 +202,8 @@ def test_a_run_fetches_its_code_and_so_does_its_repetition(
     ],
 )
 def test_what_is_no_commit_of_a_repository_is_refused_and_no_password_is_shown(
-    changes: dict[str, str], found: str, typed: Command, job: Callable[..., str]
-) -> None:
+    changes, found, typed, job
+):
     code, said = typed("render", job(**changes), "--on", "kubernetes")
     assert code == ExitCode.BAD_INPUT
     assert found in said
@@ -218,18 +212,14 @@ def test_what_is_no_commit_of_a_repository_is_refused_and_no_password_is_shown(
 
 
 @pytest.mark.parametrize("target", ["local", "docker", "slurm"])
-def test_nodes_that_fetch_no_code_say_what_to_do_instead(
-    target: str, typed: Command, job: Callable[..., str]
-) -> None:
+def test_nodes_that_fetch_no_code_say_what_to_do_instead(target, typed, job):
     code, said = typed("render", job(), "--on", target)
     assert code == ExitCode.BAD_INPUT
     assert "code: found git, but nodes of this target cannot fetch code" in said
     assert f"fix: git clone {GIT['git']}, and --code FOLDER" in said
 
 
-def test_doctor_looks_for_the_secret(
-    server: FakeCluster, typed: Command, job: Callable[..., str]
-) -> None:
+def test_doctor_looks_for_the_secret(server, typed, job):
     server.put("namespaces", {"metadata": {"name": "team"}})
     said = typed("doctor", job(), "--on", "kubernetes")[1]
     assert "kubectl create secret generic deploy-key -n team" in said

@@ -13,7 +13,6 @@ import pytest
 
 from launcher.commands import printed_commands as typed_commands
 from launcher.commands.cli import run_command
-from tests.launcher.fake_cluster import FakeCluster
 from tests.programs import run_program, write_python_program
 
 ROOT = Path(__file__).parents[4]
@@ -43,7 +42,7 @@ def plugin(
     return run
 
 
-def test_the_package_brings_the_program() -> None:
+def test_the_package_brings_the_program():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts["kubectl-launcher"] == "launcher.__main__:kubectl_main"
 
@@ -60,17 +59,13 @@ def test_the_package_brings_the_program() -> None:
         ("--context=fake", "--namespace", "team", "status", "digits"),
     ],
 )
-def test_kubectls_own_options_stand_before_or_behind_the_command(
-    words: tuple[str, ...], submitted: FakeCluster, plugin: Typed
-) -> None:
+def test_kubectls_own_options_stand_before_or_behind_the_command(words, submitted, plugin):
     code, said = plugin(*words)
     assert code == 0, said
     assert f"{RUN_ID}: running on kubernetes" in said
 
 
-def test_everything_is_on_the_cluster_without_being_said(
-    submitted: FakeCluster, plugin: Typed, tmp_path: Path
-) -> None:
+def test_everything_is_on_the_cluster_without_being_said(submitted, plugin, tmp_path):
     code, said = plugin("ps")
     assert code == 0, said
     assert RUN_ID in said
@@ -85,9 +80,7 @@ def test_everything_is_on_the_cluster_without_being_said(
     assert "Job digits is in namespace team already" in said
 
 
-def test_another_kubeconfig_is_that_of_one_command(
-    submitted: FakeCluster, plugin: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_kubeconfig_is_that_of_one_command(submitted, plugin, tmp_path, monkeypatch):
     other = (tmp_path / "kubeconfig").rename(tmp_path / "other")
     before = os.environ["KUBECONFIG"]
     assert plugin("status", "digits", "--kubeconfig", str(other))[0] == 0
@@ -99,17 +92,15 @@ def test_another_kubeconfig_is_that_of_one_command(
 
 
 def test_latest_is_the_run_that_was_made_last_and_not_that_of_a_folder_here(
-    submitted: FakeCluster, plugin: Typed, tmp_path: Path
-) -> None:
+    submitted, plugin, tmp_path
+):
     (tmp_path / "runs/local-1").mkdir(parents=True)
     (tmp_path / "runs/local-1/plan.json").write_text("{}")
     (tmp_path / "runs/latest").symlink_to("local-1")
     assert f"{RUN_ID}: running" in plugin("status")[1]
 
 
-def test_commands_are_printed_as_kubectl_takes_them(
-    submitted: FakeCluster, plugin: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_printed_as_kubectl_takes_them(submitted, plugin, tmp_path, monkeypatch):
     program = tmp_path / "kubectl-launcher"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -120,9 +111,7 @@ def test_commands_are_printed_as_kubectl_takes_them(
 
 
 @pytest.mark.kubectl
-def test_kubectl_finds_it_and_hands_the_exit_code_on(
-    submitted: FakeCluster, tmp_path: Path
-) -> None:
+def test_kubectl_finds_it_and_hands_the_exit_code_on(submitted, tmp_path):
     text = "from launcher.__main__ import kubectl_main\nkubectl_main()\n"
     write_python_program(tmp_path / "kubectl-launcher", text)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"

@@ -51,7 +51,7 @@ def start_pods(server: FakeCluster, folder: Path) -> tuple[RunFolder, dict[int, 
     return run, inside
 
 
-def test_stacks_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Path) -> None:
+def test_stacks_of_pods_come_by_exec_into_them(server, tmp_path):
     run, inside = start_pods(server, tmp_path)
     with ExitStack() as agents:
         for index, folder in inside.items():
@@ -61,7 +61,7 @@ def test_stacks_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Pa
     assert not told.silent
 
 
-def test_profiles_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Path) -> None:
+def test_profiles_of_pods_come_by_exec_into_them(server, tmp_path):
     run, inside = start_pods(server, tmp_path)
     with ExitStack() as agents:
         for index, folder in inside.items():
@@ -73,8 +73,8 @@ def test_profiles_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: 
 
 
 def test_a_pod_in_which_no_agent_has_begun_or_no_program_runs_is_not_a_cluster_that_is_away(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+    server, tmp_path
+):
     run, inside = start_pods(server, tmp_path)
     shutil.rmtree(inside[0].parent)
     pipe = subprocess.PIPE
@@ -85,9 +85,7 @@ def test_a_pod_in_which_no_agent_has_begun_or_no_program_runs_is_not_a_cluster_t
     assert told.silent == {0: NOT_STARTED, 1: "a program in node of pod digits-1-a failed: no sh"}
 
 
-def test_a_user_who_may_not_exec_is_told_which_right_is_missing(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_user_who_may_not_exec_is_told_which_right_is_missing(server, tmp_path):
     run, _ = start_pods(server, tmp_path)
     server.denied.add(("create", "pods/exec"))
     with pytest.raises(InputError, match="may not create and get pods/exec"):
@@ -107,7 +105,7 @@ print("over", secret)
 """
 
 
-def test_pdb_in_a_pod_is_reached_by_kubectl(server: FakeCluster, tmp_path: Path) -> None:
+def test_pdb_in_a_pod_is_reached_by_kubectl(server, tmp_path):
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl")
     server.lets_anybody_in = True

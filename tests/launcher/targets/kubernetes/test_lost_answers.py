@@ -81,12 +81,8 @@ def show(run: ClusterRun, capfd: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("fault", ["away", "may not read", "may not delete"])
 def test_a_job_that_was_made_unseen_and_cannot_be_withdrawn_is_said_to_run_perhaps(
-    fault: str,
-    server: FakeCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    fault, server, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
 
     def break_down() -> None:
@@ -105,11 +101,8 @@ def test_a_job_that_was_made_unseen_and_cannot_be_withdrawn_is_said_to_run_perha
 
 
 def test_a_job_that_is_made_after_the_launcher_has_looked_is_said_to_run_perhaps(
-    server: FakeCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    server, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     late = be_slow(server)
     run = ClusterRun(server, tmp_path, plan_in(tmp_path))
@@ -121,21 +114,16 @@ def test_a_job_that_is_made_after_the_launcher_has_looked_is_said_to_run_perhaps
     assert JOB not in server.objects
 
 
-def test_a_job_that_was_made_unseen_and_is_withdrawn_leaves_nothing(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_job_that_was_made_unseen_and_is_withdrawn_leaves_nothing(server, tmp_path):
     lose_answer(server, lambda: None)
     run = ClusterRun(server, tmp_path, plan_in(tmp_path))
     assert "does not answer" in run.refused().what
     assert not server.objects
     outcome = run.folder.read_outcome()
-    assert outcome is not None
     assert outcome.reason == "target-unreachable"
 
 
-def test_a_cluster_that_goes_away_once_the_job_is_made_leaves_a_job_that_is_told(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_cluster_that_goes_away_once_the_job_is_made_leaves_a_job_that_is_told(server, tmp_path):
     put = server.put
 
     def put_and_leave(plural: str, item: Object, event: str = "MODIFIED") -> Object:
@@ -158,9 +146,7 @@ def test_a_cluster_that_goes_away_once_the_job_is_made_leaves_a_job_that_is_told
         (403, "exceeded quota", False),
     ],
 )
-def test_only_a_refusal_says_that_there_is_no_job(
-    status: int, message: str, may_run: bool, server: FakeCluster, tmp_path: Path
-) -> None:
+def test_only_a_refusal_says_that_there_is_no_job(status, message, may_run, server, tmp_path):
     server.faults.append(Fault("POST", "/jobs?fieldManager", status, message))
     run = ClusterRun(server, tmp_path, plan_in(tmp_path))
     if may_run:
@@ -172,8 +158,8 @@ def test_only_a_refusal_says_that_there_is_no_job(
 
 
 def test_ctrl_c_before_the_server_has_answered_says_that_the_job_may_run(
-    server: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, tmp_path, monkeypatch
+):
     call = Cluster.create
 
     def interrupted(self: Cluster, item: Object, *, dry_run: bool = False) -> Object:

@@ -71,9 +71,7 @@ def end_job(server: FakeCluster, kind: str, at: str, **more: str) -> None:
         ("--on", "kubernetes"),
     ],
 )
-def test_a_run_is_found_by_its_jobs_name_or_its_id(
-    words: tuple[str, ...], submitted: FakeCluster, typed: Typed
-) -> None:
+def test_a_run_is_found_by_its_jobs_name_or_its_id(words, submitted, typed):
     code, said = typed("status", *words)
     assert code == 0, said
     assert f"{RUN_ID}: running on kubernetes" in said
@@ -82,9 +80,7 @@ def test_a_run_is_found_by_its_jobs_name_or_its_id(
     assert "folder:" not in said
 
 
-def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(
-    server: FakeCluster, typed: Typed
-) -> None:
+def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(server, typed):
     apply_by_kubectl()
     labels = {protocol.LABEL_RUN_ID: "digits-job", INDEX: "0"}
     server.put("pods", pod("digits-job-0-x", labels))
@@ -97,8 +93,8 @@ def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_stop_of_what_kubectl_applied_removes_what_the_job_leaves_also_after_its_deletion(
-    is_deleted: bool, server: FakeCluster, typed: Typed
-) -> None:
+    is_deleted, server, typed
+):
     apply_by_kubectl()
     if is_deleted:
         server.delete("jobs", "digits-job")
@@ -109,9 +105,7 @@ def test_a_stop_of_what_kubectl_applied_removes_what_the_job_leaves_also_after_i
     assert list(server.objects) == [("configmaps", "of-others")]
 
 
-def test_clean_removes_what_a_deleted_job_has_left_and_nothing_of_one_that_is_there(
-    server: FakeCluster, typed: Typed
-) -> None:
+def test_clean_removes_what_a_deleted_job_has_left_and_nothing_of_one_that_is_there(server, typed):
     apply_by_kubectl()
     server.put("configmaps", {"metadata": {"name": "of-others", "labels": {}}})
     code, said = typed("clean", "-n", "team", "--older-than", "0s", "--yes")
@@ -123,9 +117,7 @@ def test_clean_removes_what_a_deleted_job_has_left_and_nothing_of_one_that_is_th
     assert list(server.objects) == [("configmaps", "of-others")]
 
 
-def test_a_stop_tells_what_it_may_not_remove_and_how_it_goes(
-    server: FakeCluster, typed: Typed
-) -> None:
+def test_a_stop_tells_what_it_may_not_remove_and_how_it_goes(server, typed):
     apply_by_kubectl()
     server.denied |= {("delete", "configmaps"), ("delete", "services")}
     code, said = typed("stop", "digits-job", "--grace", "0")
@@ -135,9 +127,7 @@ def test_a_stop_tells_what_it_may_not_remove_and_how_it_goes(
     assert sorted(by_hand.split()) == left
 
 
-def test_a_name_that_nobody_has_is_told_with_the_command_that_lists_them(
-    submitted: FakeCluster, typed: Typed
-) -> None:
+def test_a_name_that_nobody_has_is_told_with_the_command_that_lists_them(submitted, typed):
     code, said = typed("status", "letters", "-n", "team")
     assert code == ExitCode.BAD_INPUT
     assert "no run 'letters': no runs in " in said
@@ -146,9 +136,7 @@ def test_a_name_that_nobody_has_is_told_with_the_command_that_lists_them(
     assert "launcher ps -n team --all" in fix.replace("--namespace", "-n"), fix
 
 
-def test_a_name_is_looked_for_on_a_cluster_that_is_away_for_seconds_alone(
-    submitted: FakeCluster, typed: Typed
-) -> None:
+def test_a_name_is_looked_for_on_a_cluster_that_is_away_for_seconds_alone(submitted, typed):
     submitted.close()
     code, said = typed("status", "letters")
     assert code == ExitCode.BAD_INPUT
@@ -156,9 +144,7 @@ def test_a_name_is_looked_for_on_a_cluster_that_is_away_for_seconds_alone(
     assert "; and the cluster of context fake does not answer" in said
 
 
-def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(
-    submitted: FakeCluster, typed: Typed
-) -> None:
+def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(submitted, typed):
     twin = json.loads(json.dumps(submitted.objects["jobs", "digits"]))
     twin["metadata"] = {"name": "digits", "labels": {protocol.LABEL_RUN_ID: "digits-ffffff"}}
     submitted.put("pytorchjobs", {**twin, "kind": "PyTorchJob", "spec": {}})
@@ -167,9 +153,7 @@ def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(
     assert "digits-0a1b2c (Job digits), digits-ffffff (PyTorchJob digits)" in said
 
 
-def test_of_jobs_of_one_name_the_one_that_goes_on_is_meant(
-    submitted: FakeCluster, typed: Typed
-) -> None:
+def test_of_jobs_of_one_name_the_one_that_goes_on_is_meant(submitted, typed):
     labels = {protocol.LABEL_RUN_ID: "digits-ffffff"}
     other = {"kind": "PyTorchJob", "metadata": {"name": "digits", "labels": labels}}
     condition = {"type": "Succeeded", "status": "True"}
@@ -179,9 +163,7 @@ def test_of_jobs_of_one_name_the_one_that_goes_on_is_meant(
     assert f"{RUN_ID}: running on kubernetes" in said
 
 
-def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(
-    submitted: FakeCluster, typed: Typed
-) -> None:
+def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(submitted, typed):
     for (plural, _), item in list(submitted.objects.items()):
         if plural == "configmaps":
             del item["data"][protocol.NODE_TASK_FILE]
@@ -194,7 +176,7 @@ def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(
 # -- what is done with it -------------------------------------------------------------------------
 
 
-def test_logs_of_a_run_of_others_come_from_its_pods(submitted: FakeCluster, typed: Typed) -> None:
+def test_logs_of_a_run_of_others_come_from_its_pods(submitted, typed):
     for index in range(2):
         submitted.log(f"digits-{index}-a", ended=True)
     code, said = typed("logs", "digits")
@@ -202,9 +184,7 @@ def test_logs_of_a_run_of_others_come_from_its_pods(submitted: FakeCluster, type
     assert sorted(said.splitlines()) == ["[0/0] epoch 1", "[1/1] epoch 1"]
 
 
-def test_a_run_of_others_is_scaled_and_its_size_is_told(
-    submitted: FakeCluster, typed: Typed
-) -> None:
+def test_a_run_of_others_is_scaled_and_its_size_is_told(submitted, typed):
     code, said = typed("scale", "digits", "1")
     assert code == 0, said
     assert submitted.objects["jobs", "digits"]["spec"]["parallelism"] == 1
@@ -213,7 +193,7 @@ def test_a_run_of_others_is_scaled_and_its_size_is_told(
     assert "5 nodes asked for" in typed("scale", "digits", "5")[1]
 
 
-def test_a_run_of_others_is_stopped(submitted: FakeCluster, typed: Typed) -> None:
+def test_a_run_of_others_is_stopped(submitted, typed):
     def collect() -> None:
         submitted.until(lambda: ("jobs", "digits") not in submitted.objects)
         for index in range(2):
@@ -264,9 +244,7 @@ def failed(submitted: FakeCluster) -> FakeCluster:
     return submitted
 
 
-def test_a_report_without_a_folder_is_made_of_what_the_pods_say(
-    failed: FakeCluster, typed: Typed
-) -> None:
+def test_a_report_without_a_folder_is_made_of_what_the_pods_say(failed, typed):
     code, said = typed("report", "digits")
     assert code == 0, said
     lines = [line.strip() for line in said.splitlines()]
@@ -289,9 +267,7 @@ def test_a_report_without_a_folder_is_made_of_what_the_pods_say(
     assert "folder" not in said
 
 
-def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(
-    submitted: FakeCluster, typed: Typed
-) -> None:
+def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(submitted, typed):
     for index in range(2):
         submitted.log(f"digits-{index}-a", ended=True)
         put_pod(
@@ -310,8 +286,8 @@ def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(
 
 
 def test_a_run_that_has_ended_here_does_not_hide_the_one_that_goes_on_there_and_has_the_name(
-    submitted: FakeCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    submitted, tmp_path, capfd
+):
     plan = replace(plan_in(tmp_path), run_id="digits-99ffff", run_dir=f"{tmp_path}/r/digits-99ffff")
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, "", 1.0)
@@ -323,9 +299,7 @@ def test_a_run_that_has_ended_here_does_not_hide_the_one_that_goes_on_there_and_
 
 
 @pytest.mark.parametrize("words", [(), ("--follow",)])
-def test_logs_of_an_ended_run_that_this_user_may_not_read_are_an_error(
-    submitted: FakeCluster, typed: Typed, words: tuple[str, ...]
-) -> None:
+def test_logs_of_an_ended_run_that_this_user_may_not_read_are_an_error(submitted, typed, words):
     end_job(submitted, "Complete", "2026-01-01T00:01:00Z")
     submitted.denied.add(("get", "pods/log"))
     code, said = typed("logs", "digits", *words)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
-from tests.launcher.fake_cluster import FakeCluster, ended
+from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.fake_cluster import ended
 
-Start = Callable[..., ClusterRun]
-Typed = Callable[..., tuple[int, str]]
 LATE_S = 3.0
 """How late a busy machine may be."""
-
-
 CREATING = {"waiting": {"reason": "ContainerCreating"}}
 
 
@@ -32,8 +24,8 @@ CREATING = {"waiting": {"reason": "ContainerCreating"}}
     ],
 )
 def test_checkpoints_that_go_with_their_pods_are_told_before_anything_is_made(
-    fields: dict[str, Any], told: str, server: FakeCluster, tmp_path: Path
-) -> None:
+    fields, told, server, tmp_path
+):
     target = KubernetesTarget(tmp_path / "runs")
     target.check(plan_in(tmp_path, image="example/train:1", **fields))
     assert len(target.notes) == bool(told)
@@ -41,9 +33,7 @@ def test_checkpoints_that_go_with_their_pods_are_told_before_anything_is_made(
     assert not server.objects
 
 
-def test_an_image_that_no_registry_has_is_told_before_anything_is_made(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_an_image_that_no_registry_has_is_told_before_anything_is_made(server, tmp_path):
     target = KubernetesTarget(tmp_path / "runs")
     target.check(plan_in(tmp_path, kubernetes={"checkpoint": "pvc/storage"}))
     (told,) = target.notes
@@ -54,16 +44,14 @@ def test_an_image_that_no_registry_has_is_told_before_anything_is_made(
     ("checkpoint", "named"), [("ephemeral", ""), ("pvc/storage", "pvc/storage/digits")]
 )
 def test_an_outcome_names_the_claim_of_its_checkpoints_and_no_folder_that_is_gone(
-    checkpoint: str, named: str, server: FakeCluster, start: Start
-) -> None:
+    checkpoint, named, server, start
+):
     run = start(kubernetes={"checkpoint": checkpoint})
     run.condition("Complete")
     assert run.end().checkpoint_dir == named
 
 
-def test_status_tells_that_a_lost_node_is_waited_for_without_shared_checkpoints(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
+def test_status_tells_that_a_lost_node_is_waited_for_without_shared_checkpoints(server, run, typed):
     put_pod(server, "digits-0-a")
     told = "1 of 2 nodes run; without a claim in kubernetes.checkpoint they go on only if they are"
     assert told in typed("status", run.run_id)[1]
@@ -71,9 +59,7 @@ def test_status_tells_that_a_lost_node_is_waited_for_without_shared_checkpoints(
     assert told not in typed("status", run.run_id)[1]
 
 
-def test_a_run_that_is_done_does_not_wait_for_a_pod_that_came_late(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_run_that_is_done_does_not_wait_for_a_pod_that_came_late(server, start):
     run = start()
     run.put("digits-0-a")
     run.put("digits-1-b", 1, phase="Pending", state=CREATING)

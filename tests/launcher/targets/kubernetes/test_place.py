@@ -36,8 +36,6 @@ nproc_per_node: 1
 max_restarts: 3
 kubernetes: {kind: job, checkpoint: ephemeral}
 """
-
-
 Command = Callable[..., tuple[int, str]]
 
 
@@ -68,8 +66,8 @@ def paths(server: FakeCluster) -> set[str]:
     ],
 )
 def test_a_run_goes_to_the_context_and_namespace_that_kubectl_would_go_to(
-    options: tuple[str, ...], namespace: str, server: FakeCluster, launcher: Command
-) -> None:
+    options, namespace, server, launcher
+):
     server.namespaces = set()
     code, said = launcher("run", "job.yaml", "--on", "kubernetes", *options)
     assert code == ExitCode.TARGET_UNREACHABLE, said
@@ -81,15 +79,13 @@ def test_a_run_goes_to_the_context_and_namespace_that_kubectl_would_go_to(
 @pytest.mark.parametrize(
     "option", ["--kind job", "--namespace team", "--context fake", "--kubeconfig k"]
 )
-def test_options_of_a_cluster_are_refused_elsewhere(option: str, launcher: Command) -> None:
+def test_options_of_a_cluster_are_refused_elsewhere(option, launcher):
     code, said = launcher("run", "job.yaml", "--on", "local", *option.split())
     assert code == ExitCode.BAD_INPUT
     assert f"{option} without --on kubernetes" in said
 
 
-def test_a_context_that_is_not_there_is_told_before_anything_is_made(
-    server: FakeCluster, launcher: Command
-) -> None:
+def test_a_context_that_is_not_there_is_told_before_anything_is_made(server, launcher):
     code, said = launcher("run", "job.yaml", "--on", "kubernetes", "--context", "prod")
     assert code == ExitCode.TARGET_UNREACHABLE
     assert "prod" in said
@@ -114,9 +110,7 @@ BROKEN: dict[str, tuple[dict[str, object] | str, str]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_kubeconfig_that_leads_nowhere_is_told_in_two_lines(
-    broken: str, server: FakeCluster, launcher: Command, tmp_path: Path
-) -> None:
+def test_a_kubeconfig_that_leads_nowhere_is_told_in_two_lines(broken, server, launcher, tmp_path):
     change, told = BROKEN[broken]
     file = tmp_path / "kubeconfig"
     if isinstance(change, dict):
@@ -148,8 +142,8 @@ def remembered(run_id: str) -> dict[str, str]:
 
 
 def test_a_run_knows_its_cluster_whatever_the_current_context_is(
-    server: FakeCluster, launcher: Command, run_id: str, tmp_path: Path
-) -> None:
+    server, launcher, run_id, tmp_path
+):
     config = tmp_path / "kubeconfig"
     config.write_text(
         config.read_text().replace('"current-context": "fake"', '"current-context": "other"')
@@ -159,9 +153,7 @@ def test_a_run_knows_its_cluster_whatever_the_current_context_is(
     assert paths(server) == {"team"}
 
 
-def test_a_context_that_was_renamed_is_given_once(
-    server: FakeCluster, launcher: Command, run_id: str, tmp_path: Path
-) -> None:
+def test_a_context_that_was_renamed_is_given_once(server, launcher, run_id, tmp_path):
     config = tmp_path / "kubeconfig"
     config.write_text(config.read_text().replace('"fake"', '"renamed"'))
     code, said = launcher("status", run_id)
@@ -186,9 +178,7 @@ def elsewhere(server: FakeCluster, launcher: Command, tmp_path: Path) -> tuple[s
     return run.run_id, file
 
 
-def test_a_run_remembers_the_kubeconfig_that_was_named(
-    server: FakeCluster, launcher: Command, elsewhere: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_a_run_remembers_the_kubeconfig_that_was_named(server, launcher, elsewhere, tmp_path):
     run_id, file = elsewhere
     place = {"context": "fake", "namespace": "team", "kubeconfig": str(file)}
     assert remembered(run_id) == place
@@ -210,9 +200,7 @@ def test_a_run_remembers_the_kubeconfig_that_was_named(
     assert launcher("status", run_id)[0] == 0
 
 
-def test_a_hint_about_pods_names_the_place_of_the_run(
-    server: FakeCluster, launcher: Command, elsewhere: tuple[str, Path]
-) -> None:
+def test_a_hint_about_pods_names_the_place_of_the_run(server, launcher, elsewhere):
     run_id, file = elsewhere
     labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
     cannot = {
@@ -229,8 +217,8 @@ def test_a_hint_about_pods_names_the_place_of_the_run(
 
 @pytest.mark.parametrize("options", [("--namespace", "elsewhere"), ("--context", "gone")])
 def test_a_run_that_is_not_in_the_place_named_is_told_and_nothing_is_remembered(
-    options: tuple[str, ...], server: FakeCluster, launcher: Command, run_id: str
-) -> None:
+    options, server, launcher, run_id
+):
     code, said = launcher("status", run_id, *options)
     assert code in (ExitCode.BAD_INPUT, ExitCode.TARGET_UNREACHABLE), said
     assert "fix: " in said
@@ -238,8 +226,8 @@ def test_a_run_that_is_not_in_the_place_named_is_told_and_nothing_is_remembered(
 
 
 def test_a_stop_that_its_living_launcher_has_done_is_done_whatever_the_kubeconfig_says_by_then(
-    server: FakeCluster, run: RunFolder, tmp_path: Path
-) -> None:
+    server, run, tmp_path
+):
     other, follower = FakeCluster(), subprocess.Popen(["sleep", "600"])
     mark = {"pid": follower.pid, "start": start_of(follower.pid), "sees": process_space()}
     (run.path / "launcher.json").write_text(json.dumps(mark))
@@ -263,13 +251,8 @@ def test_a_stop_that_its_living_launcher_has_done_is_done_whatever_the_kubeconfi
 @pytest.mark.parametrize("has_uid", [False, True])
 @pytest.mark.parametrize("words", [("status",), ("stop",), ("logs",), ("ps",)])
 def test_another_cluster_with_a_context_of_that_name_ends_nothing(
-    words: tuple[str, ...],
-    has_uid: bool,
-    server: FakeCluster,
-    launcher: Command,
-    run_id: str,
-    tmp_path: Path,
-) -> None:
+    words, has_uid, server, launcher, run_id, tmp_path
+):
     config, folder = tmp_path / "kubeconfig", Path("runs", run_id)
     first = config.read_text()
     other = FakeCluster()
@@ -293,9 +276,7 @@ def test_another_cluster_with_a_context_of_that_name_ends_nothing(
     assert "running" in said
 
 
-def test_a_cluster_whose_address_has_changed_is_known_by_its_uid(
-    server: FakeCluster, launcher: Command, run_id: str
-) -> None:
+def test_a_cluster_whose_address_has_changed_is_known_by_its_uid(server, launcher, run_id):
     system = {"metadata": {"name": "kube-system", "uid": "one"}}
     server.objects["namespaces", "kube-system"] = system
     file = Path("runs", run_id, "cluster.json")
@@ -330,7 +311,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return account
 
 
-def test_a_pod_without_a_kubeconfig_asks_its_own_cluster_as_its_account(inside: Path) -> None:
+def test_a_pod_without_a_kubeconfig_asks_its_own_cluster_as_its_account(inside):
     cluster = Cluster()
     assert (cluster.context, cluster.namespace) == (IN_CLUSTER, "inside")
     asked = cluster._client.configuration
@@ -340,8 +321,8 @@ def test_a_pod_without_a_kubeconfig_asks_its_own_cluster_as_its_account(inside: 
 
 
 def test_a_kubeconfig_wins_over_the_pods_account_and_one_that_is_missing_does_not(
-    inside: Path, server: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    inside, server, monkeypatch, tmp_path
+):
     # The server's fixture has set KUBECONFIG by now.
     assert Cluster().context == "fake"
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -354,9 +335,7 @@ def test_a_kubeconfig_wins_over_the_pods_account_and_one_that_is_missing_does_no
 @pytest.mark.parametrize(
     ("kind", "nodes"), [("pytorchjob", 2), ("jobset", 3), ("trainjob", 3), ("job", 2)]
 )
-def test_the_runs_of_a_cluster_are_listed_whoever_started_them(
-    kind: str, nodes: int, server: FakeCluster, launcher: Command
-) -> None:
+def test_the_runs_of_a_cluster_are_listed_whoever_started_them(kind, nodes, server, launcher):
     job = JobSpec.model_validate(
         {
             "name": "digits",
@@ -387,13 +366,8 @@ def test_the_runs_of_a_cluster_are_listed_whoever_started_them(
     ],
 )
 def test_what_is_left_of_ended_runs_is_listed_where_all_are_asked_for(
-    status: dict[str, object],
-    suspend: bool,
-    state: str,
-    server: FakeCluster,
-    launcher: Command,
-    run_id: str,
-) -> None:
+    status, suspend, state, server, launcher, run_id
+):
     job = server.objects["jobs", "digits"]
     server.put("jobs", {**job, "status": status, "spec": {**job["spec"], "suspend": suspend}})
     rows = json.loads(launcher("ps", "--on", "kubernetes", "--all", "--json")[1])
@@ -406,8 +380,6 @@ def test_what_is_left_of_ended_runs_is_listed_where_all_are_asked_for(
 # -- rights ---------------------------------------------------------------------------------------
 
 RBAC = Path(__file__).parents[4] / "k8s/base/rbac.yaml"
-
-
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -440,9 +412,7 @@ def rights_asked(server: FakeCluster) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.kubectl
-def test_the_role_that_is_shipped_grants_every_call_of_a_door(
-    server: FakeCluster, launcher: Command, run_id: str, tmp_path: Path
-) -> None:
+def test_the_role_that_is_shipped_grants_every_call_of_a_door(server, launcher, run_id, tmp_path):
     pod_labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
     server.put("pods", pod("digits-0", pod_labels))
     server.programs["digits-0"] = lambda argv: subprocess.Popen(
@@ -457,9 +427,7 @@ def test_the_role_that_is_shipped_grants_every_call_of_a_door(
     assert asked - rights_granted() == set()
 
 
-def test_a_kind_that_may_not_be_listed_is_left_out_with_a_note(
-    server: FakeCluster, launcher: Command, run_id: str
-) -> None:
+def test_a_kind_that_may_not_be_listed_is_left_out_with_a_note(server, launcher, run_id):
     server.denied |= {("list", "pytorchjobs"), ("list", "trainjobs")}
     code, said = launcher("ps", "--on", "kubernetes")
     assert code == 0, said
@@ -474,9 +442,7 @@ def test_a_kind_that_may_not_be_listed_is_left_out_with_a_note(
     assert [row["run_id"] for row in told] == [run_id]
 
 
-def test_where_no_kind_may_be_listed_that_is_the_answer(
-    server: FakeCluster, launcher: Command, run_id: str
-) -> None:
+def test_where_no_kind_may_be_listed_that_is_the_answer(server, launcher, run_id):
     server.denied |= {("list", f"{kind}s") for kind in ("pytorchjob", "trainjob", "jobset", "job")}
     code, said = launcher("ps", "--on", "kubernetes")
     assert code == ExitCode.TARGET_UNREACHABLE
@@ -486,9 +452,7 @@ def test_where_no_kind_may_be_listed_that_is_the_answer(
 @pytest.mark.parametrize(
     "words", [("run", "train.py", "--in", "dev", "-n", "team"), ("release", "dev", "-n", "team")]
 )
-def test_the_verbs_of_a_hold_take_the_options_that_lead_to_a_cluster(
-    words: tuple[str, ...], server: FakeCluster, typed: Callable[..., tuple[int, str]]
-) -> None:
+def test_the_verbs_of_a_hold_take_the_options_that_lead_to_a_cluster(words, server, typed):
     code, said = typed(*words)
     assert code == ExitCode.BAD_INPUT
     assert "no hold 'dev'" in said or "no run 'dev'" in said

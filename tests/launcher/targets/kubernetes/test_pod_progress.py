@@ -40,27 +40,26 @@ def failed_start(uid: str, **fields: Any) -> PodView:
 # -- the limit ------------------------------------------------------------------------------------
 
 
-def test_one_failure_to_start_is_none_and_a_second_equal_one_ends_the_run() -> None:
+def test_one_failure_to_start_is_none_and_a_second_equal_one_ends_the_run():
     limit = StartLimit(600, min_nodes=1)
     assert limit.judge([failed_start("a")], 0.0) is None
     found = limit.judge([failed_start("a"), failed_start("b")], 100.0)
-    assert found is not None
     assert found[0] is Reason.BAD_INPUT
 
 
-def test_failures_to_start_for_different_reasons_are_not_equal() -> None:
+def test_failures_to_start_for_different_reasons_are_not_equal():
     limit = StartLimit(600, min_nodes=1)
     other = view(0, "b", phase="Failed", state=ended(128, "StartError", message="mount: denied"))
     assert limit.judge([failed_start("a"), other], 0.0) is None
 
 
-def test_containers_of_one_pod_count_each() -> None:
+def test_containers_of_one_pod_count_each():
     limit = StartLimit(600, min_nodes=1)
     again = failed_start("a", restarts=1, last=NOT_FOUND)
     assert limit.judge([again], 0.0) is not None
 
 
-def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later() -> None:
+def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later():
     limit = StartLimit(600, min_nodes=1)
     seen = [failed_start("a"), failed_start("b")]
     assert limit.judge([*seen, view(0, "c")], 0.0) is None
@@ -79,9 +78,7 @@ def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later() -> N
         ({"state": {"waiting": {"reason": "ContainerCreating"}}}, False),
     ],
 )
-def test_what_only_a_person_can_change_ends_the_run_after_the_limit(
-    fields: dict[str, Any], is_ended: bool
-) -> None:
+def test_what_only_a_person_can_change_ends_the_run_after_the_limit(fields, is_ended):
     limit = StartLimit(60, min_nodes=1)
     one = view(phase="Pending", **fields)
     assert limit.judge([one], 0.0) is None
@@ -89,7 +86,7 @@ def test_what_only_a_person_can_change_ends_the_run_after_the_limit(
     assert (limit.judge([one], 60.0) is not None) is is_ended
 
 
-def test_a_pod_that_starts_after_all_begins_a_new_wait() -> None:
+def test_a_pod_that_starts_after_all_begins_a_new_wait():
     limit = StartLimit(60, min_nodes=2)
     limit.judge([waits(NO_IMAGE)], 0.0)
     limit.judge([view()], 59.0)
@@ -97,13 +94,13 @@ def test_a_pod_that_starts_after_all_begins_a_new_wait() -> None:
     assert limit.judge([waits(NO_IMAGE)], 121.0) is not None
 
 
-def test_a_new_pod_in_the_place_of_one_that_waited_does_not_begin_a_new_wait() -> None:
+def test_a_new_pod_in_the_place_of_one_that_waited_does_not_begin_a_new_wait():
     limit = StartLimit(60, min_nodes=1)
     limit.judge([waits(NO_IMAGE)], 0.0)
     assert limit.judge([waits(NO_IMAGE, uid="b")], 60.0) is not None
 
 
-def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit() -> None:
+def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit():
     blocked = [view(0, "a"), waits(NO_IMAGE, index=1, uid="b")]
     for limit in (StartLimit(60, min_nodes=1), StartLimit(0, min_nodes=2)):
         assert limit.judge(blocked, 0.0) is None
@@ -113,7 +110,7 @@ def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit() -> None:
 # -- notes ----------------------------------------------------------------------------------------
 
 
-def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit() -> None:
+def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit():
     notes = PodProgress(600)
     assert [*notes.tell((view(phase="Pending", state={}),))] == ["d-0-a is starting"]
     init = {"name": "init-pytorch", "state": {"running": {"startedAt": "t"}}}
@@ -130,7 +127,7 @@ def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit() -> None:
     assert told.endswith("the run ends if this lasts 600 s (kubernetes.start_limit_s)")
 
 
-def test_a_trouble_is_told_once_for_a_pod_whatever_its_words_are_later() -> None:
+def test_a_trouble_is_told_once_for_a_pod_whatever_its_words_are_later():
     notes = PodProgress(0)
 
     def tell(reason: str, message: str) -> list[str]:
@@ -162,9 +159,7 @@ DRAINED = [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]
     ],
     ids=["gone", "killed", "drained", "too few", "there", "failed", "not begun", "withdrawn"],
 )
-def test_a_node_that_is_lost_is_told_once_with_what_the_others_do(
-    lost: PodView, there: bool, nodes: int, told: str
-) -> None:
+def test_a_node_that_is_lost_is_told_once_with_what_the_others_do(lost, there, nodes, told):
     notes, other, wanted = PodProgress(600), view(index=1, uid="b"), frozenset({0, 1, 2})
     left = (other, lost) if there else (other,)
     said = [*notes.tell_losses((lost, other), left, wanted, nodes - 1)]
@@ -173,7 +168,7 @@ def test_a_node_that_is_lost_is_told_once_with_what_the_others_do(
     assert [*notes.tell_losses((lost, other), left, wanted, nodes - 1)] == []
 
 
-def test_messages_that_differ_by_names_and_numbers_alone_are_the_same() -> None:
+def test_messages_that_differ_by_names_and_numbers_alone_are_the_same():
     one = 'pods "d-0-x7k2p" is forbidden: used: pods=3'
     assert same_words(one) == same_words('pods "d-1-aaaaa" is forbidden: used: pods=14')
     assert same_words(one) != same_words("no such image")
@@ -190,7 +185,7 @@ def event(message: str, at: str = "2026-01-01T00:00:20Z", **fields: Any) -> dict
     return {"involvedObject": about, "lastTimestamp": at, **given, **fields}
 
 
-def test_warnings_are_told_once_each_with_a_fix_and_ordinary_events_are_not() -> None:
+def test_warnings_are_told_once_each_with_a_fix_and_ordinary_events_are_not():
     events = [
         event('pods "a" is forbidden: exceeded quota: q'),
         event('pods "b" is forbidden: exceeded quota: q'),
@@ -207,7 +202,7 @@ def test_warnings_are_told_once_each_with_a_fix_and_ordinary_events_are_not() ->
     )
 
 
-def test_conditions_that_are_true_and_no_end_are_told() -> None:
+def test_conditions_that_are_true_and_no_end_are_told():
     conditions = [
         {"type": "Suspended", "status": "True", "message": "Job suspended"},
         {"type": "Created", "status": "True", "message": "created"},
@@ -230,5 +225,5 @@ def test_conditions_that_are_true_and_no_end_are_told() -> None:
         ("something else", ""),
     ],
 )
-def test_what_refuses_a_pod_has_a_fix(message: str, fix: str) -> None:
+def test_what_refuses_a_pod_has_a_fix(message, fix):
     assert find_fix(message, "team").startswith(fix)

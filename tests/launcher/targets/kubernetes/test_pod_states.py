@@ -70,9 +70,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "message": "preempted
          Trouble.DISRUPTED),
     ],
 )  # fmt: skip
-def test_phases_and_reasons_become_states_and_troubles(
-    fields: dict[str, Any], state: NodeState, code: int | None, trouble: Trouble | None
-) -> None:
+def test_phases_and_reasons_become_states_and_troubles(fields, state, code, trouble):
     view = parse_pod(pod("digits-0", {INDEX: "0"}, **fields))
     assert (view.state, view.exit_code, view.trouble) == (state, code, trouble)
 
@@ -84,9 +82,7 @@ def test_phases_and_reasons_become_states_and_troubles(
         (ended(128, "StartError"), "Failed", 128, Trouble.START),
     ],
 )
-def test_what_keeps_the_init_container_keeps_the_pod(
-    state: dict[str, Any], phase: str, code: int | None, trouble: Trouble
-) -> None:
+def test_what_keeps_the_init_container_keeps_the_pod(state, phase, code, trouble):
     waits = waiting("PodInitializing")["state"]
     prepares = [{"name": "code", "state": state}]
     view = parse_pod(pod("d-0", {}, phase=phase, state=waits, initContainerStatuses=prepares))
@@ -95,8 +91,8 @@ def test_what_keeps_the_init_container_keeps_the_pod(
 
 @pytest.mark.parametrize("made", ["01", "02"])
 def test_the_newest_pod_of_a_node_is_that_made_last_and_of_two_of_one_second_the_one_that_lives(
-    made: str,
-) -> None:
+    made,
+):
     lost = pod("digits-0-zzz", {INDEX: "0"}, phase="Failed", state=ended(137))
     later = pod("digits-0-aaa", {INDEX: "0"})
     for item, second in ((lost, "01"), (later, made)):
@@ -105,7 +101,7 @@ def test_the_newest_pod_of_a_node_is_that_made_last_and_of_two_of_one_second_the
         assert newest_of_each(map(parse_pod, pods))[0].name == "digits-0-aaa"
 
 
-def test_an_object_that_is_hardly_there_is_pending() -> None:
+def test_an_object_that_is_hardly_there_is_pending():
     view = parse_pod({"metadata": {"name": "a"}})
     assert (view.state, view.node_index, view.has_started) == (NodeState.PENDING, None, False)
 
@@ -121,7 +117,7 @@ def test_an_object_that_is_hardly_there_is_pending() -> None:
         ("0/1 nodes are available: 1 Insufficient cpu.", "lower resources of the job"),
     ],
 )
-def test_a_pod_without_a_place_is_told_what_would_give_it_one(message: str, fix: str) -> None:
+def test_a_pod_without_a_place_is_told_what_would_give_it_one(message, fix):
     condition = {**UNSCHEDULABLE, "message": message}
     told = describe_trouble(parse_pod(pod("d-0", {}, phase="Pending", conditions=[condition])))
     assert fix in told
@@ -129,7 +125,7 @@ def test_a_pod_without_a_place_is_told_what_would_give_it_one(message: str, fix:
 
 
 @pytest.mark.parametrize("trouble", Trouble)
-def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble: Trouble) -> None:
+def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble):
     assert trouble is Trouble.OUT_OF_MEMORY or WORDS[trouble.value] is trouble
     assert FIXES[trouble]
 
@@ -147,9 +143,7 @@ ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/rep
         ({"app": "other"}, 0, None),
     ],
 )
-def test_a_pods_labels_tell_which_node_it_is(
-    labels: dict[str, str], masters: int, index: int | None
-) -> None:
+def test_a_pods_labels_tell_which_node_it_is(labels, masters, index):
     assert parse_pod(pod("p", labels), masters).node_index == index
 
 
@@ -160,7 +154,7 @@ def test_a_pods_labels_tell_which_node_it_is(
         ("Failed", False), ("FailureTarget", False), ("Running", None), ("Created", None),
     ],
 )  # fmt: skip
-def test_conditions_of_every_kind_tell_the_end(kind: str, succeeded: bool | None) -> None:
+def test_conditions_of_every_kind_tell_the_end(kind, succeeded):
     item = {"status": {"conditions": [{"type": kind, "status": "True", "reason": "R"}]}}
     end = parse_job_end(item)
     assert (None if end is None else end.succeeded) is succeeded
@@ -182,9 +176,7 @@ FAILED = JobEnd(succeeded=False, word="BackoffLimitExceeded", message="too many"
         ([0, 137], Reason.KILLED),
     ],
 )
-def test_the_first_permanent_exit_code_says_why_a_job_failed(
-    codes: list[int], reason: Reason
-) -> None:
+def test_the_first_permanent_exit_code_says_why_a_job_failed(codes, reason):
     pods = tuple(
         parse_pod(pod(f"d-{i}", {INDEX: str(i)}, phase="Failed", state=ended(code)))
         for i, code in enumerate(codes)
@@ -195,7 +187,7 @@ def test_the_first_permanent_exit_code_says_why_a_job_failed(
 @pytest.mark.parametrize(
     ("at", "said"), [(100.2, "of the victim"), (99.0, "Connection closed by peer")]
 )
-def test_the_headline_names_the_pod_whose_worker_failed_first(at: float, said: str) -> None:
+def test_the_headline_names_the_pod_whose_worker_failed_first(at, said):
     """Also where the clock of what fell with it is behind."""
     first = agents_outcome(at=100.1, message="ValueError: no data", rank=1)
     victim = agents_outcome(at=at, message=f"RuntimeError: {said}", rank=0)
@@ -206,7 +198,7 @@ def test_the_headline_names_the_pod_whose_worker_failed_first(at: float, said: s
     assert reason_of_end(FAILED, pods)[1] == "d-1: rank 1: ValueError: no data"
 
 
-def test_a_pod_that_was_out_of_memory_says_so() -> None:
+def test_a_pod_that_was_out_of_memory_says_so():
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, "OOMKilled")))
     reason, detail = reason_of_end(FAILED, (view,))
     assert reason is Reason.OUT_OF_MEMORY
@@ -214,29 +206,27 @@ def test_a_pod_that_was_out_of_memory_says_so() -> None:
 
 
 @pytest.mark.parametrize(("code", "is_oom"), [(-9, True), (1, False)])
-def test_a_kill_for_memory_counts_where_a_worker_of_the_last_attempt_was_killed(
-    code: int, is_oom: bool
-) -> None:
+def test_a_kill_for_memory_counts_where_a_worker_of_the_last_attempt_was_killed(code, is_oom):
     message = agents_outcome(at=100.1, message="ended", rank=1, exit_code=code)
     state = ended(1, "OOMKilled", message=message)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
     assert (view.trouble is Trouble.OUT_OF_MEMORY) is is_oom
 
 
-def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod() -> None:
+def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod():
     message = agents_outcome(at=100.1, message="CUDA out of memory", reason="out-of-memory")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(1, message=message)))
     told = (Reason.OUT_OF_MEMORY, "d-0: rank 0: CUDA out of memory")
     assert reason_of_end(FAILED, (view,)) == told
 
 
-def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed() -> None:
+def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed():
     message = agents_outcome(at=100.1, message="", reason="completed", exit_code=0)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, message=message)))
     assert reason_of_end(FAILED, (view,))[0] is Reason.KILLED
 
 
-def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why() -> None:
+def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why():
     at = seconds_of("2026-01-01T00:00:10Z")
     end = JobEnd(succeeded=False, word="PyTorchJobFailed", message="a limit", at=at)
 
@@ -255,7 +245,7 @@ def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why() -> N
         assert told == (Reason.BAD_INPUT, "m-0: unrecognized arguments: --bad")
 
 
-def test_the_termination_message_comes_home() -> None:
+def test_the_termination_message_comes_home():
     state = ended(1, message="Traceback\nValueError: no such file\n")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
     assert reason_of_end(FAILED, (view,))[1] == "d-0: ValueError: no such file"

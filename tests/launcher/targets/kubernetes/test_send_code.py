@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,7 @@ from tests.launcher.fake_cluster import FakeCluster, ended
 from tests.launcher.own_script.project import make_project
 
 SIZE = 8_500_000
-
-
 WORDS = ("train.py", "--on", "kubernetes", "--nnodes", "2", "--nproc-per-node", "1")
-
-
 HEALTH = Health(
     healthy=True, phase="join", attempt=0, world_size=0, step=0, heartbeat_age_s=None, restarts={},
     phase_s={},
@@ -157,8 +153,8 @@ def pods(server: FakeCluster, tmp_path: Path, port: int) -> Iterator[Pods]:
 
 
 def test_one_pod_gets_the_code_from_the_launcher_and_the_others_and_later_ones_from_a_pod(
-    server: FakeCluster, project: Path, pods: Pods, port: int
-) -> None:
+    server, project, pods, port
+):
     run = ClusterRun(server, project, plan_in(project, port), code_in(project))
     pods.start("train-0-a", 0)
     pods.start("train-1-a", 1)
@@ -178,8 +174,8 @@ def test_one_pod_gets_the_code_from_the_launcher_and_the_others_and_later_ones_f
 
 @pytest.mark.parametrize("verb", ["create", "get"])
 def test_without_the_right_nothing_is_made_and_the_ways_that_work_are_named(
-    verb: str, server: FakeCluster, project: Path, port: int
-) -> None:
+    verb, server, project, port
+):
     server.denied.add((verb, "pods/exec"))
     target = KubernetesTarget(project / "runs")
     with pytest.raises(InputError) as told:
@@ -190,9 +186,7 @@ def test_without_the_right_nothing_is_made_and_the_ways_that_work_are_named(
     assert "launcher build" in told.value.hint
 
 
-def test_a_manifest_cannot_carry_it_and_the_ways_that_work_are_named(
-    typed: Callable[..., tuple[int, str]], project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_cannot_carry_it_and_the_ways_that_work_are_named(typed, project, monkeypatch):
     monkeypatch.chdir(project)
     code, said = typed("render", *WORDS)
     assert code == ExitCode.BAD_INPUT

@@ -58,9 +58,7 @@ def stamp(n: int) -> str:
     ("status", "hint"),
     [(401, "log in again"), (403, "kubectl auth can-i"), (422, "launcher check")],
 )
-def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(
-    status: int, hint: str, server: FakeCluster, cluster: Cluster
-) -> None:
+def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(status, hint, server, cluster):
     # A new login is tried once.
     server.faults += [Fault("GET", "/jobs/", status, "jobs is forbidden: no")] * 2
     with pytest.raises(ApiError, match="jobs is forbidden: no") as told:
@@ -72,9 +70,7 @@ def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(
 # -- submitting ---------------------------------------------------------------------------------
 
 
-def test_the_server_admits_everything_before_anything_is_made(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
+def test_the_server_admits_everything_before_anything_is_made(server, target, plan):
     target.submit(plan())
     writes = [(m, p.split("/")[-2:], q) for m, p, q in server.requests if m in ("POST", "PATCH")]
     dry = [q.get("dryRun") == "All" for _, p, q in writes if p[-1] != "selfsubjectaccessreviews"]
@@ -88,17 +84,13 @@ def test_the_server_admits_everything_before_anything_is_made(
             assert item["metadata"]["ownerReferences"][0]["uid"] == uid
 
 
-def test_a_trainjob_is_made_after_the_runtime_that_its_webhook_asks_for(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
+def test_a_trainjob_is_made_after_the_runtime_that_its_webhook_asks_for(server, target, plan):
     server.kinds |= {"trainingruntimes"}
     target.submit(plan(kind="trainjob"))
     assert {"trainjobs", "trainingruntimes"} <= {plural for plural, _ in server.objects}
 
 
-def test_a_second_run_of_the_name_is_refused_with_the_commands(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
+def test_a_second_run_of_the_name_is_refused_with_the_commands(server, target, plan):
     first = plan()
     RunFolder(Path(first.run_dir)).create(first, "", 1.0)
     target.submit(first)
@@ -111,11 +103,8 @@ def test_a_second_run_of_the_name_is_refused_with_the_commands(
 
 
 def test_of_two_submissions_at_the_same_moment_the_later_is_told_where_the_first_is(
-    server: FakeCluster,
-    target: KubernetesTarget,
-    plan: Callable[..., LaunchPlan],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    server, target, plan, monkeypatch
+):
     create = Cluster.create
 
     def slow(cluster: Cluster, item: Any, *, dry_run: bool = False) -> Any:
@@ -136,12 +125,8 @@ def test_of_two_submissions_at_the_same_moment_the_later_is_told_where_the_first
     ("kind", "word"), [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet"), ("trainjob", "Train")]
 )
 def test_a_cluster_without_the_operator_names_the_kind_that_needs_none(
-    kind: str,
-    word: str,
-    server: FakeCluster,
-    target: KubernetesTarget,
-    plan: Callable[..., LaunchPlan],
-) -> None:
+    kind, word, server, target, plan
+):
     server.kinds -= {"pytorchjobs", "jobsets", "trainjobs"}
     with pytest.raises(TargetError, match=f"this cluster has no {word}") as told:
         target.submit(plan(kind=kind))
@@ -150,9 +135,7 @@ def test_a_cluster_without_the_operator_names_the_kind_that_needs_none(
     assert not server.objects
 
 
-def test_a_cluster_without_volcano_is_told_how_to_do_without(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
+def test_a_cluster_without_volcano_is_told_how_to_do_without(server, target, plan):
     server.kinds -= {"podgroups"}
     with pytest.raises(TargetError, match="this cluster has no PodGroup") as told:
         target.submit(plan(kubernetes={"gang": "volcano"}))
@@ -173,7 +156,7 @@ def names(watch: PodWatch) -> list[str]:
     return [view.name for view in watch.pods()]
 
 
-def test_pods_come_change_and_go(server: FakeCluster, watch: PodWatch) -> None:
+def test_pods_come_change_and_go(server, watch):
     server.put("pods", pod("d-0", labelled(0)))
     server.put("pods", pod("other", {"app": "other"}))
     watch.start()
@@ -187,9 +170,7 @@ def test_pods_come_change_and_go(server: FakeCluster, watch: PodWatch) -> None:
     assert len(server.asked("GET", "/pods")) == 2, "one list, one watch"
 
 
-def test_a_watch_of_a_forgotten_version_is_answered_by_a_new_list(
-    server: FakeCluster, watch: PodWatch
-) -> None:
+def test_a_watch_of_a_forgotten_version_is_answered_by_a_new_list(server, watch):
     server.put("pods", pod("d-0", labelled(0)))
     server.faults.append(Fault("GET", "watch=true", 410, "too old resource version"))
     watch.start()
@@ -197,9 +178,7 @@ def test_a_watch_of_a_forgotten_version_is_answered_by_a_new_list(
     server.until(lambda: watch.error is None and names(watch) == ["d-0"])
 
 
-def test_a_watch_that_is_told_that_it_expired_lists_again(
-    server: FakeCluster, watch: PodWatch
-) -> None:
+def test_a_watch_that_is_told_that_it_expired_lists_again(server, watch):
     server.put("pods", pod("d-0", labelled(0)))
     server.oldest_version = server.version + 1
     watch.start()
@@ -209,9 +188,7 @@ def test_a_watch_that_is_told_that_it_expired_lists_again(
     server.until(lambda: names(watch) == ["d-0", "d-1"])
 
 
-def test_a_watch_that_is_cut_in_the_middle_goes_on_from_there(
-    server: FakeCluster, watch: PodWatch
-) -> None:
+def test_a_watch_that_is_cut_in_the_middle_goes_on_from_there(server, watch):
     server.put("pods", pod("d-0", labelled(0)))
     server.faults.append(Fault("GET", "watch=true", 0, after=15))
     watch.start()
@@ -221,9 +198,7 @@ def test_a_watch_that_is_cut_in_the_middle_goes_on_from_there(
     assert len([q for q in server.asked("GET", "/pods") if "watch" not in q]) == 1
 
 
-def test_a_server_that_fails_for_a_while_is_asked_again(
-    server: FakeCluster, watch: PodWatch
-) -> None:
+def test_a_server_that_fails_for_a_while_is_asked_again(server, watch):
     server.faults.append(Fault("GET", "/pods", 503, "overloaded"))
     watch.start()
     server.until(lambda: watch.error is not None)
@@ -249,7 +224,7 @@ class Reader:
             self.lines.append(line.decode().rstrip("\n"))
 
 
-def test_a_log_is_followed_to_its_end(server: FakeCluster, cluster: Cluster) -> None:
+def test_a_log_is_followed_to_its_end(server, cluster):
     server.put("pods", pod("d-0", labelled()))
     reader = Reader(cluster)
     reader.follower.start()
@@ -262,9 +237,7 @@ def test_a_log_is_followed_to_its_end(server: FakeCluster, cluster: Cluster) -> 
 
 
 @pytest.mark.parametrize("after", [0, 10, 27, 28, 60, 90])
-def test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line(
-    after: int, server: FakeCluster, cluster: Cluster
-) -> None:
+def test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line(after, server, cluster):
     server.put("pods", pod("d-0", labelled()))
     # Three at one instant, two in one second, one in the next: all that a new request may repeat.
     lines = [(stamp(1), "a"), (stamp(1), "a"), (stamp(1), "b"), ("2026-01-01T00:00:01.61Z", "c"),
@@ -279,9 +252,7 @@ def test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line(
     assert reader.lines == ["a", "a", "b", "c", "d", "e"]
 
 
-def test_a_restarted_container_leaves_the_rest_of_its_log(
-    server: FakeCluster, cluster: Cluster
-) -> None:
+def test_a_restarted_container_leaves_the_rest_of_its_log(server, cluster):
     server.put("pods", pod("d-0", labelled()))
     server.log("d-0", (stamp(1), "one"))
     reader = Reader(cluster)
@@ -296,9 +267,7 @@ def test_a_restarted_container_leaves_the_rest_of_its_log(
     assert any(q.get("previous") == "true" for q in server.asked("GET", "/log"))
 
 
-def test_a_log_that_is_gone_with_its_pod_ends_the_reading(
-    server: FakeCluster, cluster: Cluster
-) -> None:
+def test_a_log_that_is_gone_with_its_pod_ends_the_reading(server, cluster):
     reader = Reader(cluster)
     reader.fate = Fate(is_over=True, was_restarted=False)
     reader.follower.start()
@@ -315,7 +284,7 @@ def test_a_log_that_is_gone_with_its_pod_ends_the_reading(
         ("2026-01-01T01:00:01.5+01:00", "2026-01-01T00:00:01.6Z"),
     ],
 )
-def test_timestamps_are_ordered_whatever_their_digits(earlier: str, later: str) -> None:
+def test_timestamps_are_ordered_whatever_their_digits(earlier, later):
     cursor = Cursor()
     assert cursor.accept(f"{later} x".encode()) == b"x"
     assert cursor.accept(f"{earlier} y".encode()) is None
@@ -338,9 +307,7 @@ def run(
     started.end()
 
 
-def test_a_run_is_followed_through_a_lost_pod_to_its_end(
-    server: FakeCluster, run: ClusterRun, target: KubernetesTarget
-) -> None:
+def test_a_run_is_followed_through_a_lost_pod_to_its_end(server, run, target):
     server.put("pods", pod("digits-0-a", labelled(0), phase="Pending", state={}))
     server.until(lambda: "digits-0-a is starting" in run.text)
     server.put("pods", pod("digits-0-a", labelled(0)))
@@ -371,7 +338,7 @@ def test_a_run_is_followed_through_a_lost_pod_to_its_end(
     assert consoles[1, 1] == "[1/1] back\n"
 
 
-def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: ClusterRun) -> None:
+def test_a_failed_run_says_why_and_keeps_its_object(server, run):
     state = ended(1, message="ValueError: no data")
     server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=state))
     server.log("digits-0-a", (stamp(1), "[0/0] dying"), ended=True)
@@ -384,9 +351,7 @@ def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: Cl
     assert ("jobs", "digits") in server.objects
 
 
-def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(
-    server: FakeCluster, run: ClusterRun
-) -> None:
+def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(server, run):
     run.follower.stop_reason = Reason.INTERRUPTED
     outcome = run.end()
     assert outcome.exit_code == ExitCode.INTERRUPTED
@@ -394,9 +359,7 @@ def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(
     assert not [path for method, path, _ in server.requests if "persistentvolumeclaims" in path]
 
 
-def test_pods_that_do_not_end_are_told_after_the_limit(
-    server: FakeCluster, plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
+def test_pods_that_do_not_end_are_told_after_the_limit(server, plan, tmp_path):
     made = plan()
     RunFolder(Path(made.run_dir)).create(made, "", 1.0)
     target = KubernetesTarget(tmp_path / "runs", clock=StoppedClock(5e6))
@@ -407,9 +370,7 @@ def test_pods_that_do_not_end_are_told_after_the_limit(
         target.stop(made.run_id, 1)
 
 
-def test_scaling_a_pytorchjob_patches_its_workers(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
+def test_scaling_a_pytorchjob_patches_its_workers(server, target, plan):
     target.submit(plan(kind="pytorchjob"))
     before = server.objects["pytorchjobs", "digits"]["spec"]
     made = plan(kind="pytorchjob")
@@ -428,13 +389,7 @@ def test_scaling_a_pytorchjob_patches_its_workers(
         ("trainjob", ("suspend",)),
     ],
 )
-def test_every_operators_kind_is_suspended_where_it_reads_that(
-    kind: str,
-    at: tuple[str, ...],
-    server: FakeCluster,
-    target: KubernetesTarget,
-    plan: Callable[..., LaunchPlan],
-) -> None:
+def test_every_operators_kind_is_suspended_where_it_reads_that(kind, at, server, target, plan):
     made = plan(kind=kind)
     target.submit(made)
     target.job(made).suspend()
@@ -444,9 +399,7 @@ def test_every_operators_kind_is_suspended_where_it_reads_that(
     assert found is True
 
 
-def test_a_kind_that_keeps_its_size_refuses_to_scale(
-    target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
+def test_a_kind_that_keeps_its_size_refuses_to_scale(target, plan):
     made = plan(kind="jobset")
     with pytest.raises(InputError, match="a jobset keeps its size"):
         target.scale(RunFolder(Path(made.run_dir)), made, 1)
@@ -465,8 +418,8 @@ kubernetes: {kind: job, checkpoint: ephemeral}
 
 
 def test_an_unreachable_cluster_and_missing_rights_are_exit_code_3_with_the_command_to_look(
-    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
-) -> None:
+    server, tmp_path, typed
+):
     (tmp_path / "job.yaml").write_text(JOB_FILE)
     server.faults.append(Fault("GET", "/jobs/digits", 403, "jobs.batch is forbidden"))
     code, text = typed("run", "job.yaml", "--on", "kubernetes")

@@ -30,7 +30,7 @@ def token_of(server: FakeCluster) -> str:
     return base64.b64decode(secret["data"]["token"]).decode()
 
 
-def test_it_is_in_the_secret_alone_and_goes_with_the_run(submitted: Any, tmp_path: Path) -> None:
+def test_it_is_in_the_secret_alone_and_goes_with_the_run(submitted, tmp_path):
     server, target, plan = submitted
     token = token_of(server)
     assert len(token) == 64
@@ -51,9 +51,7 @@ def encoded(token: str) -> str:
     return base64.b64encode(token.encode()).decode()
 
 
-def test_one_that_a_killed_launcher_has_left_is_found_without_reading_secrets(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_one_that_a_killed_launcher_has_left_is_found_without_reading_secrets(server, tmp_path):
     plan, target = plan_in(tmp_path), KubernetesTarget(tmp_path / "runs")
     RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
     server.denied |= {("get", "secrets"), ("list", "secrets")}
@@ -65,9 +63,7 @@ def test_one_that_a_killed_launcher_has_left_is_found_without_reading_secrets(
     assert ("secrets", token_name(plan)) not in server.objects
 
 
-def test_the_secret_that_somebody_made_for_a_manifest_stays(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_the_secret_that_somebody_made_for_a_manifest_stays(server, tmp_path):
     plan = replace(plan_in(tmp_path), run_id="digits", run_dir=str(tmp_path / "runs/digits"))
     RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
     metadata = {"name": "digits-token", "namespace": "team"}
@@ -83,9 +79,7 @@ def test_the_secret_that_somebody_made_for_a_manifest_stays(
 
 
 @pytest.mark.parametrize("verb", ["create", "patch"])
-def test_who_may_make_no_secret_runs_without_and_is_told(
-    verb: str, server: FakeCluster, tmp_path: Path
-) -> None:
+def test_who_may_make_no_secret_runs_without_and_is_told(verb, server, tmp_path):
     server.denied.add((verb, "secrets"))
     target = KubernetesTarget(tmp_path / "runs")
     target.submit(plan_in(tmp_path))

@@ -29,10 +29,9 @@ def is_up(launcher: Runner, rank: int = 0) -> bool:
     return (launcher.folder / f"runs/latest/up-{rank}").exists()
 
 
-def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher: Runner) -> None:
+def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher):
     launcher.write(BYTES)
-    done = launcher("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
-    assert done.returncode == 0, done.stderr
+    done = launcher.well("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
     lines = done.stdout.splitlines()
     for prefix in ("[0/0] ", "[0/1] "):
         assert f"{prefix}half\\xff a line made whole" in lines
@@ -41,27 +40,24 @@ def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher: Runner) 
     assert len(lines) == 4
 
 
-def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner) -> None:
+def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher):
     launcher.write((ROOT / "tests/examples/failing.py").read_text())
-    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")
-    assert done.returncode == 1, done.stderr
+    told = launcher.fails(1, "run", "job.yaml", "--on", "local", "--nnodes", "2")
     failure = launcher.outcome["failure"]
     assert (failure["first"]["rank"], failure["first"]["node_index"]) == (1, 1)
-    assert "first failure: rank 1 on node 1:" in done.stderr
-    assert "failed after it: rank 0 on node 0" in done.stderr
+    assert "first failure: rank 1 on node 1:" in told
+    assert "failed after it: rank 0 on node 0" in told
     assert any("raise" in line for line in failure["first"]["log_tail"])
 
 
-def test_what_is_missing_is_told_before_anything_starts(launcher: Runner) -> None:
+def test_what_is_missing_is_told_before_anything_starts(launcher):
     launcher.write("", PREFIX + "secrets: [NO_SUCH_TOKEN]\n")
-    done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 2
-    assert "NO_SUCH_TOKEN" in done.stderr
+    told = launcher.fails(2, "run", "job.yaml", "--on", "local")
+    assert "NO_SUCH_TOKEN" in told
     launcher.write("")
     (launcher.folder / "train.py").unlink()
-    done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 2
-    assert "command: found train.py; no such file in" in done.stderr
+    done = launcher.fails(2, "run", "job.yaml", "--on", "local")
+    assert "command: found train.py; no such file in" in done
     assert launcher.run_ids() == []
 
 
@@ -69,9 +65,7 @@ def test_what_is_missing_is_told_before_anything_starts(launcher: Runner) -> Non
     ("signum", "code", "reason"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stop-requested")],
 )
-def test_an_interrupted_launcher_leaves_nothing(
-    launcher: Runner, signum: signal.Signals, code: int, reason: str
-) -> None:
+def test_an_interrupted_launcher_leaves_nothing(launcher, signum, code, reason):
     launcher.write(WAITING)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
     wait_until(lambda: is_up(launcher) and is_up(launcher, 1))
@@ -82,9 +76,7 @@ def test_an_interrupted_launcher_leaves_nothing(
     assert launcher.processes() == []
 
 
-def test_a_launcher_that_is_interrupted_while_its_nodes_begin_leaves_nothing(
-    launcher: Runner,
-) -> None:
+def test_a_launcher_that_is_interrupted_while_its_nodes_begin_leaves_nothing(launcher):
     launcher.write(WAITING)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "2")
     wait_until(lambda: len(find_agents(tuple(launcher.processes()))) == 2)
@@ -95,7 +87,7 @@ def test_a_launcher_that_is_interrupted_while_its_nodes_begin_leaves_nothing(
     assert launcher.processes() == []
 
 
-def test_a_secret_reaches_the_workers_and_nothing_else(launcher: Runner) -> None:
+def test_a_secret_reaches_the_workers_and_nothing_else(launcher):
     launcher.write(
         "import os; print('length', len(os.environ['API_TOKEN']))\n",
         PREFIX + "secrets: [API_TOKEN]\n",
@@ -108,7 +100,7 @@ def test_a_secret_reaches_the_workers_and_nothing_else(launcher: Runner) -> None
     assert not [p for p in written if b"hunter2-value" in p.read_bytes()]
 
 
-def test_closing_the_terminal_ends_the_run_and_leaves_nothing(launcher: Runner) -> None:
+def test_closing_the_terminal_ends_the_run_and_leaves_nothing(launcher):
     launcher.write(WAITING)
     pid, terminal = pty.fork()
     if pid == 0:

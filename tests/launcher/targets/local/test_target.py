@@ -77,9 +77,7 @@ def states(target: LocalTarget, plan: LaunchPlan) -> list[NodeState]:
     return [node.state for node in target.observe(plan).nodes]
 
 
-def test_another_process_sees_living_nodes_and_how_others_ended(
-    target: LocalTarget, make_local: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
+def test_another_process_sees_living_nodes_and_how_others_ended(target, make_local, tmp_path):
     plan = make_local(nnodes=2)
     assert states(target, plan) == [NodeState.MISSING] * 2
     target.submit(plan)
@@ -102,9 +100,7 @@ def test_another_process_sees_living_nodes_and_how_others_ended(
     assert other.observe(plan).nodes[1].exit_code == 143
 
 
-def test_exit_codes_are_reported_and_signals_as_a_shell_does(
-    target: LocalTarget, make_local: Callable[..., LaunchPlan]
-) -> None:
+def test_exit_codes_are_reported_and_signals_as_a_shell_does(target, make_local):
     quick = make_local(command=["quick"])
     killed = make_local()
     target.submit(quick)
@@ -116,9 +112,7 @@ def test_exit_codes_are_reported_and_signals_as_a_shell_does(
     assert target.observe(killed).nodes[0].exit_code == 137
 
 
-def test_stopping_leaves_no_process_however_stubborn(
-    target: LocalTarget, make_local: Callable[..., LaunchPlan]
-) -> None:
+def test_stopping_leaves_no_process_however_stubborn(target, make_local):
     plan = make_local(nnodes=2)
     target.submit(plan)
     wait_until(lambda: up(plan, 0) and up(plan, 1))
@@ -128,9 +122,7 @@ def test_stopping_leaves_no_process_however_stubborn(
     target.stop(plan.run_id, 5)
 
 
-def test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended(
-    target: LocalTarget, make_local: Callable[..., LaunchPlan]
-) -> None:
+def test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended(target, make_local):
     plan = make_local()
     target.submit(plan)
     wait_until(lambda: up(plan))
@@ -141,9 +133,7 @@ def test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended(
     assert process_table.find(**{RUN_ID: plan.run_id}) == ()
 
 
-def test_a_replacement_starts_when_the_old_incarnation_is_dead_and_others_go_on(
-    target: LocalTarget, make_local: Callable[..., LaunchPlan]
-) -> None:
+def test_a_replacement_starts_when_the_old_incarnation_is_dead_and_others_go_on(target, make_local):
     plan = make_local(nnodes="1:2")
     target.submit(plan)
     wait_until(lambda: up(plan, 0) and up(plan, 1))
@@ -160,11 +150,7 @@ def test_a_replacement_starts_when_the_old_incarnation_is_dead_and_others_go_on(
     assert states(target, plan)[1] is NodeState.EXITED
 
 
-def test_two_runs_at_once_do_not_disturb_each_other(
-    target: LocalTarget,
-    make_local: Callable[..., LaunchPlan],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_runs_at_once_do_not_disturb_each_other(target, make_local, monkeypatch):
     plans = [make_local(), make_local()]
     for plan in plans:
         target.submit(plan)
@@ -180,16 +166,14 @@ def test_two_runs_at_once_do_not_disturb_each_other(
     assert (live.run_dir, live.running_nodes) == (plans[1].run_dir, 1)
 
 
-def test_a_program_that_is_missing_is_named_and_nothing_starts(
-    target: LocalTarget, make_local: Callable[..., LaunchPlan]
-) -> None:
+def test_a_program_that_is_missing_is_named_and_nothing_starts(target, make_local):
     plan = replace(make_local(), own=ProcessSettings(python="/no/such/python"))
     with pytest.raises(TargetError, match="cannot start /no/such/python"):
         target.submit(plan)
     assert process_table.find(**{RUN_ID: plan.run_id}) == ()
 
 
-def test_an_interpreter_without_torch_is_named_with_the_fix(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_named_with_the_fix(tmp_path):
     bare = tmp_path / "python"
     bare.write_text("#!/bin/sh\necho\n")
     bare.chmod(0o755)
@@ -199,7 +183,7 @@ def test_an_interpreter_without_torch_is_named_with_the_fix(tmp_path: Path) -> N
     assert caught.value.hint == fix
 
 
-def test_a_program_that_is_no_python_is_not_told_to_install_torch() -> None:
+def test_a_program_that_is_no_python_is_not_told_to_install_torch():
     with pytest.raises(TargetError) as caught:
         read_torch_version("/bin/sh")
     assert str(caught.value) == (
@@ -208,7 +192,7 @@ def test_a_program_that_is_no_python_is_not_told_to_install_torch() -> None:
     )
 
 
-def test_a_free_port_is_free_and_rarely_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_free_port_is_free_and_rarely_the_same(monkeypatch):
     import random
 
     ports = {find_free_ports(random.Random(seed), 1) for seed in range(20)}
@@ -220,8 +204,6 @@ def test_a_free_port_is_free_and_rarely_the_same(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("visible", "expected"), [("", ()), ("-1", ()), ("0,2", ("0", "2")), ("GPU-1f", ("GPU-1f",))]
 )
-def test_the_callers_choice_of_gpus_is_kept(
-    monkeypatch: pytest.MonkeyPatch, visible: str, expected: tuple[str, ...]
-) -> None:
+def test_the_callers_choice_of_gpus_is_kept(monkeypatch, visible, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert read_gpus() == expected

@@ -56,9 +56,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
         ),
     ],
 )
-def test_an_allocation_is_found_by_its_environment(
-    environ: dict[str, str], found: SlurmProcess | None, answer: Callable[[str], None]
-) -> None:
+def test_an_allocation_is_found_by_its_environment(environ, found, answer):
     answer(RUNS)
     assert find_allocation(environ) == found
     assert SlurmRoom().is_here(environ, pytest.fail) == (found is not None)
@@ -78,9 +76,7 @@ def test_an_allocation_is_found_by_its_environment(
         ("echo 'Unable to contact slurm controller' >&2; exit 1", None),
     ],
 )
-def test_the_job_of_an_old_shell_is_told_and_not_taken(
-    lines: str, why: str | None, answer: Callable[[str], None]
-) -> None:
+def test_the_job_of_an_old_shell_is_told_and_not_taken(lines, why, answer):
     answer(lines)
     told: list[str] = []
     assert SlurmRoom().is_here({"SLURM_JOB_ID": "7"}, told.append) == (why is None)
@@ -91,12 +87,12 @@ def test_the_job_of_an_old_shell_is_told_and_not_taken(
     ("nnodes", "found"),
     [("", "2"), ("nnodes: 1", "1"), ("nnodes: 2", "2"), ("nnodes: 1:8", "1:2")],
 )
-def test_a_job_takes_all_nodes_or_as_many_as_it_names(nnodes: str, found: str) -> None:
+def test_a_job_takes_all_nodes_or_as_many_as_it_names(nnodes, found):
     job = parse_job(f"name: a\ncommand: [train.py]\n{nnodes}\n", "job.yaml")
     assert str(decide_nnodes(job, nodes_of(TWO)).nnodes) == found
 
 
-def test_more_nodes_than_there_are_is_an_error_with_the_fix() -> None:
+def test_more_nodes_than_there_are_is_an_error_with_the_fix():
     job = parse_job("name: a\ncommand: [train.py]\nnnodes: 3:4\n", "job.yaml")
     with pytest.raises(
         InputError, match="has nnodes 3:4, and Slurm's job 7, in which this runs, has 2"
@@ -105,7 +101,7 @@ def test_more_nodes_than_there_are_is_an_error_with_the_fix() -> None:
     assert "--nnodes 2" in caught.value.hint
 
 
-def test_keys_of_a_job_that_is_there_already_are_named() -> None:
+def test_keys_of_a_job_that_is_there_already_are_named():
     text = "name: a\ncommand: [train.py]\nslurm: {time: 5, python: /p, partition: gpu}\n"
     (line,) = describe_unused(parse_job(text, "job.yaml"))
     what = "not asked of Slurm, as the run uses an existing allocation"
@@ -123,9 +119,7 @@ def test_keys_of_a_job_that_is_there_already_are_named() -> None:
         ("echo n1 >7.0.started; echo 0 over >7.0.ended", {"7.0.ended": "0 over"}),
     ],
 )
-def test_a_script_that_ends_without_its_last_word_has_it_said(
-    tmp_path: Path, script: str, ended: dict[str, str]
-) -> None:
+def test_a_script_that_ends_without_its_last_word_has_it_said(tmp_path, script, ended):
     (tmp_path / "script.sh").write_text(script)
     argv = ["bash", "-c", LAST_WORD, "script.sh", str(tmp_path), "7"]
     subprocess.run(argv, cwd=tmp_path, check=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from launcher.targets.slurm import client
 from launcher.targets.slurm.target import SlurmTarget
 
 
-def test_a_machine_without_slurm_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(client.SlurmError) as caught:
         client.run_command("sbatch", "--version")
@@ -25,7 +22,7 @@ def test_a_machine_without_slurm_is_told_so(
     assert not caught.value.is_away
 
 
-def test_a_command_that_hangs_is_given_up() -> None:
+def test_a_command_that_hangs_is_given_up():
     with pytest.raises(client.SlurmError) as caught:
         client.run_command("sleep", "60", limit_s=0.2)
     assert "gave no answer within 0.2 s" in str(caught.value)
@@ -40,14 +37,14 @@ def test_a_command_that_hangs_is_given_up() -> None:
         ("error: invalid partition specified: x", False),
     ],
 )
-def test_a_controller_that_is_away_is_known_by_its_clients_words(said: str, is_away: bool) -> None:
+def test_a_controller_that_is_away_is_known_by_its_clients_words(said, is_away):
     with pytest.raises(client.SlurmError, match=re.escape(f"sh: {said}")) as caught:
         client.run_command("sh", "-c", f"echo '{said}' >&2; exit 1")
     assert caught.value.is_away == is_away
     assert ("scontrol ping" in caught.value.hint) == is_away
 
 
-def test_a_new_job_gets_nothing_of_the_job_around_it() -> None:
+def test_a_new_job_gets_nothing_of_the_job_around_it():
     environ = {
         "PATH": "/bin",
         "SLURM_CONF": "/etc/slurm.conf",
@@ -69,13 +66,7 @@ def test_a_new_job_gets_nothing_of_the_job_around_it() -> None:
         ("error: invalid partition specified: x", InputError, "--set slurm.partition="),
     ],
 )
-def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(
-    said: str,
-    raised: type[Exception],
-    fix: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(said, raised, fix, tmp_path, monkeypatch):
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: {said}' >&2\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     (tmp_path / "train.py").touch()
@@ -89,9 +80,7 @@ def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(
     assert fix in str(caught.value)
 
 
-def test_jobs_of_a_run_are_found_by_their_comment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_a_run_are_found_by_their_comment(tmp_path, monkeypatch):
     lines = "12|launcher:tiny-1\\n13|(null)\\n12|launcher:tiny-1\\n14|launcher:tiny-12\\n"
     (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '{lines}'\n")
     (tmp_path / "squeue").chmod(0o755)
@@ -107,9 +96,7 @@ echo '13|13|2|PENDING|Priority||N/A|a | b'
 """
 
 
-def test_the_queue_is_told_whole_whatever_format_and_filter_a_person_likes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_queue_is_told_whole_whatever_format_and_filter_a_person_likes(tmp_path, monkeypatch):
     (tmp_path / "squeue").write_text(SQUEUE)
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -38,11 +38,11 @@ def settings(**keys: Any) -> SlurmSettings:
         ("UNLIMITED", None),
     ],
 )
-def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: float | None) -> None:
+def test_a_time_is_read_as_sbatch_reads_it(text, seconds):
     assert parse_time_s(text) == seconds
 
 
-def test_the_keys_become_options_of_sbatch_in_one_order() -> None:
+def test_the_keys_become_options_of_sbatch_in_one_order():
     own = settings(
         resources={"cpus": 4.5, "memory": "8Gi", "gpus": 2},
         slurm={
@@ -76,7 +76,7 @@ def test_the_keys_become_options_of_sbatch_in_one_order() -> None:
         ({"slurm": {"gpus_per_node": "8"}, "nproc_per_node": 2}, 2),
     ],
 )
-def test_workers_follow_from_what_slurm_is_asked_for(keys: dict[str, Any], workers: int) -> None:
+def test_workers_follow_from_what_slurm_is_asked_for(keys, workers):
     assert {node.nproc_per_node for node in plan(nnodes=2, **keys).nodes} == {workers}
 
 
@@ -84,26 +84,20 @@ def test_workers_follow_from_what_slurm_is_asked_for(keys: dict[str, Any], worke
     ("nnodes", "given", "kind"),
     [(2, None, "allocation"), ("1:2", None, "array"), ("1:2", "allocation", "allocation")],
 )
-def test_an_elastic_job_is_an_array_unless_it_says_otherwise(
-    nnodes: object, given: str | None, kind: str
-) -> None:
+def test_an_elastic_job_is_an_array_unless_it_says_otherwise(nnodes, given, kind):
     assert settings(nnodes=nnodes, slurm={"kind": given} if given else {}).kind == kind
 
 
-def test_nodes_meet_in_the_runs_folder_and_any_of_them_may_serve_the_store() -> None:
+def test_nodes_meet_in_the_runs_folder_and_any_of_them_may_serve_the_store():
     found = plan(nnodes=4)
-    assert found.agent is not None
     assert found.agent.meet_dir == "/shared/runs/tiny-1/meet"
     assert found.agent.identity == "slurm"
     assert found.agent.stores == ()
 
 
 @pytest.mark.parametrize(("nnodes", "awaits"), [("4", False), ("2:4", True)])
-def test_only_the_elements_of_an_array_wait_for_nodes_that_slurm_brings(
-    nnodes: str, awaits: bool
-) -> None:
+def test_only_the_elements_of_an_array_wait_for_nodes_that_slurm_brings(nnodes, awaits):
     found = plan(nnodes=nnodes)
-    assert found.agent is not None
     assert found.agent.awaits_nodes is awaits
 
 
@@ -122,7 +116,7 @@ def test_only_the_elements_of_an_array_wait_for_nodes_that_slurm_brings(
         ({"slurm": {"extra": ["--output x"]}}, "remove --output"),
     ],
 )
-def test_what_slurm_cannot_do_is_refused_with_the_fix(keys: dict[str, Any], words: str) -> None:
+def test_what_slurm_cannot_do_is_refused_with_the_fix(keys, words):
     with pytest.raises(InputError) as caught:
         plan(**keys)
     assert words in str(caught.value)

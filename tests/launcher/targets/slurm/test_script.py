@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,11 +27,7 @@ STAND_IN = """\
 printf '%s\\n' "{name} $*" >>"$CALLS"
 [ ! -e "$DOES/{name}" ] || . "$DOES/{name}"
 """
-
-
 NONE: Mapping[str, str] = MappingProxyType({})
-
-
 OUTCOME = {"schema": 1, "node_index": 0, "incarnation": 0}
 
 
@@ -64,13 +60,11 @@ def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> La
         ),
     ],
 )
-def test_the_whole_script_on_slurm(
-    expect_golden: Callable[[str, str], None], name: str, keys: dict[str, Any]
-) -> None:
+def test_the_whole_script_on_slurm(expect_golden, name, keys):
     expect_golden(name, render_script(plan(**keys)))
 
 
-def test_words_with_spaces_reach_sbatch_and_a_percent_is_no_pattern() -> None:
+def test_words_with_spaces_reach_sbatch_and_a_percent_is_no_pattern():
     text = render_script(plan("/my runs/50%", slurm={"constraint": "a100&ib"}))
     assert "#SBATCH '--output=/my runs/50%%/digits-0a1b2c/slurm/%j.log'" in text
     assert "#SBATCH --constraint=a100&ib" in text
@@ -172,7 +166,7 @@ def element(tmp_path: Path) -> Job:
     return Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes="1:4"))
 
 
-def test_one_agent_is_started_on_each_node_and_told_where_to_look_for_a_stop(job: Job) -> None:
+def test_one_agent_is_started_on_each_node_and_told_where_to_look_for_a_stop(job):
     job.does("srun", 'echo "$LAUNCHER_STOP_FILE" >"$DOES/stop"')
     job.agents_end(0, 0)
     assert job.run_once() == "0 over"
@@ -199,15 +193,13 @@ def test_one_agent_is_started_on_each_node_and_told_where_to_look_for_a_stop(job
         ((), 127, "127 over"),
     ],
 )
-def test_faults_of_the_platform_alone_requeue_the_job(
-    job: Job, codes: tuple[int, ...], srun: int, words: str
-) -> None:
+def test_faults_of_the_platform_alone_requeue_the_job(job, codes, srun, words):
     job.agents_end(*codes, srun=srun)
     assert job.run_once() == words
     assert job.requeues() == (["scontrol requeue 7"] if "requeued" in words else [])
 
 
-def test_so_many_faults_of_the_platform_end_the_run(job: Job) -> None:
+def test_so_many_faults_of_the_platform_end_the_run(job):
     job.agents_end(195)
     ends = []
     for start in range(4):
@@ -219,7 +211,7 @@ def test_so_many_faults_of_the_platform_end_the_run(job: Job) -> None:
     assert "error: 4 faults of the platform" in job.log()
 
 
-def test_near_its_time_limit_a_start_stops_and_is_requeued(job: Job) -> None:
+def test_near_its_time_limit_a_start_stops_and_is_requeued(job):
     job.does("srun", 'until [ -s "$LAUNCHER_STOP_FILE" ]; do sleep 0.1; done')
     job.agents_end(143, 143)
     script = job.start()
@@ -231,7 +223,7 @@ def test_near_its_time_limit_a_start_stops_and_is_requeued(job: Job) -> None:
     assert not list(job.files.glob("*.fault"))
 
 
-def test_a_notice_that_comes_during_the_setup_is_not_lost(tmp_path: Path) -> None:
+def test_a_notice_that_comes_during_the_setup_is_not_lost(tmp_path):
     wait = f"touch {tmp_path}/at-setup; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
     job = Job(tmp_path, plan(str(tmp_path / "runs"), nnodes=2, slurm={"setup": [wait]}))
     job.agents_end(143)
@@ -243,7 +235,7 @@ def test_a_notice_that_comes_during_the_setup_is_not_lost(tmp_path: Path) -> Non
     assert (job.files / "7.0.stop").read_text() == "preempted\n"
 
 
-def test_what_the_setup_asks_of_its_shell_does_not_end_the_script(tmp_path: Path) -> None:
+def test_what_the_setup_asks_of_its_shell_does_not_end_the_script(tmp_path):
     made = plan(str(tmp_path / "runs"), nnodes=2, slurm={"setup": ["set -eo pipefail"]})
     job = Job(tmp_path, made)
     job.agents_end(143, srun=143)
@@ -251,7 +243,7 @@ def test_what_the_setup_asks_of_its_shell_does_not_end_the_script(tmp_path: Path
     assert job.run_once() == "143 requeued"
 
 
-def test_a_time_limit_twice_without_a_checkpoint_between_ends_the_run(job: Job) -> None:
+def test_a_time_limit_twice_without_a_checkpoint_between_ends_the_run(job):
     job.does("srun", 'echo preempted >"$LAUNCHER_STOP_FILE"')
     job.agents_end(143)
     (job.run / "checkpoints/generations").mkdir(parents=True)
@@ -265,9 +257,7 @@ def test_a_time_limit_twice_without_a_checkpoint_between_ends_the_run(job: Job) 
     )
 
 
-def test_starts_that_leave_no_checkpoint_end_and_a_checkpoint_begins_the_count_again(
-    job: Job,
-) -> None:
+def test_starts_that_leave_no_checkpoint_end_and_a_checkpoint_begins_the_count_again(job):
     for start in range(4):
         job.write(f"7.{start}.started", "n1")
     assert job.run_once(4) == "1 over"
@@ -279,7 +269,7 @@ def test_starts_that_leave_no_checkpoint_end_and_a_checkpoint_begins_the_count_a
 
 
 @pytest.mark.parametrize("reason", ["stop-requested", "interrupted"])
-def test_a_run_that_was_asked_to_stop_is_not_requeued(job: Job, reason: str) -> None:
+def test_a_run_that_was_asked_to_stop_is_not_requeued(job, reason):
     job.does("srun", f'echo {reason} >"$LAUNCHER_STOP_FILE"')
     job.agents_end(143)
     assert (job.run_once(), job.requeues()) == ("143 over", [])
@@ -300,9 +290,7 @@ def test_a_run_that_was_asked_to_stop_is_not_requeued(job: Job, reason: str) -> 
         ("exit 1", "143 requeued"),
     ],
 )
-def test_what_slurm_ends_is_requeued_only_after_the_time_limit(
-    job: Job, shown: str, words: str
-) -> None:
+def test_what_slurm_ends_is_requeued_only_after_the_time_limit(job, shown, words):
     job.does("scontrol", f'[ "$1" != show ] || [ "$2" != job ] || {shown}')
     job.does("srun", "until [ -e $DOES/go ]; do sleep 0.1; done")
     job.agents_end(143)
@@ -315,7 +303,7 @@ def test_what_slurm_ends_is_requeued_only_after_the_time_limit(
     assert bool(job.requeues()) == ("TimeLimit" in shown)
 
 
-def test_where_a_requeue_is_refused_another_job_follows(job: Job) -> None:
+def test_where_a_requeue_is_refused_another_job_follows(job):
     job.agents_end(195)
     job.does("scontrol", '[ "$1" != requeue ] || { echo "is presently disabled" >&2; exit 1; }')
     job.does("sbatch", "echo '9;cluster'")
@@ -327,9 +315,7 @@ def test_where_a_requeue_is_refused_another_job_follows(job: Job) -> None:
     assert (job.run / "artifact.sh").read_text() == job.script.read_text()
 
 
-def test_an_element_is_requeued_by_its_index_as_its_own_id_may_be_the_arrays(
-    element: Job,
-) -> None:
+def test_an_element_is_requeued_by_its_index_as_its_own_id_may_be_the_arrays(element):
     element.agents_end(195)
     element.does("scontrol", '[ "$1" != requeue ] || { echo "disabled" >&2; exit 1; }')
     element.does("sbatch", "echo 9")
@@ -340,7 +326,7 @@ def test_an_element_is_requeued_by_its_index_as_its_own_id_may_be_the_arrays(
     assert (element.files / "9.job").read_text() == "3\n"
 
 
-def test_a_refusal_of_both_says_what_to_type(job: Job) -> None:
+def test_a_refusal_of_both_says_what_to_type(job):
     job.agents_end(195)
     job.does("scontrol", '[ "$1" != requeue ] || { echo "disabled" >&2; exit 1; }')
     job.does("sbatch", "exit 1")
@@ -348,9 +334,7 @@ def test_a_refusal_of_both_says_what_to_type(job: Job) -> None:
     assert f"fix: sbatch {job.run}/artifact.sh" in job.log()
 
 
-def test_a_controller_that_is_away_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_controller_that_is_away_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "TRY_S", 1)
     job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2))
     job.agents_end(195)
@@ -365,16 +349,14 @@ def test_a_controller_that_is_away_is_asked_again(
 
 
 @pytest.mark.parametrize("words", ["0 over", "1 over"])
-def test_an_element_that_slurm_starts_after_the_runs_end_has_nothing_to_do(
-    element: Job, words: str
-) -> None:
+def test_an_element_that_slurm_starts_after_the_runs_end_has_nothing_to_do(element, words):
     element.write("7_0.0.ended", words)
     element.write("7_1.0.ended", "143 over")
     assert element.run_once() == words
     assert element.calls("srun") == []
 
 
-def test_variables_that_would_bind_or_place_tasks_do_not_reach_srun(job: Job) -> None:
+def test_variables_that_would_bind_or_place_tasks_do_not_reach_srun(job):
     job.does("srun", 'env >"$DOES/env"')
     job.agents_end(0)
     stale = {
@@ -393,7 +375,7 @@ def test_variables_that_would_bind_or_place_tasks_do_not_reach_srun(job: Job) ->
     assert (seen["SLURM_GPUS_PER_NODE"], seen["MINE"]) == ("8", "1")
 
 
-def test_code_is_unpacked_once_and_whole(tmp_path: Path) -> None:
+def test_code_is_unpacked_once_and_whole(tmp_path):
     made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2)
     job = Job(tmp_path, replace(made, code=CodePlan(root="/shared/my code", hash="1")))
     assert job.run_once() == "2 over"
@@ -406,13 +388,13 @@ def test_code_is_unpacked_once_and_whole(tmp_path: Path) -> None:
     assert [path.name for path in (job.run / "code").iterdir()] == ["train.py"]
 
 
-def test_without_the_agents_file_the_script_says_where_to_put_it(job: Job) -> None:
+def test_without_the_agents_file_the_script_says_where_to_put_it(job):
     (job.run / "agent.pyz").unlink()
     assert job.run_once() == "2 over"
     assert f"error: no {job.run}/agent.pyz: copy it there, or render with --embed" in job.log()
 
 
-def test_an_embedded_agent_is_written_where_none_is(tmp_path: Path) -> None:
+def test_an_embedded_agent_is_written_where_none_is(tmp_path):
     job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2), embed=True)
     (job.run / "agent.pyz").unlink()
     job.agents_end(0)
@@ -443,7 +425,7 @@ def srun_words(folder: Path, runtime: str) -> list[str]:
     return words[words.index("--gpu-bind=none") + 1 : -3]
 
 
-def test_pyxis_gets_the_image_as_enroot_spells_it_and_every_mount(tmp_path: Path) -> None:
+def test_pyxis_gets_the_image_as_enroot_spells_it_and_every_mount(tmp_path):
     run = tmp_path / "runs/digits-0a1b2c"
     checkpoints = tmp_path / "c"
     assert [w for w in srun_words(tmp_path, "pyxis") if "container" in w] == [
@@ -455,7 +437,7 @@ def test_pyxis_gets_the_image_as_enroot_spells_it_and_every_mount(tmp_path: Path
     ]
 
 
-def test_apptainer_gets_gpus_binds_and_the_working_folder(tmp_path: Path) -> None:
+def test_apptainer_gets_gpus_binds_and_the_working_folder(tmp_path):
     run, checkpoints = tmp_path / "runs/digits-0a1b2c", tmp_path / "c"
     words = srun_words(tmp_path, "apptainer")
     assert words[words.index("apptainer") :] == [
@@ -484,15 +466,13 @@ def test_apptainer_gets_gpus_binds_and_the_working_folder(tmp_path: Path) -> Non
         ("oras://a.org/t", None, "oras://a.org/t"),
     ],
 )
-def test_an_image_is_named_as_its_runtime_spells_it(
-    image: str, pyxis: str | None, apptainer: str | None
-) -> None:
+def test_an_image_is_named_as_its_runtime_spells_it(image, pyxis, apptainer):
     assert pyxis is None or name_for_pyxis(image) == pyxis
     assert apptainer is None or name_for_apptainer(image) == apptainer
 
 
 @pytest.mark.parametrize("folder", ["/da,ta", "/da:ta"])
-def test_a_folder_that_a_mount_cannot_name_is_refused(folder: str) -> None:
+def test_a_folder_that_a_mount_cannot_name_is_refused(folder):
     keys = {**IN_CONTAINER, "mounts": [{"source": folder, "target": "/in"}]}
     with pytest.raises(InputError, match="cannot be mounted: pyxis takes : and , for separators"):
         render_script(plan(**keys, slurm={"container": "pyxis"}))

@@ -45,9 +45,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     return Controller(tmp_path)
 
 
-def test_a_resize_ends_the_highest_elements_and_adds_those_that_are_missing(
-    controller: Controller, tmp_path: Path
-) -> None:
+def test_a_resize_ends_the_highest_elements_and_adds_those_that_are_missing(controller, tmp_path):
     made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes="1:4")
     run = RunFolder(Path(made.run_dir))
     (run.path / "slurm").mkdir(parents=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launcher.runner import Runner
-
 # -- the same ending whatever started it -----------------------------------------------------------
 
 
@@ -18,8 +16,8 @@ from tests.launcher.runner import Runner
     ],
 )
 def test_what_is_only_found_missing_at_the_start_ends_the_same_under_both_engines(
-    launcher: Runner, engine: str, found: str
-) -> None:
+    launcher, engine, found
+):
     launcher.write("", f"name: tiny\nnproc_per_node: 1\nengine: {engine}\n")
     # Looked at before the start it is there; when the worker is started, it has gone.
     if found == "script":
@@ -30,9 +28,8 @@ def test_what_is_only_found_missing_at_the_start_ends_the_same_under_both_engine
         (launcher.folder / "odd/__init__.py").write_text("__path__ = list(__path__)\n")
         command = "-m odd.nothere"
     argv = ("--on", "local", "--set", f"command={command}", "--set", "env.PYTHONPATH=.")
-    done = launcher("run", "job.yaml", *argv)
-    assert done.returncode == 2, done.stderr
-    assert "bad-input" in done.stderr
+    told = launcher.fails(2, "run", "job.yaml", *argv)
+    assert "bad-input" in told
     assert (launcher.outcome["reason"], launcher.outcome["exit_code"]) == ("bad-input", 2)
 
 

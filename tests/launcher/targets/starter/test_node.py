@@ -25,17 +25,11 @@ left = [name for name in os.environ if name.startswith(("OMPI_", "PMIX_"))]
 print("left", left, "by", os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
 dist.destroy_process_group()
 """
-
-
 JOB = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 5\n"
-
-
 LAUNCHER = """\
 #!/bin/sh
 exec {python} -m launcher "$@"
 """
-
-
 REMOTE = """\
 #!/bin/sh
 # HOST COMMAND...: as ssh would, on this machine; each host has a folder for its sessions.
@@ -101,7 +95,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.mpi
-def test_mpirun_that_starts_several_on_a_node_is_an_error_of_each(starting: Starting) -> None:
+def test_mpirun_that_starts_several_on_a_node_is_an_error_of_each(starting):
     argv = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
     code, _, err = finish(starting.start(*argv, "./launcher", "node", "job.yaml"))
     assert code == 2
@@ -110,7 +104,7 @@ def test_mpirun_that_starts_several_on_a_node_is_an_error_of_each(starting: Star
 
 
 @pytest.mark.mpi
-def test_what_is_wrong_for_node_0_alone_ends_the_others_too(starting: Starting) -> None:
+def test_what_is_wrong_for_node_0_alone_ends_the_others_too(starting):
     (starting.launcher.folder / "runs").write_text("in the way")
     code, _, err = finish(starting.mpirun(2, "node", "job.yaml"))
     assert code == 2, err
@@ -118,7 +112,7 @@ def test_what_is_wrong_for_node_0_alone_ends_the_others_too(starting: Starting) 
     (starting.launcher.folder / "runs").unlink()
 
 
-def test_the_interface_of_an_address_is_known_but_for_the_loopback() -> None:
+def test_the_interface_of_an_address_is_known_but_for_the_loopback():
     for address in own_addresses():
         assert interface_of(address)
     assert interface_of(LOOPBACK) == ""

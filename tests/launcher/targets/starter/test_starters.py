@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from launcher.api.choose_target import name_here
@@ -55,9 +53,7 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
         ({"LAUNCHER_NODE_INDEX": "2"}, "your script", 2, None, ""),
     ],
 )
-def test_a_process_learns_its_place_from_its_starter(
-    environ: dict[str, str], starter: str, index: int, nodes: int | None, job: str
-) -> None:
+def test_a_process_learns_its_place_from_its_starter(environ, starter, index, nodes, job):
     place = find_place(environ)
     assert (place.starter, place.index, place.nodes, place.job) == (starter, index, nodes, job)
     assert place.here == 1
@@ -94,23 +90,21 @@ def test_a_process_learns_its_place_from_its_starter(
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE='0'", "mpirun -N 1"),
     ],
 )
-def test_a_wrong_start_is_an_error_with_the_fix(
-    environ: dict[str, str], words: str, fix: str
-) -> None:
+def test_a_wrong_start_is_an_error_with_the_fix(environ, words, fix):
     with pytest.raises(InputError) as caught:
         find_place(environ)
     assert words in caught.value.what
     assert fix in caught.value.hint
 
 
-def test_a_requeued_job_is_the_same_job_in_another_start() -> None:
+def test_a_requeued_job_is_the_same_job_in_another_start():
     first, second = (find_place({**SRUN, **more}) for more in ({}, {"SLURM_RESTART_COUNT": "1"}))
     assert first.job == second.job
     assert first.start != second.start
     assert first.comes_again
 
 
-def test_two_calls_of_mpirun_in_one_job_are_two_starts() -> None:
+def test_two_calls_of_mpirun_in_one_job_are_two_starts():
     job = {**BATCH_SCRIPT, **OPEN_MPI}
     first, second = (find_place({**job, "PMIX_NAMESPACE": call}) for call in ("1", "2"))
     assert first.job == second.job
@@ -131,9 +125,7 @@ def test_two_calls_of_mpirun_in_one_job_are_two_starts() -> None:
         (HYDRA, "mpiexec started this command 4 times", "mpiexec -ppn 1 launcher node"),
     ],
 )
-def test_one_of_several_processes_does_not_train_alone_unasked(
-    environ: dict[str, str], words: str, fix: str
-) -> None:
+def test_one_of_several_processes_does_not_train_alone_unasked(environ, words, fix):
     with pytest.raises(InputError) as caught:
         name_here(environ)
     assert words in caught.value.what
@@ -151,18 +143,15 @@ def test_one_of_several_processes_does_not_train_alone_unasked(
         {**SRUN, "LAUNCHER_RUN_ID": "digits-1"},
     ],
 )
-def test_a_process_that_is_the_only_one_runs_jobs_as_anywhere(environ: dict[str, str]) -> None:
+def test_a_process_that_is_the_only_one_runs_jobs_as_anywhere(environ):
     assert name_here(environ) is None
 
 
-def test_run_in_one_of_several_processes_is_an_error_and_on_names_the_target(
-    tmp_path: Path,
-) -> None:
+def test_run_in_one_of_several_processes_is_an_error_and_on_names_the_target(tmp_path):
     launcher = Runner(tmp_path)
     launcher.write("print('hello')")
     launcher.env |= OPEN_MPI
-    refused = launcher("run", "train.py")
-    assert refused.returncode == 2, refused.stderr
-    assert "mpirun started this command 2 times" in refused.stderr
-    assert "mpirun -N 1 launcher node" in refused.stderr
+    told = launcher.fails(2, "run", "train.py")
+    assert "mpirun started this command 2 times" in told
+    assert "mpirun -N 1 launcher node" in told
     assert launcher("render", "train.py", "--on", "local").returncode == 0

@@ -60,9 +60,7 @@ def run(plan: LaunchPlan) -> RunFolder:
     return run
 
 
-def test_others_take_the_plan_once_node_0_says_that_it_is_there(
-    run: RunFolder, plan: LaunchPlan
-) -> None:
+def test_others_take_the_plan_once_node_0_says_that_it_is_there(run, plan):
     files = StartFiles(run=run, key="77-0")
     files.begin()
     clock = StoppedClock(1000.0, lambda now: files.tell() if now > 1005 else None)
@@ -70,7 +68,7 @@ def test_others_take_the_plan_once_node_0_says_that_it_is_there(
     assert clock.now < 1010
 
 
-def test_others_give_up_where_node_0_says_nothing(run: RunFolder) -> None:
+def test_others_give_up_where_node_0_says_nothing(run):
     clock = StoppedClock(1000.0)
     with pytest.raises(TargetError, match=r"77-0\.json within 300 s") as caught:
         StartFiles(run=run, key="77-0").wait_for_plan(clock)
@@ -78,7 +76,7 @@ def test_others_give_up_where_node_0_says_nothing(run: RunFolder) -> None:
     assert clock.now <= 1000 + PLAN_LIMIT_S + 1
 
 
-def test_others_end_with_what_kept_node_0_from_a_plan(run: RunFolder) -> None:
+def test_others_end_with_what_kept_node_0_from_a_plan(run):
     files, clock = StartFiles(run=run, key="77-0"), StoppedClock(1000.0)
     files.tell(InputError("no such file gone.py", "check the path"))
     with pytest.raises(InputError, match="node 0 did not start: no such file") as caught:
@@ -86,9 +84,7 @@ def test_others_end_with_what_kept_node_0_from_a_plan(run: RunFolder) -> None:
     assert caught.value.hint == "check the path"
 
 
-def test_an_error_of_an_earlier_start_of_that_name_does_not_count(
-    run: RunFolder, plan: LaunchPlan
-) -> None:
+def test_an_error_of_an_earlier_start_of_that_name_does_not_count(run, plan):
     files = StartFiles(run=run, key="77-0")
     files.tell(InputError("of yesterday", ""))
 
@@ -100,14 +96,14 @@ def test_an_error_of_an_earlier_start_of_that_name_does_not_count(
     assert files.wait_for_plan(StoppedClock(1000.0, start)) == plan
 
 
-def test_all_starts_of_a_job_have_one_run_and_files_of_their_own(tmp_path: Path) -> None:
+def test_all_starts_of_a_job_have_one_run_and_files_of_their_own(tmp_path):
     run_id = name_run("digits", place(), None)
     first, second = (find_files(tmp_path, run_id, place(start=n)) for n in ("0", "1"))
     assert first.run.path == second.run.path == tmp_path / "digits-77.0"
     assert first.stop != second.stop
 
 
-def test_only_the_same_job_goes_on_in_a_run(run: RunFolder) -> None:
+def test_only_the_same_job_goes_on_in_a_run(run):
     (run.path / protocol.JOB_FILE).write_text("a job\n")
     assert check_same_job(run, "a job\n", place(scheduler="77"), is_named=False)
     with pytest.raises(InputError, match="with another job or other options"):
@@ -122,17 +118,13 @@ def test_only_the_same_job_goes_on_in_a_run(run: RunFolder) -> None:
     ("nnodes", "nodes", "found"),
     [(None, 4, "4"), (4, 4, "4"), ("2:8", 4, "2:4"), ("2:8", 8, "2:8"), (4, None, "4")],
 )
-def test_a_job_has_as_many_nodes_as_were_started(
-    make_job: Callable[..., JobSpec], nnodes: object, nodes: int | None, found: str
-) -> None:
+def test_a_job_has_as_many_nodes_as_were_started(make_job, nnodes, nodes, found):
     job = make_job(nnodes=nnodes) if nnodes else make_job()
     assert str(decide_nnodes(job, nodes_of(job, place(nodes=nodes))).nnodes) == found
 
 
 @pytest.mark.parametrize(("nnodes", "nodes"), [(4, 2), (1, 2), ("3:8", 2), ("1:2", 4)])
-def test_another_number_than_the_job_has_is_an_error_with_the_fix(
-    make_job: Callable[..., JobSpec], nnodes: object, nodes: int
-) -> None:
+def test_another_number_than_the_job_has_is_an_error_with_the_fix(make_job, nnodes, nodes):
     job = make_job(nnodes=nnodes)
     there = nodes_of(job, place(nodes=nodes))
     said = f"the job has nnodes {nnodes}, and srun started"
@@ -141,7 +133,7 @@ def test_another_number_than_the_job_has_is_an_error_with_the_fix(
     assert f"--nnodes {nodes}" in caught.value.hint
 
 
-def test_each_node_gets_its_own_index_address_and_gpus(plan: LaunchPlan) -> None:
+def test_each_node_gets_its_own_index_address_and_gpus(plan):
     node = plan_own_node(plan, 1, 2, "gpu2", "10.0.0.2", ("4", "5", "6"))
     assert (node.node_index, node.incarnation, node.local_addr) == (1, 2, "10.0.0.2")
     assert node.device_ids == ("4", "5")
@@ -179,9 +171,7 @@ def read_states(run_root: Path, plan: LaunchPlan) -> list[NodeState]:
     return [node.state for node in StarterTarget(run_root).observe(plan).nodes]
 
 
-def test_a_node_without_an_outcome_has_ended_once_the_others_have(
-    run: RunFolder, plan: LaunchPlan, tmp_path: Path
-) -> None:
+def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp_path):
     for index in (0, 1):
         claim_incarnation(run, index)
     assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
@@ -197,9 +187,7 @@ def test_a_node_without_an_outcome_has_ended_once_the_others_have(
     assert not [path for path in run.path.iterdir() if path.name.startswith("tmp")]
 
 
-def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(
-    run: RunFolder, plan: LaunchPlan, tmp_path: Path
-) -> None:
+def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(run, plan, tmp_path):
     for index in (0, 1):
         claim_incarnation(run, index)
     age(end_node(run, 0, Reason.PREEMPTED), plan.stop_grace_s + LEFT_BEHIND_S + 1)
@@ -208,9 +196,7 @@ def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
 
 
-def test_nodes_that_show_life_go_on_long_after_another_has_left(
-    run: RunFolder, plan: LaunchPlan, tmp_path: Path
-) -> None:
+def test_nodes_that_show_life_go_on_long_after_another_has_left(run, plan, tmp_path):
     for index in (0, 1):
         claim_incarnation(run, index)
         show_life(run, index)
@@ -222,9 +208,7 @@ def test_nodes_that_show_life_go_on_long_after_another_has_left(
 
 
 @pytest.mark.parametrize("waited_s", [0, SILENT_S + 1])
-def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(
-    run: RunFolder, plan: LaunchPlan, tmp_path: Path, waited_s: float
-) -> None:
+def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(run, plan, tmp_path, waited_s):
     for index in (0, 1):
         claim_incarnation(run, index)
         age(show_life(run, index), 7200)
@@ -238,12 +222,8 @@ def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(
 
 
 def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
-    make_job: Callable[..., JobSpec],
-    run: RunFolder,
-    plan: LaunchPlan,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_job, run, plan, tmp_path, monkeypatch
+):
     monkeypatch.setattr(node_module, "check_here", lambda node: None)
     monkeypatch.setattr(StarterTarget, "check", lambda self, plan: None)
     monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1"))
@@ -265,9 +245,7 @@ def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
     assert (run.path / "outcome-0.json").exists()
 
 
-def test_a_stop_that_no_node_answers_says_what_ends_it(
-    run: RunFolder, plan: LaunchPlan, tmp_path: Path
-) -> None:
+def test_a_stop_that_no_node_answers_says_what_ends_it(run, plan, tmp_path):
     files = StartFiles(run=run, key="77-0")
     files.begin()
     files.tell()
@@ -283,9 +261,7 @@ def test_a_stop_that_no_node_answers_says_what_ends_it(
     ]
 
 
-def test_a_run_on_this_target_is_started_by_node_alone(
-    make_job: Callable[..., JobSpec], tmp_path: Path
-) -> None:
+def test_a_run_on_this_target_is_started_by_node_alone(make_job, tmp_path):
     with pytest.raises(InputError, match="somebody else starts its nodes") as caught:
         StarterTarget(tmp_path).facts(make_job())
     assert "launcher node" in caught.value.hint

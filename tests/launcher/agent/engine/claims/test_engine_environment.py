@@ -72,9 +72,7 @@ def started(place: Place) -> Place:
     return place
 
 
-def test_a_worker_keeps_what_tells_of_its_job_and_nothing_of_the_agent_s_task(
-    started: Place,
-) -> None:
+def test_a_worker_keeps_what_tells_of_its_job_and_nothing_of_the_agent_s_task(started):
     started.write(LISTING)
     started.plan()
     assert started.run() == 0, started.console()
@@ -85,7 +83,7 @@ def test_a_worker_keeps_what_tells_of_its_job_and_nothing_of_the_agent_s_task(
     assert not [name for name in left if any(word in name for word in told)]
 
 
-def test_what_the_job_itself_sets_reaches_the_worker_all_the_same(started: Place) -> None:
+def test_what_the_job_itself_sets_reaches_the_worker_all_the_same(started):
     started.write("import os; print(os.environ['SLURM_CPU_BIND'])")
     started.plan(env=(("SLURM_CPU_BIND", "none"),))
     assert started.run() == 0, started.console()

@@ -37,8 +37,6 @@ def is_in_a_collective():
     dist.all_reduce(tensor, group=group)
 [is_in_a_collective, waits_for_a_lock, holds_the_interpreter, is_stopped][rank]()
 """
-
-
 FUNCTIONS = ("is_in_a_collective", "waits_for_a_lock", "holds_the_interpreter", "is_stopped")
 
 
@@ -101,7 +99,7 @@ def check_recorders(folder: Path, ranks: dict[int, RankLook]) -> None:
     assert "stopped" in ranks[3].no_collectives
 
 
-def test_a_look_tells_of_each_worker_however_it_is_stuck(place: Place) -> None:
+def test_a_look_tells_of_each_worker_however_it_is_stuck(place):
     start_stuck(place)
     id, seen = ask_until(place, "py-spy")
     for rank, function in enumerate(FUNCTIONS):

@@ -9,11 +9,9 @@ import psutil
 import pytest
 
 from launcher.contract import look
-from tests.launcher.agent.place import LIMIT_S, Place
+from tests.launcher.agent.place import LIMIT_S
 
 STARTS = ["fresh", "fork"]
-
-
 COLLECTIVE = """
 import os, pathlib, sys, time
 import torch, torch.distributed as dist
@@ -30,7 +28,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_killed_worker_is_started_again_with_the_others(place: Place, start: str) -> None:
+def test_a_killed_worker_is_started_again_with_the_others(place, start):
     place.write(COLLECTIVE)
     place.plan(nproc=2, start=start)
     process = place.start()
@@ -51,9 +49,7 @@ def test_a_killed_worker_is_started_again_with_the_others(place: Place, start: s
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_the_same_failure_again_and_again_ends_the_run_and_says_so(
-    place: Place, start: str
-) -> None:
+def test_the_same_failure_again_and_again_ends_the_run_and_says_so(place, start):
     place.write("raise ValueError('no data')")
     place.plan(max_restarts=100, start=start)
     assert place.run() == 1
@@ -86,9 +82,7 @@ print("steps done")
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_hang_is_restarted_after_every_rank_s_stacks_were_written(
-    place: Place, start: str
-) -> None:
+def test_a_hang_is_restarted_after_every_rank_s_stacks_were_written(place, start):
     place.write(HANGING)
     place.plan(nproc=2, start=start, hang_min_s=1.5, hang_factor=3)
     assert place.run() == 0

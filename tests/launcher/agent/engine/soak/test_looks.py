@@ -19,7 +19,7 @@ def forbid_py_spy(place: Place) -> None:
     place.env["PATH"] = f"{place.folder}/bin:{place.env['PATH']}"
 
 
-def test_without_py_spy_a_worker_s_own_faulthandler_tells(place: Place) -> None:
+def test_without_py_spy_a_worker_s_own_faulthandler_tells(place):
     forbid_py_spy(place)
     start_stuck(place)
     id, seen = ask_until(place, "faulthandler")

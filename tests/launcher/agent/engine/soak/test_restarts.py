@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from tests.launcher.agent.engine.claims.test_restarts import COLLECTIVE, HANGING, STARTS
-from tests.launcher.agent.place import LIMIT_S, Place
+from tests.launcher.agent.place import LIMIT_S
 from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_worker_that_is_killed_together_with_its_guard_is_named(place: Place, start: str) -> None:
+def test_a_worker_that_is_killed_together_with_its_guard_is_named(place, start):
     place.write(COLLECTIVE)
     place.plan(nproc=2, start=start)
     process = place.start()
@@ -30,9 +30,7 @@ def test_a_worker_that_is_killed_together_with_its_guard_is_named(place: Place, 
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(
-    place: Place, start: str
-) -> None:
+def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(place, start):
     place.write(
         "import os, signal, sys, time\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': sys.exit(0)\n"
@@ -51,7 +49,7 @@ def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(
     assert json.loads((place.rank(0) / "exit.json").read_text())["exit_code"] == -9
 
 
-def test_a_hang_is_told_with_what_proved_it(place: Place) -> None:
+def test_a_hang_is_told_with_what_proved_it(place):
     place.write(HANGING)
     place.plan(hang_min_s=1.5, hang_factor=3)
     assert place.run() == 0
@@ -70,7 +68,7 @@ def test_a_hang_is_told_with_what_proved_it(place: Place) -> None:
     assert hang["cpu_share"] < 0.05
 
 
-def test_a_preload_that_starts_threads_falls_back_with_one_line(place: Place) -> None:
+def test_a_preload_that_starts_threads_falls_back_with_one_line(place):
     site = place.folder / "site"
     place.write(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
@@ -84,7 +82,7 @@ def test_a_preload_that_starts_threads_falls_back_with_one_line(place: Place) ->
     assert place.stdout() == "trained\n"
 
 
-def test_a_preload_that_is_missing_is_named_and_left_out(place: Place) -> None:
+def test_a_preload_that_is_missing_is_named_and_left_out(place):
     place.write("import sys; print('torch' in sys.modules)")
     place.plan(start="fork", preload=("no_such_module",))
     assert place.run() == 0
@@ -92,7 +90,7 @@ def test_a_preload_that_is_missing_is_named_and_left_out(place: Place) -> None:
     assert place.stdout() == "True\n"
 
 
-def test_logs_of_earlier_attempts_are_never_removed(place: Place) -> None:
+def test_logs_of_earlier_attempts_are_never_removed(place):
     place.write(
         "import os, sys\n"
         "count = os.environ['TORCHELASTIC_RESTART_COUNT']; print('attempt', count)\n"
@@ -107,9 +105,7 @@ def test_logs_of_earlier_attempts_are_never_removed(place: Place) -> None:
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_the_guard_of_a_worker_that_ended_well_does_not_hold_up_a_restart(
-    place: Place, start: str
-) -> None:
+def test_the_guard_of_a_worker_that_ended_well_does_not_hold_up_a_restart(place, start):
     place.write(
         "import os, pathlib, sys, time\n"
         "is_first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"

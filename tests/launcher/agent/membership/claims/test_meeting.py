@@ -30,7 +30,7 @@ class Met(Group):
         return [json.loads(text) for text in (path.read_text() for path in paths) if text]
 
 
-def test_nodes_meet_at_whoever_came_first_and_again_after_a_loss(places: list[Place]) -> None:
+def test_nodes_meet_at_whoever_came_first_and_again_after_a_loss(places):
     del places[2:]
     group = Met(places, last_call_s="1")
     first, second = places

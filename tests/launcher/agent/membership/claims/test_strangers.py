@@ -47,7 +47,7 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_thousands_that_say_nothing_keep_no_node_out(bench: Bench, many_files: None) -> None:
+def test_thousands_that_say_nothing_keep_no_node_out(bench, many_files):
     address = ("127.0.0.1", bench.served.port)
     with ExitStack() as stack:
         for _ in range(MANY):
@@ -55,7 +55,7 @@ def test_thousands_that_say_nothing_keep_no_node_out(bench: Bench, many_files: N
         bench.meet(0, 1)
 
 
-def test_a_message_of_a_hundred_megabytes_is_not_read(bench: Bench) -> None:
+def test_a_message_of_a_hundred_megabytes_is_not_read(bench):
     with socket.create_connection(("127.0.0.1", bench.served.port), timeout=10.0) as one:
         one.recv(4096)
         sent = 0
@@ -66,7 +66,7 @@ def test_a_message_of_a_hundred_megabytes_is_not_read(bench: Bench) -> None:
     bench.meet(0, 1)
 
 
-def test_without_a_free_file_descriptor_it_says_so_in_one_line_and_goes_on() -> None:
+def test_without_a_free_file_descriptor_it_says_so_in_one_line_and_goes_on():
     done = run_program([sys.executable, "-c", NO_DESCRIPTORS])
     assert done.stdout.splitlines()[-1:] == ["met"], done.stderr
     said = (done.stdout + done.stderr).splitlines()

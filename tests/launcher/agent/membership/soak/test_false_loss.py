@@ -87,7 +87,7 @@ served.stop()
     shutil.which("iptables") is None or os.getuid() != 0,
     reason="losing packets needs iptables and root",
 )
-def test_a_starved_and_slow_network_loses_no_node() -> None:
+def test_a_starved_and_slow_network_loses_no_node():
     argv = ["unshare", "--net", sys.executable, "-c", PROGRAM, str(SOAK_S), str(NODES), str(BUSY)]
     done = run_program(argv, timeout=SOAK_S + 240)
     said = sorted(done.stdout.splitlines())

@@ -26,21 +26,16 @@ if os.fork() == 0:
 pathlib.Path("worker-" + os.environ["RANK"]).write_text(str(os.getpid()))
 time.sleep(600)
 """
-
-
 STARTS = ["fresh", "fork"]
 
 
 def agent_of(place: Place) -> psutil.Process:
     """The supervisor's only child is the agent."""
-    assert place.process is not None
     (agent,) = psutil.Process(place.process.pid).children()
     return agent
 
 
-def test_a_python_that_is_too_old_is_named_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_python_that_is_too_old_is_named_with_the_fix(monkeypatch, capsys):
     monkeypatch.setattr(program, "OLDEST_PYTHON", (99, 1))
     assert program.main(["agent.pyz", "node-plan.json"]) == 2
     told = capsys.readouterr().err
@@ -58,7 +53,7 @@ def start_tree(place: Place, **settings: Any) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) -> None:
+def test_nothing_is_left_after_the_agent_was_killed(place, start):
     everything = start_tree(place, start=start)
     segments = shared_memory_of(everything)
     assert len(everything) >= 8
@@ -66,16 +61,14 @@ def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) ->
     agent_of(place).kill()
     wait_until(lambda: not any(map(is_living, everything)))
     wait_until(lambda: not any(path.exists() for path in segments))
-    assert place.process is not None
     assert place.process.wait(LIMIT_S) == 137
     assert place.outcome()["reason"] == "killed"
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_nothing_is_left_after_the_supervisor_was_killed(place: Place, start: str) -> None:
+def test_nothing_is_left_after_the_supervisor_was_killed(place, start):
     everything = start_tree(place, start=start)
     segments = shared_memory_of(everything)
-    assert place.process is not None
     place.process.kill()
     place.process.wait(LIMIT_S)
     wait_until(lambda: not any(map(is_living, everything)))
@@ -110,8 +103,8 @@ time.sleep(600)
     ],
 )
 def test_a_stop_file_with_a_reason_stops_the_node_after_the_training_has_committed(
-    place: Place, text: str, reason: str
-) -> None:
+    place, text, reason
+):
     place.write(SPEAKER)
     place.plan()
     file = place.folder / "17.0.stop"
@@ -128,7 +121,7 @@ def test_a_stop_file_with_a_reason_stops_the_node_after_the_training_has_committ
     assert asked == [reason]
 
 
-def test_a_script_that_ignores_sigterm_is_killed_at_the_deadline(place: Place) -> None:
+def test_a_script_that_ignores_sigterm_is_killed_at_the_deadline(place):
     place.write(
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up')\n"

@@ -29,8 +29,6 @@ preemption.answer(7, Path("c"))
 print("committed")
 time.sleep(600)
 """
-
-
 LOADER = """
 import torch
 from torch.utils.data import DataLoader
@@ -43,7 +41,6 @@ next(batches), next(batches)  # one from each process: both ignore the signal by
 
 def signal_all(place: Place, signum: int = signal.SIGTERM) -> None:
     """As proctrack does: every process below the step's first, and that one."""
-    assert place.process is not None
     supervisor = psutil.Process(place.process.pid)
     for process in [*supervisor.children(recursive=True), supervisor]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -54,9 +51,7 @@ def signal_all(place: Place, signum: int = signal.SIGTERM) -> None:
     ("start", "signum"),
     [("fresh", signal.SIGINT), ("fork", signal.SIGTERM)],
 )
-def test_a_training_that_speaks_commits_though_it_was_signalled_itself(
-    place: Place, start: str, signum: signal.Signals
-) -> None:
+def test_a_training_that_speaks_commits_though_it_was_signalled_itself(place, start, signum):
     # A script's own answer to Ctrl-C is KeyboardInterrupt.
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     place.write(ignored + SPEAKER)
@@ -64,7 +59,6 @@ def test_a_training_that_speaks_commits_though_it_was_signalled_itself(
     place.start()
     wait_until(lambda: all("up" in place.stdout(rank) for rank in range(2)))
     signal_all(place, signum)
-    assert place.process is not None
     assert place.process.wait(LIMIT_S) in (130, 143)
     assert place.stdout() == "up\nasked\ncommitted\n", place.console()
     acknowledged = [e["step"] for e in place.events() if e["event"] == "stop-acknowledged"]
@@ -73,7 +67,7 @@ def test_a_training_that_speaks_commits_though_it_was_signalled_itself(
     assert "Traceback" not in place.console()
 
 
-def test_it_commits_though_it_is_signalled_again_and_again(place: Place) -> None:
+def test_it_commits_though_it_is_signalled_again_and_again(place):
     place.write(SPEAKER)
     place.plan(identity="slurm")
     place.env["SLURM_PROCID"] = "0"
@@ -83,17 +77,15 @@ def test_it_commits_though_it_is_signalled_again_and_again(place: Place) -> None
         signal_all(place)
         if count == 0:
             wait_until(lambda: "asked" in place.stdout())
-    assert place.process is not None
     assert place.process.wait(LIMIT_S) == 143
     assert place.stdout() == "up\nasked\ncommitted\n", place.console()
 
 
-def test_processes_that_read_data_do_not_keep_the_training_from_its_commit(place: Place) -> None:
+def test_processes_that_read_data_do_not_keep_the_training_from_its_commit(place):
     place.write(LOADER + SPEAKER.replace("time.sleep(0.02)", "next(batches)"))
     place.plan()
     place.start()
     wait_until(lambda: "up" in place.stdout())
     signal_all(place)
-    assert place.process is not None
     assert place.process.wait(LIMIT_S) == 143
     assert place.stdout() == "up\nasked\ncommitted\n", place.console()

@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,14 +16,12 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import parse_task
 from launcher.contract.node_plan import Static
 from tests.launcher.agent.node.claims.test_supervisor import STARTS
-from tests.launcher.agent.place import LIMIT_S, Place, free_port
+from tests.launcher.agent.place import LIMIT_S, free_port
 from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(
-    place: Place, start: str
-) -> None:
+def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(place, start):
     place.write("print('never')")
     place.plan(min_nodes=2, max_nodes=2, start=start)
     process = place.start()
@@ -35,7 +32,7 @@ def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(
     assert not place.rank().exists()
 
 
-def test_a_static_group_that_waits_for_its_other_node_ends_before_its_grace(place: Place) -> None:
+def test_a_static_group_that_waits_for_its_other_node_ends_before_its_grace(place):
     place.write("print('never')")
     port = free_port()
     path = place.plan(min_nodes=2, max_nodes=2, stop_grace_s=2 * LIMIT_S)
@@ -54,7 +51,7 @@ def test_a_static_group_that_waits_for_its_other_node_ends_before_its_grace(plac
     assert place.outcome()["reason"] == "preempted"
 
 
-def test_sigterm_while_torch_is_still_being_imported_says_preempted(place: Place) -> None:
+def test_sigterm_while_torch_is_still_being_imported_says_preempted(place):
     place.write("print('never')")
     place.plan()
     process = place.start()
@@ -71,9 +68,7 @@ def test_sigterm_while_torch_is_still_being_imported_says_preempted(place: Place
         (signal.SIGHUP, 130, "interrupted"),
     ],
 )
-def test_scripts_that_know_nothing_simply_get_sigterm(
-    place: Place, signum: signal.Signals, code: int, reason: str
-) -> None:
+def test_scripts_that_know_nothing_simply_get_sigterm(place, signum, code, reason):
     place.write(
         "import signal, sys, time\n"
         "def leave(*_): print('saved'); sys.exit(0)\n"
@@ -92,7 +87,7 @@ def test_scripts_that_know_nothing_simply_get_sigterm(
     assert request["deadline"] - request["at"] == pytest.approx(30)
 
 
-def test_a_third_signal_ends_everything_at_once(place: Place) -> None:
+def test_a_third_signal_ends_everything_at_once(place):
     place.write(
         "import signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up')\n"
@@ -108,9 +103,7 @@ def test_a_third_signal_ends_everything_at_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_usr1_to_all_processes_of_a_node_reaches_the_scripts_alone(
-    place: Place, start: str
-) -> None:
+def test_usr1_to_all_processes_of_a_node_reaches_the_scripts_alone(place, start):
     """As by ``scancel --signal=USR1``; they may get it from several others."""
     place.write(
         "import signal, time\n"
@@ -129,8 +122,8 @@ def test_usr1_to_all_processes_of_a_node_reaches_the_scripts_alone(
 
 
 def test_a_folder_that_is_too_long_for_a_socket_s_name_only_makes_workers_start_fresh(
-    place: Place, tmp_path: Path
-) -> None:
+    place, tmp_path
+):
     scratch = tmp_path / ("long" * 20)
     scratch.mkdir()
     place.env["TMPDIR"] = str(scratch)
@@ -141,7 +134,7 @@ def test_a_folder_that_is_too_long_for_a_socket_s_name_only_makes_workers_start_
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema": 0}', "not json"])
-def test_a_plan_that_cannot_be_read_is_bad_input(place: Place, text: str) -> None:
+def test_a_plan_that_cannot_be_read_is_bad_input(place, text):
     (place.folder / "node-plan-0.json").write_text(text)
     assert place.run() == 2
     assert "node plan cannot be read" in place.console()

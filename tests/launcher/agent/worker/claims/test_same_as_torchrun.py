@@ -91,7 +91,6 @@ OTHERWISE = {
     "LAUNCHER_RUN_ID",
 }
 """What differs from run to run, or for a reason."""
-
 Seen = dict[str, list[dict[str, Any]]]
 
 
@@ -162,7 +161,7 @@ def seen(folders: dict[str, Path]) -> Seen:
         "sum",
     ],
 )
-def test_a_script_observes_the_same(seen: Seen, mode: str, what: str) -> None:
+def test_a_script_observes_the_same(seen, mode, what):
     if what == "cwd":
         assert [one[what] for one in seen[mode]] == ["work", "work"]
     else:
@@ -170,7 +169,7 @@ def test_a_script_observes_the_same(seen: Seen, mode: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fresh", "fork"])
-def test_the_environment_differs_by_what_the_agent_adds_alone(seen: Seen, mode: str) -> None:
+def test_the_environment_differs_by_what_the_agent_adds_alone(seen, mode):
     for ours, theirs in zip(seen[mode], seen["torchrun"], strict=True):
         mine, plain = ours["environment"], theirs["environment"]
         assert set(mine) - set(plain) - OURS <= OTHERWISE
@@ -182,23 +181,23 @@ def test_the_environment_differs_by_what_the_agent_adds_alone(seen: Seen, mode: 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("source", ["random", "numpy", "torch seed"])
-def test_random_numbers_differ_by_rank(seen: Seen, mode: str, source: str) -> None:
+def test_random_numbers_differ_by_rank(seen, mode, source):
     assert seen[mode][0][source] != seen[mode][1][source]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_atexit_runs_unless_the_script_left_by_os_exit(folders: dict[str, Path], mode: str) -> None:
+def test_atexit_runs_unless_the_script_left_by_os_exit(folders, mode):
     assert sorted(p.name for p in folders[mode].glob("seen/atexit-*")) == ["atexit-1"]
 
 
 @pytest.mark.parametrize("mode", ["fresh", "fork"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_logs_hold_the_very_bytes(folders: dict[str, Path], mode: str, rank: int) -> None:
+def test_logs_hold_the_very_bytes(folders, mode, rank):
     folder = folders[mode] / f"run/nodes/0/0/attempt-0/rank-{rank}"
     assert (folder / "stdout").read_bytes() == b"\xff\xfe no text\n" + "café\n".encode()
     assert (folder / "stderr").read_bytes().startswith(b"straight to the descriptor\n")
 
 
-def test_torchrun_s_logs_hold_the_same(folders: dict[str, Path]) -> None:
+def test_torchrun_s_logs_hold_the_same(folders):
     (path,) = folders["torchrun"].glob("logs/*/attempt_0/0/stdout.log")
     assert path.read_bytes() == b"\xff\xfe no text\n" + "café\n".encode()

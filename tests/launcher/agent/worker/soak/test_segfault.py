@@ -45,7 +45,7 @@ def stack_under_torchrun(place: Place) -> list[tuple[str, ...]]:
     return stack_of(done.stderr)
 
 
-def test_a_crash_leaves_its_python_stack_beside_the_log_and_not_in_it(place: Place) -> None:
+def test_a_crash_leaves_its_python_stack_beside_the_log_and_not_in_it(place):
     place.write(CRASH)
     place.plan(max_restarts=0)
     assert place.run() == 1
@@ -55,7 +55,7 @@ def test_a_crash_leaves_its_python_stack_beside_the_log_and_not_in_it(place: Pla
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_segfault_shows_its_python_stack_as_under_torchrun(place: Place, start: str) -> None:
+def test_a_segfault_shows_its_python_stack_as_under_torchrun(place, start):
     place.write(CRASH)
     # The job asks for it, not whoever starts the agent.
     place.plan(env=STACKS, start=start, max_restarts=0)
@@ -70,9 +70,7 @@ def test_a_segfault_shows_its_python_stack_as_under_torchrun(place: Place, start
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_without_the_variable_a_segfault_says_as_little_as_the_interpreter(
-    place: Place, start: str
-) -> None:
+def test_without_the_variable_a_segfault_says_as_little_as_the_interpreter(place, start):
     place.write(CRASH)
     place.plan(start=start, max_restarts=0)
     assert place.run() == 1
@@ -81,7 +79,7 @@ def test_without_the_variable_a_segfault_says_as_little_as_the_interpreter(
 
 
 @pytest.mark.parametrize("stacks", [True, False])
-def test_an_abort_is_told_by_what_was_said_before_the_stacks(place: Place, stacks: bool) -> None:
+def test_an_abort_is_told_by_what_was_said_before_the_stacks(place, stacks):
     place.write(ABORT)
     place.plan(env=STACKS if stacks else (), max_restarts=0)
     assert place.run() == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launcher.agent.place import Place, free_port
+from tests.launcher.agent.place import free_port
 
 SILENT = """
 class Silent(Exception):
@@ -12,11 +12,7 @@ class Silent(Exception):
         raise ValueError("no words")
 raise Silent()
 """
-
-
 HUGE = "raise ValueError('x' * 2_000_000)"
-
-
 CONTROL = "raise ValueError('a\\x1b[2Jb\\x07\\x9b c')"
 
 
@@ -29,9 +25,7 @@ CONTROL = "raise ValueError('a\\x1b[2Jb\\x07\\x9b c')"
     ],
     ids=["silent", "huge", "control"],
 )
-def test_an_exception_is_told_in_one_line_that_a_terminal_can_show(
-    place: Place, script: str, told: str
-) -> None:
+def test_an_exception_is_told_in_one_line_that_a_terminal_can_show(place, script, told):
     place.write(script)
     place.plan(port=free_port())
     assert place.run() == 1, place.console()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from launcher.contract import protocol
 from launcher.targets.agent_archive import read_agent_version
 from launcher.targets.docker.build import find_client
-from tests.launcher.runner import Runner
 from tests.launcher.targets.docker.test_build import build, folder, put_client, tag
 
 pytestmark = pytest.mark.docker
 
 
 def test_an_image_has_code_and_requirements_is_pushed_and_runs_on_docker(
-    launcher: Runner, folder: Path, tag: str, engine: Any
-) -> None:
+    launcher, folder, tag, engine
+):
     # A stand-in pushes, as no registry is here that takes gigabytes; the real client builds.
     real = find_client()[0]
     put_client(launcher, f'[ "$1" != push ] || {{ echo "sent $2"; exit 0; }}\nexec {real} "$@"\n')
@@ -36,8 +32,7 @@ def test_an_image_has_code_and_requirements_is_pushed_and_runs_on_docker(
     assert config["Labels"][protocol.LABEL_AGENT] == read_agent_version()
 
     of_image = ("train.py", "--image", tag, "--code", "image", "--nproc-per-node", "1")
-    ran = launcher("run", *of_image, "--on", "docker", "--set", "engine=agent")
-    assert ran.returncode == 0, ran.stderr
+    ran = launcher.well("run", *of_image, "--on", "docker", "--set", "engine=agent")
     said = "small 7 in /launcher/code/inner ö ['out.txt', 'requirements.txt', 'train.py']"
     assert said in ran.stdout
     assert "holds" not in ran.stderr  # it is this launcher's agent

@@ -34,13 +34,8 @@ def silent_socket(tmp_path: Path) -> Iterator[str]:
     ],
 )
 def test_an_engine_that_cannot_be_used_is_an_error_within_seconds_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    silent_socket: str,
-    host: str,
-    told: str,
-    fix: str,
-) -> None:
+    monkeypatch, tmp_path, silent_socket, host, told, fix
+):
     monkeypatch.setenv("DOCKER_HOST", host.replace("SILENT", silent_socket))
     began = time.monotonic()
     with pytest.raises(TargetError) as caught:

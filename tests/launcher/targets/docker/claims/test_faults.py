@@ -13,7 +13,6 @@ from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
-
 JOB = MOUNTED + "agent: {detection_limit_s: 2}\n"
 TRAINING = """
 import os, time, torch, torch.distributed as dist
@@ -63,9 +62,8 @@ def finish(launcher: Runner, process: Any) -> None:
 
 
 def test_nodes_that_freeze_or_are_cut_off_are_lost_and_join_again_when_they_are_back(
-    launcher: Runner,
-    engine: Any,
-) -> None:
+    launcher, engine
+):
     launcher.write(TRAINING, JOB)
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:3")
     wait_for_world(launcher, 3, 0, 1, 2)
@@ -87,10 +85,7 @@ def test_nodes_that_freeze_or_are_cut_off_are_lost_and_join_again_when_they_are_
     finish(launcher, process)
 
 
-def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(
-    launcher: Runner,
-    engine: Any,
-) -> None:
+def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(launcher, engine):
     launcher.write("print('hello')\n", MOUNTED)
     argv = ("--on", "docker", "--nnodes", "2", "--set", "engine=agent")
     process = launcher.start("run", "job.yaml", *argv)

@@ -12,11 +12,7 @@ from tests.launcher.docker_runs import containers, remove_left
 from tests.launcher.runner import Runner
 
 pytestmark = pytest.mark.docker
-
-
 HOLD = ("hold", "--name", "dev", "--on", "docker", "--nproc-per-node", "1")
-
-
 LEAVES = """
 import pathlib
 left = [pathlib.Path(folder, "left") for folder in ("/tmp", "/dev/shm")]
@@ -32,14 +28,13 @@ print("nothing is left", flush=True)
 def held(tmp_path_factory: pytest.TempPathFactory, engine: Any) -> Iterator[Runner]:
     """A hold ``dev`` of two containers, which a release leaves nothing of."""
     launcher = Runner(tmp_path_factory.mktemp("dev"))
-    done = launcher(*HOLD, "--nnodes", "2")
-    assert done.returncode == 0, done.stderr
+    launcher.well(*HOLD, "--nnodes", "2")
     yield launcher
     assert launcher("release", "dev").returncode == 0
     assert remove_left(engine, launcher.run_ids()) == []
 
 
-def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
+def test_runs_in_held_containers_start_none(held, engine):
     held.write(LEAVES, JOB)
     for _ in range(2):
         done = held("run", "job.yaml", "--in", "dev")
@@ -48,6 +43,5 @@ def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
     hold = folder_of_hold(held).name
     assert len(containers(engine, hold)) == 2
     assert not [run for run in run_ids if run != hold and containers(engine, run)]
-    again = held("run", "--again", "latest")
-    assert again.returncode == 2
-    assert "that run was in a hold; name the hold to use now" in again.stderr
+    told = held.fails(2, "run", "--again", "latest")
+    assert "that run was in a hold; name the hold to use now" in told

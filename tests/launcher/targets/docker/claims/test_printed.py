@@ -17,8 +17,6 @@ from tests.launcher.docker_place import Place
 from tests.launcher.runner import hear_hangups
 
 pytestmark = pytest.mark.docker
-
-
 CLIENTS = sorted(
     {
         str(client)
@@ -26,11 +24,7 @@ CLIENTS = sorted(
         if (client := Path(folder, "docker").resolve()).is_file()
     }
 )
-
-
 """Every docker command on this machine: they differ in version, and must not in effect."""
-
-
 EACH_TIME_ANEW = (
     *("Id", "Created", "State", "LogPath", "ResolvConfPath", "HostnamePath", "HostsPath"),
     "GraphDriver",
@@ -101,9 +95,7 @@ def rich_plan(place: Place, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_printed_container_equals_a_submitted_one(
-    place: Place, rich_plan: LaunchPlan, client: str
-) -> None:
+def test_a_printed_container_equals_a_submitted_one(place, rich_plan, client):
     artifact = place.target.render(rich_plan)
     place.target.submit(rich_plan)
     submitted = inspect(place, artifact)
@@ -114,9 +106,7 @@ def test_a_printed_container_equals_a_submitted_one(
 
 
 @pytest.mark.parametrize("client", CLIENTS[:1])
-def test_a_printed_container_with_gpus_and_rdma_equals_a_submitted_one(
-    place: Place, client: str
-) -> None:
+def test_a_printed_container_with_gpus_and_rdma_equals_a_submitted_one(place, client):
     # Created but not started: the engine need not have the devices.
     plan = place.plan("true", nnodes=2)
     nodes = tuple(replace(n, device_ids=(f"{2 * n.node_index}", "7")) for n in plan.nodes)
@@ -150,9 +140,7 @@ def start_script(plan: LaunchPlan, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_the_script_runs_by_hand_shows_and_keeps_the_output_and_leaves_nothing(
-    place: Place,
-) -> None:
+def test_the_script_runs_by_hand_shows_and_keeps_the_output_and_leaves_nothing(place):
     for code in (0, 1):
         plan = place.plan(
             f"echo this is node $LAUNCHER_NODE_INDEX; exit $(({code} * LAUNCHER_NODE_INDEX))",
@@ -167,9 +155,7 @@ def test_the_script_runs_by_hand_shows_and_keeps_the_output_and_leaves_nothing(
         assert place.held(plan.run_id) == []
 
 
-def test_the_script_asks_for_a_secret_that_is_not_exported(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_asks_for_a_secret_that_is_not_exported(place, monkeypatch):
     monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
     plan = place.plan("true", secrets=["NO_SUCH_TOKEN"])
     with start_script(plan, place.folder) as script:

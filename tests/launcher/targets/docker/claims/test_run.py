@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.launcher.docker_runs import MOUNTED, has, node
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
-
-
 ELASTIC = """
 import os, time, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -29,21 +24,18 @@ print("done", dist.get_world_size(), flush=True)
 """
 
 
-def test_a_mount_that_is_not_there_is_told_with_its_line_and_no_run_is_made(
-    launcher: Runner,
-) -> None:
+def test_a_mount_that_is_not_there_is_told_with_its_line_and_no_run_is_made(launcher):
     launcher.write("print('hello')\n", MOUNTED.replace("[./:/code:ro]", "[./:/code:ro, ./no:/x]"))
-    done = launcher("run", "job.yaml", "--on", "docker", "--detach")
-    assert done.returncode == 2, done.stderr
-    assert ": mounts.1: " in done.stderr, done.stderr
-    assert done.stderr.startswith("error: job.yaml:"), done.stderr
-    assert f"mkdir -p {launcher.folder}/no, or correct the source" in done.stderr
+    told = launcher.fails(2, "run", "job.yaml", "--on", "docker", "--detach")
+    assert ": mounts.1: " in told, told
+    assert told.startswith("error: job.yaml:"), told
+    assert f"mkdir -p {launcher.folder}/no, or correct the source" in told
     assert not (launcher.folder / "runs").exists()
 
 
 def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_restart(
-    launcher: Runner, engine: Any
-) -> None:
+    launcher, engine
+):
     launcher.write(ELASTIC, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
     wait_until(lambda: has(launcher, "world-2-0"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -24,8 +23,8 @@ def relay(launcher: Runner) -> Iterator[Relay]:
 
 
 def test_a_run_goes_on_once_its_engine_is_back_and_what_is_left_of_it_is_named_with_the_command(
-    launcher: Runner, engine: Any, relay: Relay
-) -> None:
+    launcher, engine, relay
+):
     launcher.write(UNTIL_TOLD, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker")
     wait_until(lambda: has(launcher, "up-0"))

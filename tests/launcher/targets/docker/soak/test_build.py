@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.contract import protocol
-from tests.launcher.runner import Runner
 from tests.launcher.targets.docker.test_build import BASE, SCRIPT, base, build, folder, tag
 
 pytestmark = pytest.mark.docker
@@ -19,9 +17,7 @@ def layers(engine: Any, image: str) -> list[str]:
     return found
 
 
-def test_a_code_change_builds_on_the_layer_of_the_requirements(
-    launcher: Runner, folder: Path, tag: str, engine: Any
-) -> None:
+def test_a_code_change_builds_on_the_layer_of_the_requirements(launcher, folder, tag, engine):
     assert build(launcher, tag).returncode == 0
     before, id = layers(engine, tag), engine.api.inspect_image(tag)["Id"]
     same = build(launcher, tag)
@@ -42,20 +38,14 @@ def test_a_code_change_builds_on_the_layer_of_the_requirements(
 
 
 WITHOUT_PYTHON = ("no-python", "the base image has no python3", "--base with Python")
-
-
 WITHOUT_TORCH = ("no-torch", "there is no torch for the image's", "--base with torch")
-
-
 WITHOUT_PIP = ("no-pip", "python3 has no pip, and no venv", "--base with pip")
 
 
 @pytest.mark.parametrize(
     ("base", "what", "fix"), [WITHOUT_PYTHON, WITHOUT_PIP, WITHOUT_TORCH], indirect=["base"]
 )
-def test_a_base_without_what_it_needs_is_told_with_the_fix(
-    launcher: Runner, folder: Path, tag: str, base: str, what: str, fix: str
-) -> None:
+def test_a_base_without_what_it_needs_is_told_with_the_fix(launcher, folder, tag, base, what, fix):
     done = build(launcher, tag, base=base)
     assert done.returncode == 1, done.stderr
     error, hint = done.stderr.splitlines()[-2:]
@@ -66,8 +56,8 @@ def test_a_base_without_what_it_needs_is_told_with_the_fix(
 
 @pytest.mark.parametrize("base", ["managed"], indirect=True)
 def test_a_python_that_pip_must_not_touch_gets_an_environment_on_top(
-    launcher: Runner, folder: Path, tag: str, base: str, engine: Any
-) -> None:
+    launcher, folder, tag, base, engine
+):
     done = build(launcher, tag, base=base)
     assert done.returncode == 0, done.stderr
     words = ["-c", "import small, torch, sys; print(small.NUMBER, torch.__version__, sys.prefix)"]
@@ -101,12 +91,11 @@ def test_a_python_that_pip_must_not_touch_gets_an_environment_on_top(
     ],
 )
 def test_requirements_that_cannot_be_had_are_told_with_the_fix(
-    launcher: Runner, folder: Path, tag: str, requirements: str, more: bool, what: str, fix: str
-) -> None:
+    launcher, folder, tag, requirements, more, what, fix
+):
     (folder / "requirements.txt").write_text(f"{requirements}\n")
     words = ("--wheelhouse", "../wheels") if more else ()
-    done = launcher("build", "train.py", "--base", BASE, "--tag", tag, *words)
-    assert done.returncode == 1, done.stderr
-    error, hint = done.stderr.splitlines()[-2:]
+    told = launcher.fails(1, "build", "train.py", "--base", BASE, "--tag", tag, *words)
+    error, hint = told.splitlines()[-2:]
     assert what in error
     assert hint.startswith(f"  fix: {fix}")

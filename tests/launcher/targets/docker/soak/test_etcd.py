@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.local.target import find_free_ports
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
-
 FAILS_ONCE = """
 import os, pathlib, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -61,14 +59,11 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
         server.wait()
 
 
-def test_a_group_meets_by_etcd_and_starts_again_after_a_failure(
-    launcher: Runner, endpoint: str
-) -> None:
+def test_a_group_meets_by_etcd_and_starts_again_after_a_failure(launcher, endpoint):
     launcher.write(FAILS_ONCE)
-    done = launcher(
+    done = launcher.well(
         *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1"),
         *("--set", "rdzv.backend=etcd-v2", "--set", f"rdzv.endpoint={endpoint}"),
         *("--set", "engine=torchrun"),
     )
-    assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0") == 4

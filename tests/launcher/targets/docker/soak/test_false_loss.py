@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from tests.launcher.docker_runs import MOUNTED, containers, has
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
-
 SOAK_S = float(os.environ.get("LAUNCHER_SOAK_S", "20"))
 STARVING = 4
 TRAINING = """
@@ -70,10 +68,7 @@ def lose_packets(container: Any, probability: float) -> None:
     shutil.which("iptables") is None or os.getuid() != 0,
     reason="losing packets needs iptables and root",
 )
-def test_starved_cpus_lost_packets_and_long_compiles_are_no_lost_node(
-    launcher: Runner,
-    engine: Any,
-) -> None:
+def test_starved_cpus_lost_packets_and_long_compiles_are_no_lost_node(launcher, engine):
     launcher.write(TRAINING, MOUNTED)
     argv = ("--on", "docker", "--nnodes", "1:2", "--", str(SOAK_S))
     process = launcher.start("run", "job.yaml", *argv)

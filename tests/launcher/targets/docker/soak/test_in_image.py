@@ -37,9 +37,7 @@ def index_of_a_strange_ca(folder: Path) -> Iterator[int]:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl makes a certificate")
-def test_a_certificate_that_pip_does_not_trust_is_told_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_pip_does_not_trust_is_told_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(in_image, "GIVEN", tmp_path)
     monkeypatch.setenv("PIP_RETRIES", "1")
     for name in ("PIP_CERT", "PIP_TRUSTED_HOST", "PIP_NO_INDEX", "PIP_CONFIG_FILE"):

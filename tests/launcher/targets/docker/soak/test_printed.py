@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.launcher.docker_place import LINGER, Place
+from tests.launcher.docker_place import LINGER
 from tests.launcher.targets.docker.claims.test_printed import start_script
 from tests.waiting import wait_until
 
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.docker
     ("signum", "code"),
     [(signal.SIGINT, 130), (signal.SIGHUP, 143)],
 )
-def test_the_script_takes_everything_along_when_it_is_ended(
-    place: Place, signum: signal.Signals, code: int
-) -> None:
+def test_the_script_takes_everything_along_when_it_is_ended(place, signum, code):
     plan = place.plan(LINGER)
     with start_script(plan, place.folder) as script:
         wait_until(lambda: place.console(plan) == b"up\n")

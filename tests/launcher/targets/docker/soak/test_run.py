@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import Any
 
 import pytest
 
@@ -14,16 +13,12 @@ from tests.debugged import STOPS, debug_rank_1
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, containers, has, node
 from tests.launcher.looks import TRAINS, check_profile
-from tests.launcher.runner import PREFIX, WAITING, Runner
+from tests.launcher.runner import PREFIX, WAITING
 from tests.launcher.targets.docker.claims.test_run import ELASTIC
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
-
-
 TORCH_ONLY = "fabric-train-tests:torch-only"
-
-
 DOCKERFILE = r"""
 FROM fabric-train:cpu
 USER root
@@ -43,24 +38,22 @@ def build_torch_only() -> None:
     )
 
 
-def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launcher: Runner) -> None:
+def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launcher):
     build_other_agent()
     launcher.write("print('trained')\n", MOUNTED)
     argv = ("run", "job.yaml", "--on", "docker", "--image", OTHER_AGENT_IMAGE)
-    done = launcher(*argv)
-    assert done.returncode == 0, done.stderr
+    done = launcher.well(*argv)
     assert "trained" in done.stdout
     named = (
         f"{OTHER_AGENT_IMAGE} holds agent {OTHER_AGENT}, the launcher has {read_agent_version()}"
     )
     assert f"{named}: the launcher's is used" in done.stderr
-    refused = launcher(*argv, "--set", "agent.in_image=true")
-    assert refused.returncode == 2
-    assert f"agent.in_image: image {named}" in refused.stderr
+    told = launcher.fails(2, *argv, "--set", "agent.in_image=true")
+    assert f"agent.in_image: image {named}" in told
     assert len(launcher.run_ids()) == 1
 
 
-def test_ranks_of_two_containers_trace_the_same_steps(launcher: Runner) -> None:
+def test_ranks_of_two_containers_trace_the_same_steps(launcher):
     (launcher.folder / "job.yaml").write_text(PREFIX + TRAINS)
     argv = ("run", "job.yaml", "--on", "docker", "--nnodes", "2", "--detach")
     assert (done := launcher(*argv)).returncode == 0, done.stderr
@@ -68,9 +61,7 @@ def test_ranks_of_two_containers_trace_the_same_steps(launcher: Runner) -> None:
     launcher("stop", "latest", "--grace", "0")
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(
-    launcher: Runner, engine: Any
-) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(launcher, engine):
     launcher.write(WAITING.replace("SIG_DFL", "SIG_IGN"), MOUNTED)
     argv = ("--on", "docker", "--nnodes", "2", "--set", "stop_grace_s=120")
     process = launcher.start("run", "job.yaml", *argv)
@@ -85,9 +76,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(
     assert engine.networks.list(names=[run_id]) == []
 
 
-def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(
-    launcher: Runner,
-) -> None:
+def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(launcher):
     launcher.write(
         "import os\n"
         "mark = os.environ['RUN_DIR'] + '/been-here'\n"
@@ -97,16 +86,15 @@ def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(
         "held = bytearray(os.urandom(1 << 20)) * 4096\n",
         MOUNTED + "max_restarts: 1\nresources: {memory: 1Gi}\n",
     )
-    done = launcher("run", "job.yaml", "--on", "docker")
-    assert done.returncode == 1
+    told = launcher.fails(1, "run", "job.yaml", "--on", "docker")
     assert launcher.outcome["restarts"] == {"worker-fault": 1}
-    assert launcher.outcome["reason"] == "restarts-exhausted", done.stderr
+    assert launcher.outcome["reason"] == "restarts-exhausted", told
     assert "no such column" in launcher.outcome["failure"]["first"]["exception"]
 
 
 def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_torch(
-    launcher: Runner, engine: Any
-) -> None:
+    launcher, engine
+):
     build_torch_only()
     nothing_else = "not any(map(find_spec, ('launcher', 'lightning', 'sklearn')))"
     only = f"from importlib.util import find_spec\nassert {nothing_else}\n"
@@ -127,6 +115,6 @@ def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_t
     assert "worker-fault" not in launcher.outcome["restarts"]
 
 
-def test_a_rank_in_the_second_container_stops_in_pdb_in_this_terminal(launcher: Runner) -> None:
+def test_a_rank_in_the_second_container_stops_in_pdb_in_this_terminal(launcher):
     launcher.write(STOPS, MOUNTED)
     debug_rank_1(launcher, "--on", "docker", "--nnodes", "2")

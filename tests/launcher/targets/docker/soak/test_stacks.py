@@ -6,17 +6,15 @@ import pytest
 
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.looks import STUCK_FOUR_WAYS, check_four_ways
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 
 
-def test_ranks_of_two_containers_that_are_stuck_in_four_ways(launcher: Runner) -> None:
+def test_ranks_of_two_containers_that_are_stuck_in_four_ways(launcher):
     launcher.write(STUCK_FOUR_WAYS, MOUNTED)
     nodes = ("--nnodes", "2", "--nproc-per-node", "2")
-    done = launcher("run", "job.yaml", "--on", "docker", *nodes, "--detach")
-    assert done.returncode == 0, done.stderr
+    launcher.well("run", "job.yaml", "--on", "docker", *nodes, "--detach")
     said: list[str] = []
 
     def is_told() -> bool:

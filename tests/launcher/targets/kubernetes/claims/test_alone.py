@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tests.launcher.cluster_run import ClusterRun
-from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.targets.kubernetes.test_alone import scale_by_kubectl
 
 
-def test_a_node_that_kubectl_scales_away_is_not_told_as_lost(
-    server: FakeCluster, start: Callable[..., ClusterRun]
-) -> None:
+def test_a_node_that_kubectl_scales_away_is_not_told_as_lost(server, start):
     run = start()
     for index in range(2):
         run.put(f"digits-{index}-a", index)

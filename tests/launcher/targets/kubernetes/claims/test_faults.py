@@ -7,15 +7,12 @@ from pathlib import Path
 from tests.launcher.cluster_run import (
     started,
 )
-from tests.launcher.fake_cluster import FakeCluster
-from tests.launcher.targets.kubernetes.test_faults import OF_THE_HOST, Start
+from tests.launcher.targets.kubernetes.test_faults import OF_THE_HOST
 
 ROOT = Path(__file__).parents[5]
 
 
-def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches(server, tmp_path):
     server.put("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     server.warn_level = "restricted"
     # A process of its own: this one has the server's threads, which a fork would lose.
@@ -30,9 +27,7 @@ def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches
     server.until(lambda: (tmp_path / "runs" / said.strip() / "outcome.json").is_file())
 
 
-def test_a_lost_node_is_told_beside_what_the_others_say_of_it(
-    server: FakeCluster, start: Start
-) -> None:
+def test_a_lost_node_is_told_beside_what_the_others_say_of_it(server, start):
     run = start()
     run.put("digits-0-a")
     run.put("digits-1-a", 1)

@@ -5,30 +5,21 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from launcher.contract.errors import ExitCode
-from launcher.runs.folder import RunFolder
 from tests.launcher.cluster_run import PLAIN, ClusterRun, started
-from tests.launcher.fake_cluster import FakeCluster
 
 Start = Callable[..., ClusterRun]
-
-
 Typed = Callable[..., tuple[int, str]]
-
-
 LATE_S = 3.0
-
-
 """How late a busy machine may be."""
 
 
 def test_ctrl_c_is_answered_at_once_though_the_server_hangs_and_the_grace_ends_the_tries(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+    server, tmp_path
+):
     process = started(tmp_path, f"stop_grace_s: 6\n{PLAIN}")
     server.until(lambda: server.asked("GET", "/pods"))
     server.hangs = True
@@ -47,9 +38,7 @@ def test_ctrl_c_is_answered_at_once_though_the_server_hangs_and_the_grace_ends_t
     assert "fix: kubectl delete job digits -n team" in text
 
 
-def test_a_submission_to_a_server_that_hangs_is_interrupted_at_once(
-    server: FakeCluster, tmp_path: Path
-) -> None:
+def test_a_submission_to_a_server_that_hangs_is_interrupted_at_once(server, tmp_path):
     server.hangs_at = "POST"
     process = started(tmp_path, PLAIN)
     server.until(lambda: server.asked("POST", "/jobs"))
@@ -61,9 +50,7 @@ def test_a_submission_to_a_server_that_hangs_is_interrupted_at_once(
 
 
 @pytest.mark.parametrize("words", [("status",), ("status", "--json"), ("ps",)])
-def test_who_looks_at_a_run_is_answered_soon_though_the_server_hangs(
-    words: tuple[str, ...], server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
+def test_who_looks_at_a_run_is_answered_soon_though_the_server_hangs(words, server, run, typed):
     server.hangs = True
     at = time.monotonic()
     code, said = typed(*words, *([run.run_id] if words[0] == "status" else []))

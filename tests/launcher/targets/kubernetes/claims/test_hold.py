@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl"),
 ]
-
-
 HOLD = (
     *("hold", "--name", "dev", "--on", "kubernetes", "--kind", "job", "--nnodes", "2"),
     *("--nproc-per-node", "1", "--set", "agent.in_image=false"),
@@ -37,17 +35,13 @@ def pods(server: FakeCluster, tmp_path: Path) -> Iterator[Controller]:
 @pytest.fixture
 def held(pods: Controller, server: FakeCluster, tmp_path: Path) -> Iterator[Runner]:
     launcher = Runner(tmp_path)
-    done = launcher(*HOLD)
-    assert done.returncode == 0, done.stderr
+    launcher.well(*HOLD)
     yield launcher
-    done = launcher("release", "dev", "-n", "team")
-    assert done.returncode == 0, done.stderr
+    launcher.well("release", "dev", "-n", "team")
     assert not [key for key in server.objects if key[0] in ("jobs", "pods")]
 
 
-def test_a_rank_of_a_run_in_held_pods_is_debugged(
-    held: Runner, server: FakeCluster, pods: Controller
-) -> None:
+def test_a_rank_of_a_run_in_held_pods_is_debugged(held, server, pods):
     held.write(STOPS)
     debug_rank_1(held, "--in", "dev")
     assert [name for kind, name in server.objects if kind == "jobs"] == ["dev"]

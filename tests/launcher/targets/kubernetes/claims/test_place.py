@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
-from tests.launcher.fake_cluster import FakeCluster, pod
+from tests.launcher.fake_cluster import pod
 from tests.launcher.targets.kubernetes.test_place import (
-    Command,
     launcher,
     rights_asked,
     rights_granted,
@@ -17,9 +16,7 @@ from tests.launcher.targets.kubernetes.test_place import (
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
-def test_the_role_that_is_shipped_grants_every_call_of_a_run(
-    kind: str, server: FakeCluster, launcher: Command
-) -> None:
+def test_the_role_that_is_shipped_grants_every_call_of_a_run(kind, server, launcher):
     nodes = ["--nnodes", "2"] if kind in ("jobset", "trainjob") else []
     words = ["run", "job.yaml", "--on", "kubernetes", "--kind", kind, *nodes]
     code, said = launcher(*words, "--detach")

@@ -6,12 +6,8 @@ Init containers run as processes of this machine, each in a folder of its own in
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.launcher.cluster_run import RUN_ID, ClusterRun
-from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.targets.kubernetes.test_send_code import (
-    Pods,
     code_in,
     finish,
     plan_in,
@@ -21,9 +17,7 @@ from tests.launcher.targets.kubernetes.test_send_code import (
 )
 
 
-def test_a_pod_gets_the_code_from_the_claim_though_no_other_is_left(
-    server: FakeCluster, project: Path, pods: Pods, port: int
-) -> None:
+def test_a_pod_gets_the_code_from_the_claim_though_no_other_is_left(server, project, pods, port):
     plan = plan_in(project, port, run="pvc/storage")
     run = ClusterRun(server, project, plan, code_in(project))
     pods.start("train-0-a", 0)

@@ -9,13 +9,12 @@ from launcher.contract.errors import ExitCode
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import plan_in
-from tests.launcher.fake_cluster import FakeCluster
-from tests.launcher.targets.kubernetes.claims.test_hanging_server import LATE_S, Typed
+from tests.launcher.targets.kubernetes.claims.test_hanging_server import LATE_S
 
 
 def test_a_stop_of_a_run_without_a_launcher_ends_with_its_grace_though_the_server_hangs(
-    server: FakeCluster, tmp_path: Path, typed: Typed
-) -> None:
+    server, tmp_path, typed
+):
     plan = plan_in(tmp_path, stop_grace_s=6)
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, "", 1.0)

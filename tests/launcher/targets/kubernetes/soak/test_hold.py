@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.program.messages import FOLLOWED_S
 from tests.held import JOB, SUMS, TRAINS, folder_of_hold, is_up
 from tests.k8s.held_pods import Controller
-from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.runner import Runner
 from tests.launcher.targets.kubernetes.claims.test_hold import HOLD, held, pods
 from tests.waiting import wait_until
@@ -34,13 +32,12 @@ def finish(held: Runner, pods: Controller) -> None:
         container.exec_run(["touch", f"/launcher/run/held/runs/{run}/go"])
 
 
-def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> None:
+def test_a_lost_pod_of_a_hold_is_replaced(held, pods):
     pods.lose(1)
     pods.start(1)
     wait_until(lambda: (folder_of_hold(held) / "nodes/1/1/ready").exists())
     held.write(SUMS, JOB)
-    done = held("run", "job.yaml", "--in", "dev", "-n", "team")
-    assert done.returncode == 0, done.stderr
+    done = held.well("run", "job.yaml", "--in", "dev", "-n", "team")
     assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
     for job, words, what in (
         ("", ["--nnodes", "1"], "a run in dev takes all of its 2 nodes"),
@@ -49,13 +46,12 @@ def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> Non
         ("", ["--image", "other:1"], "image: other:1, but dev holds fabric-train:"),
     ):
         held.write(SUMS, JOB + job)
-        refused = held("run", "job.yaml", "--in", "dev", *words)
-        assert refused.returncode == 2
-        assert what in refused.stderr, refused.stderr
+        told = held.fails(2, "run", "job.yaml", "--in", "dev", *words)
+        assert what in told, told
     assert ", free" in held("status", "dev").stdout
 
 
-def test_a_pod_that_is_lost_while_a_run_uses_it(held: Runner, pods: Controller) -> None:
+def test_a_pod_that_is_lost_while_a_run_uses_it(held, pods):
     held.write(TRAINS, JOB + "max_restarts: 2\n")
     process = held.start("run", "job.yaml", "--in", "dev")
     wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
@@ -88,9 +84,7 @@ def test_a_pod_that_is_lost_while_a_run_uses_it(held: Runner, pods: Controller) 
     assert out.count(b"sum 2.0 left None") == 2, out
 
 
-def test_a_run_goes_on_while_its_api_server_is_away(
-    held: Runner, pods: Controller, server: FakeCluster
-) -> None:
+def test_a_run_goes_on_while_its_api_server_is_away(held, pods, server):
     held.write(TRAINS, JOB)
     process = held.start("run", "job.yaml", "--in", "dev")
     wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
@@ -107,7 +101,7 @@ def test_a_run_goes_on_while_its_api_server_is_away(
     assert b"replacing" not in told
 
 
-def test_the_nodes_meet_at_the_address_of_a_new_pod(held: Runner, pods: Controller) -> None:
+def test_the_nodes_meet_at_the_address_of_a_new_pod(held, pods):
     held.write(TRAINS, JOB)
     process = held.start("run", "job.yaml", "--in", "dev")
     wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
@@ -123,16 +117,14 @@ def test_the_nodes_meet_at_the_address_of_a_new_pod(held: Runner, pods: Controll
     assert b"2 lost nodes, replaced" in told, told.decode()
 
 
-def test_a_hold_that_could_not_be_used_is_refused(server: FakeCluster, tmp_path: Path) -> None:
+def test_a_hold_that_could_not_be_used_is_refused(server, tmp_path):
     launcher = Runner(tmp_path)
     refused = launcher(*HOLD, "--kind", "trainjob")
     assert (refused.returncode, "--kind pytorchjob, jobset or job" in refused.stderr) == (2, True)
     server.denied.add(("create", "pods/exec"))
-    refused = launcher(*HOLD)
-    assert refused.returncode == 2
-    assert "runs in a hold are started in its pods, and you may not" in refused.stderr
+    told = launcher.fails(2, *HOLD)
+    assert "runs in a hold are started in its pods, and you may not" in told
     server.denied = {("get", "pods")}
-    refused = launcher(*HOLD)
-    assert refused.returncode == 2
-    assert "by kubectl exec, and you may not get pods in namespace team" in refused.stderr
+    refused = launcher.fails(2, *HOLD)
+    assert "by kubectl exec, and you may not get pods in namespace team" in refused
     assert not [key for key in server.objects if key[0] == "jobs"]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from launcher.api.stacks import take_stacks
 from launcher.contract.clock import SystemClock
 from launcher.follow.look import NO_ANSWER
-from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.looks import answering
 from tests.launcher.targets.kubernetes.test_look import start_pods
 
 
-def test_a_pod_whose_agent_says_nothing_is_named(server: FakeCluster, tmp_path: Path) -> None:
+def test_a_pod_whose_agent_says_nothing_is_named(server, tmp_path):
     run, inside = start_pods(server, tmp_path)
     with answering(inside[0], 0):
         told = take_stacks(run, SystemClock())

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from tests.launcher.agent.place import free_port
-from tests.launcher.runner import PREFIX, Runner
+from tests.launcher.runner import PREFIX
 from tests.waiting import wait_until
 
 STEPPING = """
@@ -25,7 +25,7 @@ for step in range(100_000):
 """
 
 
-def test_a_running_node_serves_its_health_and_its_metrics(launcher: Runner) -> None:
+def test_a_running_node_serves_its_health_and_its_metrics(launcher):
     port = free_port()
     launcher.write(STEPPING, PREFIX + f"agent: {{health: {{port: {port}}}}}\n")
     process = launcher.start("run", "job.yaml", "--on", "local")
@@ -68,7 +68,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_newcomer_comes_in_only_after_the_running_group_has_committed(launcher: Runner) -> None:
+def test_a_newcomer_comes_in_only_after_the_running_group_has_committed(launcher):
     launcher.write(SPEAKING)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
     wait_until((launcher.folder / "world-2-1-0").exists)
@@ -108,16 +108,14 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 
 
 @pytest.mark.parametrize("engine", ["agent", "torchrun"])
-def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_once(
-    launcher: Runner, engine: str
-) -> None:
+def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_once(launcher, engine):
     launcher.write(FALLING)
-    done = launcher(
+    done = launcher.fails(
+        1,
         *("run", "job.yaml", "--on", "local", "--nproc-per-node", "2"),
         *("--set", f"engine={engine}", "--set", "stop_grace_s=1"),
     )
-    assert done.returncode == 1, done.stderr
-    told = done.stderr.partition("FAILED ")[2].splitlines()
+    told = done.partition("FAILED ")[2].splitlines()
     assert told[0].endswith(": training-failed (fault: training)")
     assert told[1] == "  first failure: rank 1 on node 0: ValueError: the cause"
     (fell,) = [line for line in told if line.startswith("  failed after it")]

@@ -7,17 +7,15 @@ import os
 import pty
 import subprocess
 
-from tests.launcher.runner import Runner
 
-
-def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher: Runner) -> None:
+def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher):
     launcher.write("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')\n")
     run_id = launcher("run", "job.yaml", "--on", "local", "--detach").stdout.strip()
     assert launcher("logs", "--follow", run_id).stdout == "[0/0] one\n[0/0] two\n"
     assert launcher.outcome["state"] == "succeeded"
 
 
-def test_a_terminal_shows_one_progress_bar_and_whole_lines_of_the_others(launcher: Runner) -> None:
+def test_a_terminal_shows_one_progress_bar_and_whole_lines_of_the_others(launcher):
     launcher.write(
         "import os, sys, time\n"
         "for step in range(5):\n"

@@ -12,7 +12,6 @@ import pytest
 from launcher.contract import protocol
 from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 SCRIPT = """
@@ -25,7 +24,6 @@ if pathlib.Path("go").read_text() == index and not pathlib.Path("again-" + index
     time.sleep(600)
 """
 """The node whose index stands in ``go`` never ends, unless it has been told to."""
-
 JOB = (
     *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--set", "engine=agent"),
     *("--set", "agent.detection_limit_s=2", "--set", "stop_grace_s=1"),
@@ -36,9 +34,7 @@ def both_up(folder: Path) -> bool:
     return all((folder / f"up-{index}").exists() for index in range(2))
 
 
-def test_a_node_that_stays_frozen_when_the_other_has_finished_is_started_again(
-    launcher: Runner,
-) -> None:
+def test_a_node_that_stays_frozen_when_the_other_has_finished_is_started_again(launcher):
     launcher.write(SCRIPT)
     process = launcher.start(*JOB)
     try:
@@ -58,9 +54,7 @@ def test_a_node_that_stays_frozen_when_the_other_has_finished_is_started_again(
 
 
 @pytest.mark.parametrize("lost", ["0", "1"])
-def test_a_node_that_is_lost_while_the_other_finishes_does_not_hold_the_run_up(
-    launcher: Runner, lost: str
-) -> None:
+def test_a_node_that_is_lost_while_the_other_finishes_does_not_hold_the_run_up(launcher, lost):
     launcher.write(SCRIPT)
     process = launcher.start(*JOB)
     try:

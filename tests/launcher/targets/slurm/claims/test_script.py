@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from launcher.targets.slurm import script
@@ -11,9 +9,7 @@ from tests.launcher.targets.slurm.test_script import Job, job, plan
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_an_srun_that_outlives_its_agents_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
+def test_an_srun_that_outlives_its_agents_is_ended(tmp_path, monkeypatch, stopped):
     monkeypatch.setattr(script, "SRUN_SLACK_S", 1)
     monkeypatch.setattr(script, "LOOK_S", 1)
     made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2, stop_grace_s=2)

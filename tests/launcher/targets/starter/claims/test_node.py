@@ -7,11 +7,11 @@ import os
 import pytest
 
 from launcher.agent.addresses import choose_address, interface_of
-from tests.launcher.targets.starter.test_node import Starting, finish, starting
+from tests.launcher.targets.starter.test_node import finish, starting
 
 
 @pytest.mark.mpi
-def test_nodes_that_mpirun_starts_form_a_group_and_end_with_one_code(starting: Starting) -> None:
+def test_nodes_that_mpirun_starts_form_a_group_and_end_with_one_code(starting):
     process = starting.mpirun(2, "node", "job.yaml")
     code, out, err = finish(process)
     assert code == 0, err

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from launcher.contract import protocol
-from tests.launcher.targets.starter.test_node import JOB, Starting, finish, starting
+from tests.launcher.targets.starter.test_node import JOB, finish, starting
 from tests.waiting import wait_until
 
 ALONE = """
@@ -15,8 +15,6 @@ import os, sys
 print("alone", flush=True)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
-
-
 WAITING = """
 import os, pathlib, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -26,9 +24,7 @@ time.sleep(300)
 """
 
 
-def test_a_node_runs_the_job_again_and_again_and_the_folder_tells_of_each(
-    starting: Starting,
-) -> None:
+def test_a_node_runs_the_job_again_and_again_and_the_folder_tells_of_each(starting):
     starting.launcher.write(ALONE, JOB)
     words = ("job.yaml", "--nnodes", "1", "--run-id", "one")
     code, out, err = finish(starting.node(*words, LAUNCHER_NODE_INDEX="0"))
@@ -56,9 +52,7 @@ def test_a_node_runs_the_job_again_and_again_and_the_folder_tells_of_each(
         (signal.SIGINT, 130, "interrupted"),
     ],
 )
-def test_a_signal_of_the_starter_ends_the_node(
-    starting: Starting, signum: int, expected: int, reason: str
-) -> None:
+def test_a_signal_of_the_starter_ends_the_node(starting, signum, expected, reason):
     starting.launcher.write(WAITING, JOB)
     env = {"LAUNCHER_NODE_INDEX": "0"}
     node = starting.node("job.yaml", "--nnodes", "1", "--run-id", "x", **env)
@@ -86,9 +80,7 @@ def test_a_signal_of_the_starter_ends_the_node(
         ("gone.py --nnodes 2 --run-id a", "0", "no such file", "check the path"),
     ],
 )
-def test_what_is_wrong_is_told_at_once_with_the_fix(
-    starting: Starting, words: str, index: str, said: str, fix: str
-) -> None:
+def test_what_is_wrong_is_told_at_once_with_the_fix(starting, words, index, said, fix):
     env = {"LAUNCHER_NODE_INDEX": index} if index else {}
     code, _, err = finish(starting.node(*words.split(), **env))
     assert code == 2, err
@@ -97,9 +89,7 @@ def test_what_is_wrong_is_told_at_once_with_the_fix(
 
 
 @pytest.mark.mpi
-def test_a_stop_from_another_terminal_reaches_nodes_that_mpirun_started(
-    starting: Starting,
-) -> None:
+def test_a_stop_from_another_terminal_reaches_nodes_that_mpirun_started(starting):
     starting.launcher.write(WAITING, JOB)
     process = starting.mpirun(2, "node", "job.yaml")
     latest = starting.launcher.folder / "runs/latest"
