@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from base64 import b64decode
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,9 +32,9 @@ class Controllers:
 
     def _run(self) -> None:
         while not self._closed.wait(KUBELET_S):
-            for kind, name in [*self._server.objects]:
-                if kind == "jobs" and name not in self._of:
-                    self._of[name] = Controller(self._server, self._folder, name)
+            for (kind, name), item in [*self._server.objects.items()]:
+                if kind == "jobs" and (uid := item["metadata"]["uid"]) not in self._of:
+                    self._of[uid] = Controller(self._server, self._folder, name)
 
     def left(self) -> list[str]:
         """Pods that run."""
@@ -55,6 +56,9 @@ class Controller:
         self._pods: Pods | None = None
         self.running: dict[int, tuple[str, Any]] = {}
         self._codes: dict[int, int] = {}
+        self._uid, self._is_over = "", False
+        self._log_lock, self._told = threading.Lock(), Counter[str]()
+        self._complete: set[str] = set()
         self._entered: list[subprocess.Popen[bytes]] = []
         self._made = 0
         self._closed = threading.Event()
@@ -64,8 +68,11 @@ class Controller:
     def _run(self) -> None:
         while not self._closed.wait(KUBELET_S):
             job = self._server.objects.get(("jobs", self._name))
+            if job is not None and self._uid not in ("", job["metadata"]["uid"]):
+                job = None
             wanted = 0 if job is None else int(job["spec"]["parallelism"])
             if job is not None and self._pods is None:
+                self._uid = job["metadata"]["uid"]
                 self._pods = self._make(job)
                 for index in range(wanted):
                     self.start(index)
@@ -75,7 +82,7 @@ class Controller:
                         self.lose(index, GRACE_S)
                     else:
                         self._look(index)
-                if job is not None and len(self._codes) == wanted:
+                if job is not None and not self._is_over and len(self._codes) == wanted:
                     self._end(job)
 
     def _make(self, job: dict[str, Any]) -> Pods:
@@ -103,6 +110,7 @@ class Controller:
         self._codes[index] = code = container.attrs["State"]["ExitCode"]
         labels = self._server.objects["pods", name]["metadata"]["labels"]
         phase, why = ("Failed", "Error") if code else ("Succeeded", "Completed")
+        self._end_log(name, container)
         mounts = {one["Destination"]: one["Source"] for one in container.attrs["Mounts"]}
         said = Path(mounts[protocol.TERMINATION_LOG]).read_text()
         state = ended(code, why, message=said)
@@ -118,13 +126,12 @@ class Controller:
         kind = "Failed" if any(self._codes.values()) else "Complete"
         job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
         self._server.put("jobs", job)
-        self._codes.clear()
-        self._closed.set()
+        self._is_over = True
 
     def start(self, index: int, *, elsewhere: bool = False) -> None:
         assert self._pods is not None
         self._made += 1
-        name = f"{self._name}-{index}-{self._made:05d}"
+        name = f"{self._name}-{index}-{self._pods.plan.run_id[-6:]}{self._made}"
         container = self._pods.start(index, elsewhere=elsewhere)
         self.running[index] = name, container
         labels = {protocol.LABEL_RUN_ID: self._pods.plan.run_id, INDEX: str(index)}
@@ -143,16 +150,33 @@ class Controller:
 
     def _bring_log(self, name: str, container: Any) -> None:
         for line in container.logs(stream=True, follow=True, timestamps=True):
-            stamp, _, text = line.decode().rstrip("\n").partition(" ")
-            self._server.log(name, (stamp, text))
+            with self._log_lock:
+                if name in self._complete:
+                    return
+                self._log(name, line)
+                self._told[name] += 1
+        self._server.log(name, ended=True)
+
+    def _log(self, name: str, line: bytes) -> None:
+        stamp, _, text = line.decode().rstrip("\n").partition(" ")
+        self._server.log(name, (stamp, text))
+
+    def _end_log(self, name: str, container: Any) -> None:
+        """The rest: the engine may end the stream of a container that has ended only later."""
+        lines = container.logs(timestamps=True).splitlines()
+        with self._log_lock:
+            self._complete.add(name)
+            for line in lines[self._told[name] :]:
+                self._log(name, line)
         self._server.log(name, ended=True)
 
     def lose(self, index: int, grace_s: int = 0) -> None:
         name, container = self.running.pop(index)
         container.stop(timeout=grace_s)
         del self._server.programs[name]
-        labels = self._server.objects["pods", name]["metadata"]["labels"]
-        self._server.put("pods", pod(name, labels, phase="Failed", state=ended(137)))
+        if index not in self._codes:
+            labels = self._server.objects["pods", name]["metadata"]["labels"]
+            self._server.put("pods", pod(name, labels, phase="Failed", state=ended(137)))
         self._server.remove("pods", name)
 
     def cut(self) -> None:
