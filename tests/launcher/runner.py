@@ -36,6 +36,8 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.folder, self.limit_s = folder, 150.0
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        # torch's compiler sets it in each process that imports it.
+        self.env.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
     def write(self, script: str, job: str = PREFIX) -> None:
         (self.folder / "train.py").write_text(script)

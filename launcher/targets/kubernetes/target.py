@@ -142,11 +142,10 @@ class KubernetesTarget(Target):
         Raises ``InputError`` if an object of the job's name is there already.
         """
         job, objects = self.job(plan), self.render(plan).objects
-        objects = (*self._token_of(plan, job.cluster), *objects)
         # An interrupt does not wait for an answer; what was made is then taken away.
         self.is_sending = True
         try:
-            job.submit(objects, self.notes)
+            job.submit((*self._token_of(plan, job.cluster), *objects), self.notes)
         finally:
             self.is_sending = False
 

@@ -41,7 +41,7 @@ def test_ctrl_c_is_answered_at_once_though_the_server_hangs_and_the_grace_ends_t
 def test_a_submission_to_a_server_that_hangs_is_interrupted_at_once(server, tmp_path):
     server.hangs_at = "POST"
     process = started(tmp_path, PLAIN)
-    server.until(lambda: server.asked("POST", "/jobs"))
+    server.until(lambda: server.asked("POST", "/"))
     process.send_signal(signal.SIGINT)
     at = time.monotonic()
     _, text = process.communicate(timeout=60)
