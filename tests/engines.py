@@ -24,12 +24,14 @@ def four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
     network = Network(tmp_path_factory.mktemp("hosts"), 4)
     # Connections that an earlier session left lead to hosts that are gone.
-    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="lt", dir="/tmp")
+    os.environ["XDG_RUNTIME_DIR"] = folder = tempfile.mkdtemp(prefix="lt", dir="/tmp")
     try:
         network.make()
         yield network
     finally:
-        shutil.rmtree(os.environ.pop("XDG_RUNTIME_DIR"))
+        # A test in which this fixture began has taken its variables away by now.
+        os.environ.pop("XDG_RUNTIME_DIR", None)
+        shutil.rmtree(folder)
         network.remove()
 
 
