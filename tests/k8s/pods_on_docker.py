@@ -86,7 +86,7 @@ class Pods:
             self.containers.append(idle)
             idle.start()
         pod = self._pod(index)
-        own = self.folder / f"pod-{len(self.containers)}"
+        own = self.folder / f"pod-{secrets.token_hex(4)}"
         own.mkdir(parents=True)
         (own / "termination-log").touch()
         (own / "termination-log").chmod(0o666)

@@ -372,10 +372,11 @@ class Cluster:
         for name, start in (("munged", self.start_munge), ("slurmctld", self.start_controller)):
             if not self._daemons[name].alive():
                 start()
-        with contextlib.suppress(AssertionError):
+        left = []
+        try:
             self.wait_idle(LEFT_LIMIT_S)
-        left = self.queue() + self.left()
-        if left:
+        except AssertionError:
+            left = self.queue() + self.left()
             self.ask("scancel", "--user=root")
             with contextlib.suppress(AssertionError):
                 self.wait_idle(KILL_WAIT_S + 10)
