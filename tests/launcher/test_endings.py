@@ -1,0 +1,405 @@
+"""Every ending that is known: from what a worker left behind to the run's exit code and headline.
+
+A row is one ending: what happened, and what each of worker, node and run is said to have ended by.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import DistNetworkError
+from torch.distributed.elastic import rendezvous as rdzv
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from launcher.agent.engine import preload
+from launcher.agent.engine.attempts import Attempts
+from launcher.agent.engine.faults import FaultBook, RestartWorkers
+from launcher.agent.engine.gpu_memory import GpuBusyError
+from launcher.agent.engine.rendezvous import NodeEnding, NodeHandler
+from launcher.agent.engine.torch_agent import _name_ending
+from launcher.agent.membership.group import Cause, GroupStatus, Phase
+from launcher.agent.membership.handler import ReplacedError
+from launcher.agent.node.supervisor import Supervisor
+from launcher.agent.stopping import Stop
+from launcher.agent.worker_exit import judge_exit, write_end
+from launcher.contract import protocol
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, NodeState, Reason
+from launcher.contract.worker_end import WorkerEnd
+from launcher.follow.decide import Replace, Restart, decide_action
+from launcher.follow.loop import write_outcome
+from launcher.follow.target import NodeObservation, Observation
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
+from tests.launcher.worker_ends import worker_end
+
+MakePlan = Callable[..., LaunchPlan]
+PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
+OTHER = "ValueError: boom"
+
+
+@dataclass(frozen=True)
+class W:
+    """How one worker ended. ``asked``: its agent had asked it to; ``failed``: before that."""
+
+    code: int = 0
+    error: str = ""
+    asked: bool = False
+    failed: bool = False
+    oom: bool = False
+    hung: bool = False
+    stderr: str = ""
+
+
+def end_workers(node_dir: Path, workers: tuple[W, ...]) -> Attempts:
+    """One attempt of these workers, as their guards leave it."""
+    node_dir.mkdir(parents=True, exist_ok=True)
+    attempts = Attempts(node_dir, node_dir.parents[2], node_dir)
+    places = attempts.begin({rank: rank for rank in range(len(workers))})
+    for place, worker in zip(places, workers, strict=True):
+        at = 1e9 + place.rank
+        if worker.error:
+            text = json.dumps({"message": {"message": worker.error}})
+            (place.folder / protocol.ERROR_FILE).write_text(text)
+            os.utime(place.folder / protocol.ERROR_FILE, (at, at))
+        (place.folder / protocol.STDERR_FILE).write_text(worker.stderr)
+        if worker.hung:
+            attempts.mark_hung(place.rank)
+        end = worker_end(place.rank, exit_code=worker.code, local_rank=place.rank, failed_at=at)
+        kills = -1 if worker.oom else 1 << 40
+        judged = judge_exit(
+            place.folder, end, was_asked=worker.asked, had_failed=worker.failed, kills_before=kills
+        )
+        write_end(place.folder, judged)
+    return attempts
+
+
+@pytest.mark.parametrize(
+    ("workers", "causes", "first", "next_step"),
+    [
+        ((W(1, OTHER), W(-15, asked=True)), "exit terminated", 0, "worker-fault"),
+        ((W(-15, asked=True), W(1, OTHER, asked=True, failed=True)), "exit terminated", 1,
+         "worker-fault"),
+        ((W(1, PEER), W(1, OTHER)), "exit exit", 1, "worker-fault"),
+        ((W(1, PEER), W(1, PEER)), "exit exit", 0, "lost-peer"),
+        ((W(-15, asked=True), W(-15, asked=True)), "terminated terminated", 0, "lost-peer"),
+        ((W(-11), W(1, PEER)), "signal exit", 0, "worker-fault"),
+        ((W(-6, stderr="terminate called after throwing an instance of 'std::out_of_range'\n"
+            "  what():  index 7\n"), W(1, PEER)), "signal exit", 0, "worker-fault"),
+        ((W(-9), W(1, PEER)), "signal exit", 0, "worker-fault"),
+        ((W(-9, oom=True), W(1, PEER)), "out-of-memory exit", 0, "worker-fault"),
+        ((W(1, PEER), W(-9, hung=True)), "hang exit", 1, "hang"),
+        ((W(0), W(1, OTHER)), "exit", 1, "worker-fault"),
+        ((W(0), W(1, PEER)), "exit", 1, "lost-peer"),
+        ((W(143), W(143)), "exit exit", 0, "preempted"),
+        ((W(130), W(143)), "exit exit", 0, "preempted"),
+        ((W(143), W(1, OTHER)), "exit exit", 0, "worker-fault"),
+        ((W(2, stderr="usage: t.py\nt.py: error: no --foo"),), "exit", 0, "bad-input, 2, no"),
+        ((W(1, "OSError: [Errno 28] No space left on device: '/ck/a'"),), "disk-full", 0,
+         "disk-full, 198, yes"),
+        ((W(1, "RuntimeError: unable to allocate shared memory(shm): "
+            "No space left on device (28)"),), "exit", 0, "worker-fault"),
+        ((W(1, "torch.OutOfMemoryError: CUDA out of memory."),), "exit", 0, "worker-fault"),
+        ((W(3),), "exit", 0, "worker-fault"),
+        ((W(-9, oom=True, asked=True),), "terminated", 0, "lost-peer"),
+    ],
+)  # fmt: skip
+def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, tmp_path):
+    attempts = end_workers(tmp_path / "run/nodes/0/0", workers)
+    ends = attempts.end()
+    assert " ".join(str(end.cause) for end in ends) == causes
+    assert ends[0].rank == first
+    book = FaultBook(max_restarts=3, same_failure_limit=3)
+    step = book.judge(ends, 0)
+    if isinstance(step, RestartWorkers):
+        assert step.cause == next_step
+    else:
+        code = EXIT_CODE_OF_REASON[step.reason]
+        retry = "yes" if code >= 128 else "no"
+        assert f"{step.reason}, {int(code)}, {retry}" == next_step
+
+
+RUNS = [
+    # workers, max_restarts, equal failures before; the node's cause and code; the run's line
+    ((W(1, OTHER),), 0, 0, "training-failed 1",
+     "failed: training-failed 1: rank 0 on node 0: ValueError: boom"),
+    ((W(1, OTHER),), 1, 1, "restarts-exhausted 1",
+     "failed: restarts-exhausted 1: rank 0 on node 0: ValueError: boom"),
+    ((W(1, OTHER),), 9, 2, "restarts-exhausted 1",
+     "failed: restarts-exhausted 1: rank 0 on node 0: ValueError: boom"),
+    ((W(1, PEER),), 9, 8, "restarts-exhausted 1",
+     f"failed: restarts-exhausted 1: rank 0 on node 0: {PEER}"),
+    ((W(-9, oom=True), W(1, PEER)), 0, 0, "out-of-memory 1",
+     "failed: out-of-memory 1: rank 0 on node 0: out of memory"),
+    ((W(-9, hung=True), W(1, PEER)), 0, 0, "training-failed 1",
+     "failed: training-failed 1: rank 0 on node 0: it hung"),
+    ((W(0), W(-9, hung=True)), 0, 0, "training-failed 1",
+     "failed: training-failed 1: rank 0 on node 0: it had ended with exit code 0, "
+     "1.0 s before rank 1 hung"),
+    ((W(-11), W(1, PEER)), 0, 0, "training-failed 1",
+     "failed: training-failed 1: rank 0 on node 0: SIGSEGV (11)"),
+    ((W(3),), 0, 0, "training-failed 1", "failed: training-failed 1: rank 0 on node 0: exit code 3"),
+    ((W(2, stderr="usage: t.py\nt.py: error: no --foo\n"),), 9, 0, "bad-input 2",
+     "failed: bad-input 2: rank 0 on node 0: exit code 2"),
+    ((W(1, stderr="/usr/bin/python3: No module named trai\n"),), 0, 0, "training-failed 1",
+     "failed: bad-input 2: rank 0 on node 0: exit code 1"),
+    ((W(1, "OSError: [Errno 28] No space left on device: '/ck/a'"),), 9, 0, "disk-full 198",
+     "failed: disk-full 198: rank 0 on node 0: OSError: [Errno 28] No space left on device: "
+     "'/ck/a'"),
+    ((W(),), 0, 0, "completed 0", "succeeded: completed 0: -"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("workers", "allowed", "before", "node_line", "run_line"), RUNS)
+def test_a_run_ends_by_what_its_first_worker_did(
+    workers, allowed, before, node_line, run_line, make_plan, tmp_path
+):
+    run = RunFolder(tmp_path / "digits-0a1b2c")
+    plan = make_plan(engine="agent", nproc_per_node=len(workers), max_restarts=allowed)
+    attempts = end_workers(run.node_dir(0, 0), workers)
+    node = judge_node(attempts, plan, before)
+    assert f"{node.reason} {node.exit_code}" == node_line
+    (run.node_dir(0, 0) / protocol.OUTCOME_FILE).write_text(node.to_json())
+    assert tell_run(run, plan, seen(0, node.exit_code)) == run_line
+
+
+def judge_node(attempts: Attempts, plan: LaunchPlan, before: int) -> NodeOutcome:
+    """The outcome of a node after so many equal attempts and this one."""
+    book = FaultBook(max_restarts=plan.max_restarts, same_failure_limit=3)
+    if attempts.have_succeeded():
+        return NodeOutcome(node_index=0, incarnation=0, reason=Reason.COMPLETED)
+    ends = attempts.end()
+    steps = [book.judge(ends, 0) for _ in range(before + 1)]
+    assert all(isinstance(step, RestartWorkers) for step in steps[:-1])
+    end = steps[-1]
+    assert not isinstance(end, RestartWorkers)
+    return NodeOutcome(
+        node_index=0,
+        incarnation=0,
+        reason=end.reason,
+        detail=end.detail,
+        first=ends[0],
+        collateral=ends[1:],
+        ended_well=next(iter(attempts.ended_well), None),
+    )
+
+
+def seen(index: int, code: int | None, **fields: object) -> NodeObservation:
+    state = NodeState.MISSING if code is None else NodeState.EXITED
+    given = {"incarnation": 0, "state": state, "exit_code": code, **fields}
+    return NodeObservation(node_index=index, **given)  # type: ignore[arg-type]
+
+
+def tell_run(
+    run: RunFolder, plan: LaunchPlan, *nodes: NodeObservation, headline: bool = True
+) -> str:
+    """The run's ending in a line, or what follows in place of one."""
+    observation = Observation(run_id=run.run_id, nodes=nodes)
+    action = decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
+    if isinstance(action, Replace | Restart):
+        return type(action).__name__.lower()
+    assert isinstance(action, Outcome)
+    end = write_outcome(run, plan, action, 2e10)
+    first = end.failure.first if end.failure else None
+    said = (first.headline if first else "-") if headline else end.detail
+    return f"{end.state}: {end.reason} {end.exit_code}: {said}"
+
+
+ALREADY = W(1, OTHER)
+CHILD_FAILED = ChildFailedError("t.py", {0: ProcessFailure(0, 1, 1, "/none")})
+LOST = rdzv.RendezvousConnectionError("gone")
+
+
+@pytest.mark.parametrize(
+    ("error", "facts", "told"),
+    [
+        (SignalException("x", signal.SIGTERM), "", "preempted: the agent got SIGTERM (15)"),
+        (SignalException("x", signal.SIGTERM), "succeeded", "completed: "),
+        (CHILD_FAILED, "failed", "training-failed: "),
+        (CHILD_FAILED, "full", "disk-full: DISK OSError: No space left on device"),
+        (preload.ServerGoneError("it went away"), "", "agent-failed: it went away"),
+        (GpuBusyError("12 GiB held"), "", "gpu-busy: 12 GiB held"),
+        (ReplacedError("another came"), "", "rendezvous-closed: another came"),
+        (rdzv.RendezvousClosedError("x"), "", "rendezvous-closed: another node ended the run"),
+        (rdzv.RendezvousTimeoutError("x"), "", "rendezvous-unreachable: too few nodes came in time"),
+        (LOST, "", "rendezvous-unreachable: gone"),
+        (LOST, "met", "store-lost: gone"),
+        (LOST, "reached", "store-lost: gone"),
+        (rdzv.RendezvousStateError("No space left on device"), "met",
+         "disk-full: DISK No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "",
+         "disk-full: DISK [Errno 28] No space left on device"),
+        (DistNetworkError("a\nb"), "met", "store-lost: a"),
+        (KeyError("x"), "", "agent-failed: KeyError: 'x'"),
+    ],
+)  # fmt: skip
+def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, capsys):
+    workers = {"failed": (ALREADY,), "full": (W(1, "OSError: No space left on device"),),
+               "succeeded": (W(),)}.get(facts, (W(-15),))  # fmt: skip
+    attempts = end_workers(tmp_path / "run/nodes/0/0", workers)
+    attempts.describe_disk = "DISK {}".format  # type: ignore[method-assign]
+    node: Any = SimpleNamespace(
+        attempts=attempts, roster=None, had_rendezvous=facts == "met",
+        reached_store=facts == "reached", ends=(), ending=None,
+    )  # fmt: skip
+    assert ": ".join(judge_error(error, node)) == told
+
+
+def judge_error(error: BaseException, node: Any) -> tuple[str, str]:
+    return _name_ending(error, node)
+
+
+@pytest.mark.parametrize(
+    ("closed", "cause", "allowed", "workers", "told"),
+    [
+        ("finished", "lost", 3, (), "completed: the other nodes finished the run"),
+        ("failed", "lost", 3, (), "training-failed: another node ended the run"),
+        ("failed", "lost", 3, (ALREADY,), f"training-failed: last: rank 0: exit code 1 ({OTHER})"),
+        (
+            "restarts-exhausted",
+            "fault",
+            3,
+            (ALREADY,),
+            f"restarts-exhausted: last: rank 0: exit code 1 ({OTHER})",
+        ),
+        ("restarts-exhausted", "fault", 0, (), "training-failed: another node ended the run"),
+        ("stranded", "fault", 3, (ALREADY,), f"training-failed: rank 0: exit code 1 ({OTHER})"),
+        ("stranded", "lost", 3, (ALREADY,), "-"),
+        ("stranded", "fault", 3, (W(-15, asked=True),), "-"),
+        ("fenced", "lost", 3, (), "-"),
+    ],
+)
+def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path):
+    ends = end_workers(tmp_path / "run/nodes/0/0", workers).end() if workers else ()
+    status = GroupStatus(phase=Phase.CLOSED, closed=closed, cause=Cause(cause))
+    assert judge_closing(status, ends, allowed) == told
+
+
+def judge_closing(status: GroupStatus, ends: tuple[WorkerEnd, ...], allowed: int) -> str:
+    handler = object.__new__(NodeHandler)
+    book = FaultBook(max_restarts=allowed, same_failure_limit=3)
+    handler._node = SimpleNamespace(ends=ends, book=book)  # type: ignore[assignment]
+    handler._client = SimpleNamespace(told=SimpleNamespace(status=status))  # type: ignore[assignment]
+    try:
+        handler._raise_verdict()
+    except NodeEnding as end:
+        return f"{end.reason}: {end.detail}"
+    return "-"
+
+
+@pytest.mark.parametrize(
+    ("stop", "told", "code", "oom", "expected"),
+    [
+        (None, "training-failed", 1, False, "training-failed 1: as told"),
+        (None, None, -9, False, "killed 137: the agent ended with SIGKILL (9) and without a report"),
+        (None, None, -9, True, "out-of-memory 1: the agent itself ran out of memory"),
+        (None, None, -15, False,
+         "preempted 143: the agent ended with SIGTERM (15) and without a report"),
+        (None, None, 196, False,
+         "agent-failed 196: the agent ended with exit code 196 and without a report"),
+        (None, None, 1, False,
+         "agent-failed 196: the agent ended with exit code 1 and without a report"),
+        ("preempted", None, -9, False, "preempted 143: "),
+        ("interrupted", "training-failed", 1, False, "interrupted 130: "),
+        ("stop-requested", "preempted", 143, False, "stop-requested 143: "),
+        ("stop-requested", "completed", 0, False, "completed 0: as told"),
+    ],
+)  # fmt: skip
+def test_a_stopped_or_silent_agent_has_a_cause_too(stop, told, code, oom, expected):
+    end = told and NodeOutcome(node_index=0, incarnation=0, reason=Reason(told), detail="as told")
+    judged = judge_agent(stop and Reason(stop), end, code, oom)
+    assert f"{judged.reason} {judged.exit_code}: {judged.detail}" == expected
+
+
+def judge_agent(stop: Reason | None, told: NodeOutcome | None, code: int, oom: bool) -> NodeOutcome:
+    supervisor = object.__new__(Supervisor)
+    supervisor._stop = Stop(reason=stop, asked_at=0, grace_s=1) if stop else None
+    supervisor._outcome = NodeOutcome(node_index=0, incarnation=0, reason=Reason.AGENT_FAILED)
+    return supervisor._judge(code, told, is_oom=oom)
+
+
+SEVERAL = [
+    # nodes, max_restarts, exit codes with the outcomes that nodes left (None: gone); the run's line
+    (1, {}, [(0, "completed")], "succeeded: completed 0: said by 0"),
+    (2, {}, [(0, "completed"), (0, "completed")], "succeeded: completed 0: said by 0"),
+    (2, {}, [(1, "out-of-memory"), (194, "rendezvous-closed")],
+     "failed: out-of-memory 1: said by 0"),
+    (2, {}, [(194, "rendezvous-closed"), (1, "restarts-exhausted")],
+     "failed: restarts-exhausted 1: said by 1"),
+    (2, {}, [(137, None), (137, None)], "restart"),
+    (2, {}, [(None, None), (0, "completed")], "restart"),
+    (2, {"nnodes": "1:2"}, [(None, None), (0, "completed")], "succeeded: completed 0: said by 1"),
+    (1, {"replaced": 16}, [(137, None)],
+     "failed: node-lost 137: node 0 ended with exit code 137, SIGKILL (9) (killed)"),
+    (1, {"replaced": 16}, [(None, None)], "failed: node-lost 137: node 0 is gone"),
+    (1, {"replaced": 16}, [(143, "preempted")],
+     "failed: node-lost 137: node 0 ended with exit code 143, SIGTERM (15) (preempted)"),
+    (1, {"replaced": 16}, [(193, "rendezvous-unreachable")],
+     "failed: rendezvous-unreachable 193: node 0 ended with exit code 193 (rendezvous-unreachable)"),
+    (1, {"replaced": 16}, [(195, "store-lost")],
+     "failed: store-lost 195: node 0 ended with exit code 195 (store-lost)"),
+    (1, {"replaced": 16}, [(196, "agent-failed")],
+     "failed: agent-failed 196: node 0 ended with exit code 196 (agent-failed)"),
+    (1, {"replaced": 16}, [(197, "gpu-busy")],
+     "failed: gpu-busy 197: node 0 ended with exit code 197 (gpu-busy)"),
+    (1, {"replaced": 0}, [(198, "disk-full")], "failed: disk-full 198: node 0: said by 0"),
+    (1, {}, [(2, "bad-input")], "failed: bad-input 2: said by 0"),
+    (1, {}, [(3, None)], "failed: target-unreachable 3: "),
+    (1, {}, [(17, None)], "failed: training-failed 1: "),
+    (1, {"engine": "torchrun"}, [(1, None)], "failed: training-failed 1: "),
+    (1, {"engine": "torchrun"}, [(137, None)],
+     "failed: node-lost 137: node 0 ended with exit code 137, SIGKILL (9)"),
+    (1, {"engine": "torchrun", "max_restarts": 2}, [(137, None)], "restart"),
+    (2, {"engine": "torchrun", "max_restarts": 2}, [(1, None), (0, None)], "restart"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "fields", "nodes", "told"), SEVERAL)
+def test_a_run_ends_by_what_its_nodes_did(count, fields, nodes, told, make_plan, tmp_path):
+    run = RunFolder(tmp_path / "digits-0a1b2c")
+    fields = {"engine": "agent", "nnodes": count, "max_restarts": 0, **fields}
+    used = fields.pop("replaced", 0)
+    plan = make_plan(**fields)
+    again = tuple(replace(node, incarnation=used) for node in plan.nodes)
+    plan = replace(plan, nodes=again)
+    for index, (_, reason) in enumerate(nodes):
+        if reason:
+            folder = run.node_dir(index, used)
+            folder.mkdir(parents=True)
+            end = NodeOutcome(
+                node_index=index, incarnation=used, reason=Reason(reason), finished_at=index,
+                detail=f"said by {index}",
+            )  # fmt: skip
+            (folder / protocol.OUTCOME_FILE).write_text(end.to_json())
+    observed = [seen(index, code) for index, (code, _) in enumerate(nodes)]
+    assert tell_run(run, plan, *observed, headline=False) == told
+
+
+@pytest.mark.parametrize(
+    ("driver", "told"),
+    [
+        ("interrupted", "stopped: interrupted 130: as seen"),
+        ("stop-requested", "stopped: stop-requested 143: as seen"),
+        ("launcher-lost", "stopped: launcher-lost 137: as seen"),
+        ("target-unreachable", "failed: target-unreachable 3: as seen"),
+        ("preempted", "stopped: preempted 143: as seen"),
+        ("node-lost", "failed: node-lost 137: as seen"),
+    ],
+)
+def test_what_people_and_targets_end_is_told_as_they_said(driver, told, make_plan, tmp_path):
+    run = RunFolder(tmp_path / "digits-0a1b2c")
+    plan = make_plan(engine="agent", nproc_per_node=1)
+    end_workers(run.node_dir(0, 0), (W(143),))
+    end = write_outcome(run, plan, Outcome(reason=Reason(driver), detail="as seen"), 2e10)
+    assert f"{end.state}: {end.reason} {end.exit_code}: {end.detail}" == told
