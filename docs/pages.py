@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from fabric_train.strategies import INSTEAD, STRATEGIES
 from launcher.commands.cli import _parser
+from launcher.contract.causes import OF_RUNS, RETRY_FROM, Cause
 from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import (
-    EXIT_CODE_OF_REASON,
-    FAULT_OF_REASON,
-    RETRY_FROM,
-    STATE_OF_REASON,
-    Reason,
-)
 from launcher.manifests.batch.check import BatchRule
 from launcher.manifests.checks.rules import Rule
 from launcher.manifests.scripts.rules import ScriptRule
@@ -36,26 +30,6 @@ if TYPE_CHECKING:
 OF_MANY = 4
 """An option of so many commands stands in a table of its own."""
 GENERATED = "<!-- `make docs` writes this page. -->\n"
-MEANING = {
-    Reason.COMPLETED: "all workers ended with exit code 0",
-    Reason.TRAINING_FAILED: "a worker failed, and no restart was allowed",
-    Reason.RESTARTS_EXHAUSTED: "workers failed more often than `max_restarts`, or always alike",
-    Reason.NODE_LOST: "a node was lost, and the job could neither replace it nor do without it",
-    Reason.OUT_OF_MEMORY: "the kernel or the container's limit killed a worker for its memory",
-    Reason.BAD_INPUT: "what was given is wrong; nothing was started, or a program cannot start",
-    Reason.TARGET_UNREACHABLE: "the target does not answer, or lacks what the job needs",
-    Reason.INTERRUPTED: "Ctrl-C or a closed terminal at the launcher",
-    Reason.STOP_REQUESTED: "`launcher stop`, or SIGTERM at the launcher",
-    Reason.PREEMPTED: "the platform asked the node to end",
-    Reason.KILLED: "a process was killed from outside",
-    Reason.LAUNCHER_LOST: "the launcher of the run died; a later command found the end",
-    Reason.RENDEZVOUS_UNREACHABLE: "no store answered, or too few nodes came in time",
-    Reason.RENDEZVOUS_CLOSED: "another node ended the run, and its outcome says why",
-    Reason.STORE_LOST: "the rendezvous' store was lost, and no other node took over",
-    Reason.AGENT_FAILED: "the agent itself broke down",
-    Reason.GPU_BUSY: "the GPU memory of dead workers did not become free",
-    Reason.DISK_FULL: "a disk that the training or the agent writes to is full",
-}
 
 
 def render_rules(rules: Iterable[AnyRule]) -> str:
@@ -90,25 +64,31 @@ def exit_codes_page() -> str:
     """docs/exit-codes.md."""
     rows = [
         f"| {code} | {'yes' if code >= RETRY_FROM else 'no' if code else ''} "
-        f"| `{reason}` | {STATE_OF_REASON[reason].value} "
-        f"| {fault.value if (fault := FAULT_OF_REASON[reason]) else ''} | {MEANING[reason]} |"
+        f"| `{cause}` | {cause.state} | {cause.ends.whose} | {cause.ends.meaning} |"
         for code in ExitCode
-        for reason in Reason
-        if EXIT_CODE_OF_REASON[reason] == code
+        for cause in OF_RUNS
+        if cause.exit_code == code
     ]
+    finer = [f"| `{one}` | `{one.of}` | {one.fix} |" for one in Cause if one.of is not one]
     return "\n".join(
         [
-            "# Exit codes and reasons",
+            "# Exit codes and causes",
             "",
             GENERATED,
             "`launcher run` ends with the exit code of its run, and so does each node's agent. The",
-            "reason is in `outcome.json`, in `launcher status` and in the last lines of a run.",
+            "cause is in `outcome.json`, in `launcher status` and in the last lines of a run.",
             f"Codes from 1 to 127 are permanent; from {RETRY_FROM} on a retry is worth it, and",
             "schedulers can decide by that.",
             "",
-            "| code | retry | reason | state | whose fault | meaning |",
+            "| code | retry | cause | state | whose fault | meaning |",
             "|---|---|---|---|---|---|",
             *rows,
+            "",
+            "Finer causes, of workers and of `launcher why`, stand for one of these:",
+            "",
+            "| cause | stands for | what helps in most cases |",
+            "|---|---|---|",
+            *finer,
             "",
             "Other codes: 1 from `doctor` where a row failed, 2 from `check` where there is an",
             "error, and 128 + n where signal n ended a node.",

@@ -14,8 +14,6 @@ from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a file system answers where it has no bytes, no inodes or no quota left."""
-CAUSE = "disk-full"
-"""The cause of a worker that ended because a disk was full."""
 LARGEST = 3
 
 _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))

@@ -13,20 +13,19 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
+from launcher.contract.causes import OF_RUNS, Cause, parse_cause
 from launcher.contract.records import parse_record, read_object
+from launcher.contract.states import RunState
 
 REASON_OF_SIGNAL = {
-    signal.SIGTERM: Reason.PREEMPTED,
-    signal.SIGINT: Reason.INTERRUPTED,
-    signal.SIGHUP: Reason.INTERRUPTED,
-    signal.SIGQUIT: Reason.INTERRUPTED,
+    signal.SIGTERM: Cause.PREEMPTED,
+    signal.SIGINT: Cause.INTERRUPTED,
+    signal.SIGHUP: Cause.INTERRUPTED,
+    signal.SIGQUIT: Cause.INTERRUPTED,
 }
 """What a signal to the supervisor means."""
 
-_STOPPING = frozenset(
-    reason.value for reason, state in STATE_OF_REASON.items() if state is RunState.STOPPED
-)
+_STOPPING = frozenset(cause for cause in OF_RUNS if cause.state is RunState.STOPPED)
 MARGIN_S = 5.0
 """How long before the deadline SIGTERM comes if the training does not answer; at most a quarter of
 the grace."""
@@ -53,7 +52,7 @@ class Step(enum.Enum):
 class Stop:
     """A stop in progress; times are seconds of the monotonic clock."""
 
-    reason: Reason
+    reason: Cause
     asked_at: float
     grace_s: float
     times_asked: int = 1
@@ -159,7 +158,7 @@ class StopFiles:
         return read_object(self._answer) or None
 
 
-def read_stop_file(environ: Mapping[str, str]) -> Reason | None:
+def read_stop_file(environ: Mapping[str, str]) -> Cause | None:
     """The reason in STOP_FILE, if it asks this node to stop. Does not wait.
 
     An empty file asks for nothing yet. If it is there from the start, its reason is seen at once:
@@ -173,5 +172,5 @@ def read_stop_file(environ: Mapping[str, str]) -> Reason | None:
     except OSError:
         return None
     if text not in _STOPPING:
-        return Reason.STOP_REQUESTED if text else None
-    return Reason(text)
+        return Cause.STOP_REQUESTED if text else None
+    return parse_cause(text)

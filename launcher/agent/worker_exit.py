@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.records import dump_record, parse_record, read_object
 from launcher.contract.worker_end import (
     WorkerEnd,
@@ -83,7 +84,7 @@ def read_ends(folder: Path, run_dir: Path) -> tuple[WorkerEnd, ...]:
 def has_succeeded(exit_file: Path) -> bool:
     """Whether a worker ended well by itself; False where it left no record."""
     end = _read_end(exit_file)
-    return end is not None and end.exit_code == 0 and end.cause != "terminated"
+    return end is not None and end.exit_code == 0 and end.cause is not Cause.TERMINATED
 
 
 def _read_end(path: Path) -> WorkerEnd | None:

@@ -12,13 +12,11 @@ from launcher.api.choose_target import open_target
 from launcher.api.listing import list_runs
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.contract.reasons import TERMINAL_STATES
+from launcher.contract.states import OVER
 from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder
 from launcher.targets.machine import read_size
 from launcher.targets.room import Left
-
-OVER = frozenset(state.value for state in TERMINAL_STATES)
 
 
 def find_old(

@@ -14,7 +14,7 @@ from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import OWNER_FILE
-from launcher.contract.reasons import TERMINAL_STATES
+from launcher.contract.states import OVER
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, list_runs, write_atomically
@@ -57,7 +57,7 @@ def find_hold(root: Path, name: str) -> RunFolder:
         raise InputError(f"no hold {name!r} in {root.absolute()}", fix)
     run, plan = found[-1]
     state, outcome = read_state(run, plan)
-    if state in {one.value for one in TERMINAL_STATES}:
+    if state in OVER:
         why = ": ".join(filter(None, (outcome.reason, outcome.detail))) if outcome else state
         fix = typed.command("hold", "--name", name, "--nnodes", str(len(plan.nodes)))
         raise InputError(f"the hold {name} has ended ({why})", fix)

@@ -12,9 +12,9 @@ from types import FrameType
 
 from launcher.api.notify import notices
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
-from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower
 from launcher.follow.output_buffer import OutputBuffer
@@ -148,7 +148,7 @@ def _stop_on_signals(follower: Follower, target: Target) -> None:
             raise KeyboardInterrupt
         typed = signum == signal.SIGINT
         # A program that sends SIGTERM expects its exit code.
-        reason = Reason.STOP_REQUESTED if signum == signal.SIGTERM else Reason.INTERRUPTED
+        reason = Cause.STOP_REQUESTED if signum == signal.SIGTERM else Cause.INTERRUPTED
         follower.interrupt("; Ctrl-C again ends it at once" if typed else "", reason)
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -15,7 +15,7 @@ from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
-from launcher.contract.reasons import TERMINAL_STATES, RunState
+from launcher.contract.states import OVER, RunState
 from launcher.follow.console import prefix_of
 from launcher.follow.loop import fold, is_out_of_sight
 from launcher.follow.requests import read_withdrawn, without
@@ -48,8 +48,7 @@ def with_size(row: ListedRun) -> ListedRun:
 def list_runs(run_root: Path, *, everything: bool) -> list[ListedRun]:
     """Runs that go on (or ``everything``), oldest first. Records outcomes of runs ended unseen."""
     rows = [_row(run) for run in list_folders(run_root)]
-    over = {state.value for state in TERMINAL_STATES}
-    return [row for row in rows if everything or row.state not in over]
+    return [row for row in rows if everything or row.state not in OVER]
 
 
 def _row(run: RunFolder) -> ListedRun:

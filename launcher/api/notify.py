@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from launcher.contract import typed
-from launcher.contract.reasons import RunState
+from launcher.contract.states import RunState
 from launcher.plan.launch_plan import LaunchPlan, Notify
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_restarts

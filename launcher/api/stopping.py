@@ -9,10 +9,11 @@ import signal
 from launcher.agent import disk
 from launcher.api.choose_target import open_target
 from launcher.contract import protocol, typed
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.process_stat import is_stopped
-from launcher.contract.reasons import Reason, RunState
+from launcher.contract.states import RunState
 from launcher.follow.loop import fold, is_out_of_sight, write_outcome
 from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_kept, request_stop
 from launcher.follow.target import Suspension, Target
@@ -65,7 +66,7 @@ def stop_run(
         target.stop(run.run_id, grace_s)
     outcome = read_outcome_now(run, plan)
     if outcome is None:
-        outcome = write_outcome(run, plan, Outcome(reason=Reason.STOP_REQUESTED), clock.wall())
+        outcome = write_outcome(run, plan, Outcome(reason=Cause.STOP_REQUESTED), clock.wall())
     left = _describe(kept, outcome) if kept else "nothing of it runs any more"
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)

@@ -8,9 +8,9 @@ from typing import Literal
 from launcher.api.choose_target import rooms, targets_of_jobs
 from launcher.commands.parser import age, natural
 from launcher.contract import protocol
-from launcher.contract.reasons import TERMINAL_STATES
+from launcher.contract.states import OVER
 
-STATES = sorted(state.value for state in TERMINAL_STATES)
+STATES = sorted(OVER)
 """How a run may have ended."""
 
 

@@ -1,4 +1,4 @@
-"""The errors that reach a person: what was given, whose fault, the fix, the exit code."""
+"""The errors that reach a person: what was given, the fix, the exit code."""
 
 from __future__ import annotations
 
@@ -6,16 +6,8 @@ import enum
 import signal
 
 
-class Fault(enum.Enum):
-    """Whose mistake an error or an outcome is; decides where a person should look first."""
-
-    USER = "user"
-    PLATFORM = "platform"
-    TRAINING = "training"
-
-
 class ExitCode(enum.IntEnum):
-    """Exit codes of the command line; ``reasons.py`` says which reason has which.
+    """Exit codes of the command line; ``causes.py`` says which cause has which.
 
     Permanent causes lie in 1..127, everything worth a retry at 128 and above, because
     Kubernetes' ``ExitCode`` restart policy and its operators decide by that border.
@@ -64,7 +56,6 @@ class LauncherError(Exception):
     ``what`` names what was given and what is wrong with it; ``hint`` is the fix to type.
     """
 
-    fault = Fault.PLATFORM
     exit_code = ExitCode.TRAINING_FAILED
 
     def __init__(self, what: str, hint: str = "") -> None:
@@ -79,7 +70,6 @@ class LauncherError(Exception):
 class InputError(LauncherError):
     """The job file, an option or an argument is wrong; nothing was started."""
 
-    fault = Fault.USER
     exit_code = ExitCode.BAD_INPUT
 
 

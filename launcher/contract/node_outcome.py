@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.contract import protocol
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.contract.causes import Cause
 from launcher.contract.records import changed_fields, parse_text
 from launcher.contract.worker_end import WorkerEnd
 
@@ -24,7 +24,7 @@ class NodeOutcome:
 
     node_index: int
     incarnation: int
-    reason: Reason
+    reason: Cause
     detail: str = ""
     attempts: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class NodeOutcome:
     @property
     def exit_code(self) -> int:
         """The exit code of the node's agent."""
-        return int(EXIT_CODE_OF_REASON[self.reason])
+        return int(self.reason.exit_code)
 
     @property
     def ends(self) -> tuple[WorkerEnd, ...]:

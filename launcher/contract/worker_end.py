@@ -7,6 +7,7 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.protocol import STDOUT_FILE
 
@@ -20,10 +21,12 @@ COLLATERAL = re.compile(
 
 _ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt")
 
-LEFT_EARLY = "left-early"
-"""Cause of a worker that ended with exit code 0 while others still needed it."""
 LINE_CHARACTERS = 500
 """The most that is shown of a line that a worker wrote before its end."""
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+)
+"""What the kernel or the process itself sends where a program breaks down."""
 _WARNING = re.compile(r"\w*Warning: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -33,8 +36,8 @@ class WorkerEnd:
     """How one worker ended.
 
     ``exit_code`` is negative for a signal; ``failed_at`` is in seconds since the epoch; ``cause``
-    is exit, signal, hang, out-of-memory, disk-full, terminated or left-early; ``exception`` is one
-    line; the agent's ``log`` is the worker's folder, relative to RUN_DIR.
+    is why, as far as its node can know; ``exception`` is one line; the agent's ``log`` is the
+    worker's folder, relative to RUN_DIR.
 
     The launcher adds the fields after ``steps``, and converts ``failed_at`` to its own clock:
     ``host`` is the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is
@@ -46,7 +49,7 @@ class WorkerEnd:
     local_rank: int
     exit_code: int
     failed_at: float
-    cause: str
+    cause: Cause
     exception: str
     log: str
     steps: int = 0
@@ -80,7 +83,7 @@ class WorkerEnd:
     @property
     def is_collateral(self) -> bool:
         """Whether the worker ended only because of another worker's failure."""
-        return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
+        return self.cause is Cause.TERMINATED or bool(COLLATERAL.search(self.exception))
 
     @property
     def has_left(self) -> bool:
@@ -109,7 +112,7 @@ def show_text(text: str) -> str:
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """Causes before collateral, those ended by the agent last, then by time and rank."""
-    order = lambda end: (end.is_collateral, end.cause == "terminated", end.failed_at, end.rank)  # noqa: E731
+    order = lambda end: (end.is_collateral, end.cause is Cause.TERMINATED, end.failed_at, end.rank)  # noqa: E731
     return tuple(sorted(ends, key=order))
 
 
@@ -133,20 +136,22 @@ def name_cause(
     terminated: bool,
     out_of_memory: bool = False,
     disk_full: bool = False,
-) -> str:
-    """One word for why a worker ended, if it did not hang."""
+) -> Cause:
+    """Why a worker ended, if it did not hang."""
     if terminated:
-        return "terminated"
+        return Cause.TERMINATED
     if out_of_memory:
-        return "out-of-memory"
+        return Cause.OUT_OF_MEMORY
     if disk_full:
-        return "disk-full"
-    return "signal" if exit_code < 0 else "exit"
+        return Cause.DISK_FULL
+    if exit_code < 0:
+        return Cause.CRASHED if -exit_code in _CRASHES else Cause.KILLED
+    return Cause.SCRIPT_ERROR if exit_code else Cause.COMPLETED
 
 
 def name_end(end: WorkerEnd) -> str:
     """How a worker ended, without its exception."""
-    own_words = {"hang": "it hung", "out-of-memory": "out of memory"}
+    own_words = {Cause.HANG: "it hung", Cause.OUT_OF_MEMORY: "out of memory"}
     return own_words.get(end.cause) or name_ending(end.exit_code)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.contract import typed
+from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.reasons import Reason
 from launcher.contract.records import Record, parse_record
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import AllReduce, NodeAnswer, judge_all_reduce
@@ -104,7 +104,7 @@ def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
     follower = Follower(run, plan, target, console, SystemClock())
 
     def give_up() -> None:
-        follower.stop_reason = Reason.STOP_REQUESTED
+        follower.stop_reason = Cause.STOP_REQUESTED
 
     timer = threading.Timer(limit_s, give_up)
     timer.daemon = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.node_plan import Elastic
-from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
+from launcher.contract.states import NodeState
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.outcome import Outcome
@@ -73,7 +74,7 @@ def decide_action(
         return Wait()
     if not bad:
         if len(ended) == len(observation.nodes):
-            return Outcome(reason=Reason.COMPLETED)
+            return Outcome(reason=Cause.COMPLETED)
         return _decide_left_over(plan, observation) if late else Wait()
     if _uses_roster(plan):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
@@ -139,17 +140,17 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
     if worst.out_of_memory:
-        return Outcome(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
+        return Outcome(reason=Cause.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
-        reason = _reason_of(worst) if plan.agent is not None else Reason.NODE_LOST
+        reason = _reason_of(worst) if plan.agent is not None else Cause.NODE_LOST
         return Outcome(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
-    reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
+    reason = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
     # The report names the rank, which says more than a node's exit code.
     return Outcome(reason=reason, detail=worst.detail)
 
 
-# -- nodes under the agent: exit codes are those of ``contract.reasons`` ------------------------
+# -- nodes under the agent: exit codes are those of ``contract.causes`` ------------------------
 
 
 def _uses_roster(plan: LaunchPlan) -> bool:
@@ -173,7 +174,7 @@ def _decide_agents(
     if finished:
         # A newcomer that the roster refused because all had finished has ended well too.
         if not bad or finished >= plan.nodes[0].min_nodes:
-            return Outcome(reason=Reason.COMPLETED)
+            return Outcome(reason=Cause.COMPLETED)
         return _restart_all(plan, bad)
     if not live:
         return _restart_all(plan, lost or closed)
@@ -186,11 +187,11 @@ def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
     """A node has finished, and the living nodes have no work: they are frozen or came too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
-        return Outcome(reason=Reason.COMPLETED)
+        return Outcome(reason=Cause.COMPLETED)
     if _uses_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
         return _restart_all(plan, sorted(away, key=lambda node: not node.is_alive))
-    return Outcome(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
+    return Outcome(reason=Cause.COMPLETED) if plan.is_elastic else Wait()
 
 
 def _decide_lost(
@@ -229,15 +230,15 @@ def _give_up(node: NodeObservation) -> Outcome:
     return Outcome(reason=_reason_of(node), detail=detail)
 
 
-def _reason_of(node: NodeObservation) -> Reason:
+def _reason_of(node: NodeObservation) -> Cause:
     """What the end of an agent means for its run, from what its target reports."""
     if node.out_of_memory:
-        return Reason.OUT_OF_MEMORY
+        return Cause.OUT_OF_MEMORY
     code = node.exit_code or 0
     # An agent chooses codes of ``ExitCode`` itself; a signal's code does not say why.
     is_own = code >= ExitCode.RENDEZVOUS_UNREACHABLE and code in set(ExitCode)
     is_told = is_own or _is_permanent(node)
-    return reason_of_exit_code(code) if is_told else Reason.NODE_LOST
+    return cause_of_exit_code(code) if is_told else Cause.NODE_LOST
 
 
 def _is_permanent(node: NodeObservation) -> bool:
@@ -248,7 +249,7 @@ def describe_agent(node: NodeObservation) -> str:
     """One agent's ending in words, with the meaning of its exit code."""
     told, code = describe(node), node.exit_code or 0
     is_told = node.state is NodeState.MISSING or node.out_of_memory or node.detail
-    return told if is_told or code < RETRY_FROM else f"{told} ({reason_of_exit_code(code).value})"
+    return told if is_told or code < RETRY_FROM else f"{told} ({cause_of_exit_code(code).value})"
 
 
 def describe(node: NodeObservation) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
-from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
+from launcher.contract.states import RunState
 from launcher.follow.console import Console, prefix_of
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.requests import (
@@ -79,7 +80,7 @@ class Follower:
         *,
         show_agents: bool = False,
     ) -> None:
-        self.stop_reason: Reason | None = None
+        self.stop_reason: Cause | None = None
         self._at_once = ""
         self._run, self._target, self._console, self._clock = run, target, console, clock
         self._driver = target.drive(run, plan, console, clock, self._show_new)
@@ -101,7 +102,7 @@ class Follower:
             self._poll_s = min(LONGEST_POLL_S, POLL_ALONE_S * share)
         self._outcome: Outcome | None = None
 
-    def interrupt(self, at_once: str = "", reason: Reason = Reason.INTERRUPTED) -> None:
+    def interrupt(self, at_once: str = "", reason: Cause = Cause.INTERRUPTED) -> None:
         """Ends the run as Ctrl-C does; ``at_once`` is text on how to end it at once."""
         self.stop_reason, self._at_once = reason, at_once
         self._console.is_ending = True
@@ -129,7 +130,7 @@ class Follower:
             # The engine died, or Ctrl-C came again, or so: leave no node, record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
             if is_over and isinstance(error, OSError) and not self._run.is_there():
-                return self._record_as(Outcome(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED))
+                return self._record_as(Outcome(reason=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED))
             if is_over and self._outcome is None:
                 self._record(error)
             if isinstance(error, OSError) and disk.is_full(error):
@@ -138,13 +139,13 @@ class Follower:
 
     def _record(self, error: BaseException) -> None:
         reasons = {
-            TargetError: Reason.TARGET_UNREACHABLE,
-            InputError: Reason.BAD_INPUT,
-            DiskFullError: Reason.DISK_FULL,
-            KeyboardInterrupt: Reason.INTERRUPTED,
+            TargetError: Cause.TARGET_UNREACHABLE,
+            InputError: Cause.BAD_INPUT,
+            DiskFullError: Cause.DISK_FULL,
+            KeyboardInterrupt: Cause.INTERRUPTED,
         }
         kinds = (reason for kind, reason in reasons.items() if isinstance(error, kind))
-        reason = Reason.DISK_FULL if disk.is_full(error) else next(kinds, Reason.LAUNCHER_LOST)
+        reason = Cause.DISK_FULL if disk.is_full(error) else next(kinds, Cause.LAUNCHER_LOST)
         said = error.what if isinstance(error, LauncherError) else str(error)
         self._record_as(Outcome(reason=reason, detail=said.partition("\n")[0]))
 
@@ -167,7 +168,7 @@ class Follower:
         if self.stop_reason is None:
             self._show_new()
             if is_stop_requested(self._run):
-                self.stop_reason = Reason.STOP_REQUESTED
+                self.stop_reason = Cause.STOP_REQUESTED
         if reason := self.stop_reason:
             grace_s = self._driver.plan.stop_grace_s
             self._console.is_ending = True
@@ -277,12 +278,12 @@ class Follower:
 
 def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
-    has_failed = STATE_OF_REASON[seen.reason] is RunState.FAILED
+    has_failed = seen.reason.state is RunState.FAILED
     failure = read_report(run, plan) if has_failed else None
     nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
     end = decide_reason(seen, nodes, failure.first if failure else None)
     reason, detail = end.reason, plan.tell_outside(end.detail)
-    if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
+    if plan.agent and reason is Cause.DISK_FULL and reason not in {node.reason for node in nodes}:
         # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
@@ -351,6 +352,6 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         return None
     if (end := target.find_end(run, plan)) is None:
         return None
-    if end.reason is Reason.LAUNCHER_LOST and is_stop_requested(run):
-        end = Outcome(reason=Reason.STOP_REQUESTED)
+    if end.reason is Cause.LAUNCHER_LOST and is_stop_requested(run):
+        end = Outcome(reason=Cause.STOP_REQUESTED)
     return write_outcome(run, target.as_run(plan), end, now)

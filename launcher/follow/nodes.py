@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.errors import SilentTargetError, TargetError
-from launcher.contract.reasons import STATE_OF_REASON, NodeState, Reason, RunState
+from launcher.contract.states import NodeState, RunState
 from launcher.follow import decide
 from launcher.follow.console import Console
 from launcher.follow.requests import read_withdrawn, without
@@ -48,7 +49,7 @@ class FolderWatch:
         if now - self._lost_at <= FOLDER_LIMIT_S:
             return None
         self._console.note(f"stopping: {self._run.path} was removed")
-        return Outcome(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
+        return Outcome(reason=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED)
 
 
 class NodeDriver:
@@ -229,7 +230,7 @@ class NodeDriver:
 
     def end(self, why: Outcome, *, asked: bool) -> None:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
-        is_done = STATE_OF_REASON[why.reason] is RunState.SUCCEEDED
+        is_done = why.reason.state is RunState.SUCCEEDED
         self._stop(0 if is_done else self.plan.stop_grace_s)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
@@ -263,7 +264,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Outcome | None
 def _judge(plan: LaunchPlan, observation: Observation) -> Outcome:
     codes = [node.exit_code for node in observation.nodes]
     if all(code == 0 for code in codes):
-        return Outcome(reason=Reason.COMPLETED, detail=FOUND_LATER)
+        return Outcome(reason=Cause.COMPLETED, detail=FOUND_LATER)
     lost = "its launcher died, and its processes with it"
     if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
         lost = "its launcher died, and its hosts ended it"
@@ -272,4 +273,4 @@ def _judge(plan: LaunchPlan, observation: Observation) -> Outcome:
         if isinstance(action, Outcome):
             return replace(action, detail=FOUND_LATER)
         lost = FOUND_LATER
-    return Outcome(reason=Reason.LAUNCHER_LOST, detail=lost)
+    return Outcome(reason=Cause.LAUNCHER_LOST, detail=lost)

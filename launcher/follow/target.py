@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.contract.errors import InputError
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.target_facts import TargetFacts

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import RETRY_FROM
 from launcher.contract.errors import InputError, name_exit_code
 from launcher.contract.node_plan import Env
-from launcher.contract.reasons import RETRY_FROM
 from launcher.manifests.play_values import PlayedMount, Surroundings, expand, read_env, read_mounts
 from launcher.manifests.pytorchjob import CONTAINER, MASTER, PyTorchJob, Replica, operator_env
 from launcher.manifests.source import Together, Value, count_gpus, shm_volume

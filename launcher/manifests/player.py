@@ -17,7 +17,7 @@ from typing import Any
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import ExitCode, InputError, TargetError
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.follow.console import Console
 from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.follow.tails import Stream

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from launcher.agent.worker_exit import read_ends, read_error, read_tail
 from launcher.contract import look, protocol
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.worker_end import (
-    LEFT_EARLY,
     WorkerEnd,
     is_own_failure,
     name_cause,
@@ -65,23 +65,23 @@ def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     ends = tuple(ends)
     failed = sort_ends(end for end in ends if end.exit_code != 0)
     left = min(
-        (end for end in ends if end.exit_code == 0 and end.cause == "exit"),
+        (end for end in ends if end.exit_code == 0 and end.cause is not Cause.TERMINATED),
         key=lambda end: end.failed_at,
         default=None,
     )
-    waited = [end for end in failed if end.is_collateral or end.cause == "hang"]
-    first = next((end for end in waited if end.cause != "terminated"), None)
+    waited = [end for end in failed if end.is_collateral or end.cause is Cause.HANG]
+    first = next((end for end in waited if end.cause is not Cause.TERMINATED), None)
     if first is None or left is None or len(waited) < len(failed):
         return failed
     before_s = first.failed_at - left.failed_at
     # A script may take this long to end after it has closed its connections to the others.
     if before_s < -5.0:
         return failed
-    how = "hung" if first.cause == "hang" else "failed"
+    how = "hung" if first.cause is Cause.HANG else "failed"
     said = (
         f"it had ended with exit code 0, {max(0.0, before_s):.1f} s before rank {first.rank} {how}"
     )
-    return (replace(left, cause=LEFT_EARLY, exception=said), *failed)
+    return (replace(left, cause=Cause.EXITED_EARLY, exception=said), *failed)
 
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
@@ -180,7 +180,7 @@ class _NodeReader:
             local_rank=0,
             attempt=0,
             exit_code=record["exit_code"],
-            cause="exit",
+            cause=Cause.SCRIPT_ERROR,
             exception=detail,
             failed_at=(self._folder / RECORD).stat().st_mtime,
             log=str(self.console),
@@ -193,7 +193,7 @@ class _NodeReader:
         folder = self._run.path / end.log
         log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
         exception = _describe_end(end)
-        if end.cause == "hang" and (found := self._read_stacks(end)):
+        if end.cause is Cause.HANG and (found := self._read_stacks(end)):
             # A hung worker's output simply stops.
             log, calls, waits = found
             tail = calls[:TAIL_LINES]
@@ -261,9 +261,9 @@ class _NodeReader:
 
 
 def _describe_end(end: WorkerEnd) -> str:
-    if end.cause in ("hang", "out-of-memory"):
+    if end.cause in (Cause.HANG, Cause.OUT_OF_MEMORY):
         return name_end(end) + (f" ({end.exception})" if end.exception else "")
-    silent = "ended by its agent" if end.cause == "terminated" else name_end(end)
+    silent = "ended by its agent" if end.cause is Cause.TERMINATED else name_end(end)
     return end.exception or silent
 
 

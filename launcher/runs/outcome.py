@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import typed
-from launcher.contract.reasons import (
-    EXIT_CODE_OF_REASON,
-    FAULT_OF_REASON,
-    STATE_OF_REASON,
-    Reason,
-    RunState,
-)
+from launcher.contract.causes import Cause
+from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd
 
 
@@ -61,7 +56,7 @@ class Outcome:
     ``follow.loop.write_outcome`` adds the rest.
     """
 
-    reason: Reason
+    reason: Cause
     detail: str = ""
     run_id: str = ""
     job: str = ""
@@ -84,12 +79,12 @@ class Outcome:
     @property
     def state(self) -> str:
         """``succeeded``, ``failed`` or ``stopped``."""
-        return STATE_OF_REASON[self.reason].value
+        return self.reason.state.value
 
     @property
     def exit_code(self) -> int:
         """The exit code of the launcher that followed the run."""
-        return int(EXIT_CODE_OF_REASON[self.reason])
+        return int(self.reason.exit_code)
 
     @property
     def duration_s(self) -> float:
@@ -99,8 +94,7 @@ class Outcome:
     @property
     def fault(self) -> str | None:
         """Whose mistake a failed run is; None for others."""
-        fault = FAULT_OF_REASON[self.reason]
-        return fault.value if fault and self.state == RunState.FAILED.value else None
+        return self.reason.ends.whose if self.state == RunState.FAILED else None
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data, with what follows from the reason and the times."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.outcome import Outcome
 
@@ -17,7 +17,7 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 """What ``python -m`` prints if it cannot start the module."""
 
 
-_OF_WORKERS = (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED, Reason.BAD_INPUT)
+_OF_WORKERS = (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.BAD_INPUT)
 """Reasons of runs that a worker has ended."""
 
 
@@ -31,7 +31,7 @@ def decide_reason(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd 
     if first is None or end.reason not in _OF_WORKERS:
         return end
     wrong = _find_bad_input(first)
-    return replace(end, reason=Reason.BAD_INPUT, detail=wrong) if wrong else end
+    return replace(end, reason=Cause.BAD_INPUT, detail=wrong) if wrong else end
 
 
 def _by_nodes(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> Outcome:
@@ -41,14 +41,14 @@ def _by_nodes(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd | No
     """
     first_node = first.node_index if first else None
     order = lambda node: (node.node_index != first_node, node.finished_at)  # noqa: E731
-    code = EXIT_CODE_OF_REASON[seen.reason]
+    code = seen.reason.exit_code
     same = sorted((node for node in nodes if node.exit_code == code), key=order)
-    if seen.reason is not Reason.TRAINING_FAILED:
+    if seen.reason is not Cause.TRAINING_FAILED:
         same = [node for node in same if node.reason is seen.reason]
     if not same or same[0].detail == protocol.OTHERS_GO_ON:
         return seen
     told = same[0]
-    if told.reason is Reason.DISK_FULL:
+    if told.reason is Cause.DISK_FULL:
         # The node names the disk, which an exit code does not.
         return replace(seen, detail=f"node {told.node_index}: {told.detail}")
     return replace(seen, reason=told.reason, detail=seen.detail or told.detail)

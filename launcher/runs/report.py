@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import protocol, typed
-from launcher.contract.reasons import TERMINAL_STATES, NodeState
+from launcher.contract.states import OVER, NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
@@ -113,7 +113,7 @@ def read_postmortem(
         node: by_launchers_clock(read_ledger(agent_ledger(run, *node)), offsets)
         for node in run.incarnations()
     }
-    over = state in {ended.value for ended in TERMINAL_STATES}
+    over = state in OVER
     events = [event for events in ledgers.values() for event in events]
     # If the time of submission is lost, count from the first event.
     submitted_at = run.submitted_at() or min((event.at for event in events), default=now)

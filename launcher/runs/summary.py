@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 
 from launcher.contract import typed
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import Reason, RunState
-from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
+from launcher.contract.states import RunState
+from launcher.contract.worker_end import WorkerEnd, is_own_failure
 from launcher.runs.outcome import FailureReport, Outcome
 
 COLLATERAL_LINES = 8
@@ -77,11 +78,11 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     if first is None:
         tail = [f"    | {line}" for line in failure.console_tail]
         return ["  no worker left an error; the agent's last lines:", *tail] if tail else []
-    what = "left early" if first.cause == LEFT_EARLY else "first failure"
+    what = "left early" if first.cause is Cause.EXITED_EARLY else "first failure"
     if fell_with_a_node(first, reason):
         what = "failed after it"
     others = failure.collateral
-    is_told = reason == Reason.BAD_INPUT and first.last_words and first.steps == 0
+    is_told = reason == Cause.BAD_INPUT and first.last_words and first.steps == 0
     if is_told and all(map(_says_as_much, failure.ranks)):
         # The headline has its last line, and the other workers said the same or nothing.
         return [f"    log: {first.log}"]
@@ -97,7 +98,7 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
 
 def _says_as_much(end: WorkerEnd) -> bool:
     """Whether a worker failed on bad input too, or was ended before it could."""
-    return end.exit_code == ExitCode.BAD_INPUT or end.cause == "terminated"
+    return end.exit_code == ExitCode.BAD_INPUT or end.cause is Cause.TERMINATED
 
 
 def _fix_missing_module(first: WorkerEnd | None, image: str, python: str) -> list[str]:
@@ -140,7 +141,7 @@ _WORKER_AT_END = re.compile(
 
 def fell_with_a_node(first: WorkerEnd, reason: str) -> bool:
     """Whether the first worker failed only because a node was lost. Pure."""
-    return reason == Reason.NODE_LOST and not is_own_failure(first.exception)
+    return reason == Cause.NODE_LOST and not is_own_failure(first.exception)
 
 
 def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:

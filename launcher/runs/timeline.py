@@ -39,6 +39,8 @@ class Moment:
         return f"{self.after_s:9.2f}  {self.node_index}.{self.incarnation}  {self.text}"
 
 
+_SAID_BY_CODE = ("completed", "script-error", "killed", "crashed", "exit", "signal")
+"""Causes of workers whose exit code says it all; the last two are those of older runs."""
 _KINDS = {"hang": "fault", "node-lost": "fault", "store-lost": "fault", "restart": "restart"}
 
 
@@ -79,7 +81,7 @@ def _tell_rendezvous(values: Mapping[str, Any]) -> str:
 
 
 def _tell_worker_end(values: Mapping[str, Any]) -> str:
-    cause = "" if values["cause"] in ("exit", "signal") else f" ({values['cause']})"
+    cause = "" if values["cause"] in _SAID_BY_CODE else f" ({values['cause']})"
     return f"rank {values['rank']} ended: {name_ending(values['exit_code'])}{cause}"
 
 

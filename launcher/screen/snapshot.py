@@ -12,8 +12,8 @@ from launcher.agent.worker_exit import read_tail
 from launcher.api.listing import render_age
 from launcher.api.report import report_run
 from launcher.contract import protocol
-from launcher.contract.reasons import NodeState
 from launcher.contract.records import read_object
+from launcher.contract.states import NodeState
 from launcher.contract.worker_end import show_line
 from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder

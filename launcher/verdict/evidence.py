@@ -14,8 +14,8 @@ from typing import BinaryIO
 from launcher.agent.stopping import SILENT_S
 from launcher.agent.worker_exit import read_ends, read_traceback
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError
-from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
@@ -69,7 +69,7 @@ class Evidence:
 
     subject: str
     state: str = ""
-    reason: Reason | None = None
+    reason: Cause | None = None
     detail: str = ""
     failure: FailureReport | None = None
     lines: tuple[LogLine, ...] = ()
@@ -222,12 +222,12 @@ def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
     return line
 
 
-def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Reason | None:
+def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Cause | None:
     """Without an outcome: whether somebody stopped the run, or took its nodes away."""
     if (run.path / protocol.STOP_RUN_FILE).exists():
-        return Reason.STOP_REQUESTED
+        return Cause.STOP_REQUESTED
     ends = filter(None, (read_node_outcome(run, *node) for node in newest.items()))
-    return next((x.reason for x in ends if x.reason is Reason.PREEMPTED), None)
+    return next((x.reason for x in ends if x.reason is Cause.PREEMPTED), None)
 
 
 def _read_hosts(run: RunFolder, plan: LaunchPlan | None) -> dict[str, int]:
@@ -262,7 +262,7 @@ def _report_of_ends(run: RunFolder) -> FailureReport:
 
 def _ended_for_a_hang(failure: FailureReport) -> FailureReport:
     """The report, with ``hang`` as the cause of each end by a signal, as no outcome says so."""
-    ends = [replace(x, cause="hang") if x.exit_code < 0 else x for x in failure.ranks]
+    ends = [replace(x, cause=Cause.HANG) if x.exit_code < 0 else x for x in failure.ranks]
     return decide_report(ends, ())
 
 

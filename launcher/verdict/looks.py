@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.agent.engine.stacks import parse_faulthandler
 from launcher.agent.worker_exit import read_error, read_tail, read_traceback
+from launcher.contract.causes import Cause
 from launcher.contract.look import (
     CRASHED_STACKS,
     FAILED_COLLECTIVES,
@@ -27,7 +28,7 @@ from launcher.contract.look import (
 )
 from launcher.contract.protocol import ERROR_FILE
 from launcher.contract.records import read_object
-from launcher.contract.worker_end import COLLATERAL, LEFT_EARLY, WorkerEnd
+from launcher.contract.worker_end import COLLATERAL, WorkerEnd
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders
@@ -125,7 +126,7 @@ def tell_recorded(
     nodes = dict(_nodes(seen))
     places = {rank: own_place(one.main_frames) for rank, one in seen.stacks.items()}
     at = max((look.at for look in seen.looks.values()), default=0.0)
-    left = {first.rank: first} if first and first.cause == LEFT_EARLY else {}
+    left = {first.rank: first} if first and first.cause is Cause.EXITED_EARLY else {}
     for rank, end in left.items():
         files[rank], nodes[rank] = end.log, end.node_index
     for log in logs:

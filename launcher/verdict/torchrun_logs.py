@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.contract.errors import name_ending
-from launcher.contract.worker_end import WorkerEnd, is_own_failure
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause
 from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, LogReading, read_error_file
@@ -160,7 +160,7 @@ def _judge(
                 node_index=-1 if node is None else node,
                 exit_code=end.code,
                 failed_at=line.at if timed and line.at else at,
-                cause="terminated" if asked else "signal" if end.code < 0 else "exit",
+                cause=name_cause(end.code, terminated=asked),
                 exception=line.text or name_ending(end.code),
                 log=line.file,
             )

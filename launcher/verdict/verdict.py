@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from launcher.contract.reasons import Reason, RunState
+from launcher.contract.causes import Cause
+from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
-from launcher.verdict.rules.rule import Meaning, Weight
+from launcher.verdict.rules.rule import FOLLOWS, Meaning, Weight
 from launcher.verdict.stacks import name_ranks
 
 _OF_OTHERS = (
-    *(FailureCause.MISSING_COLLECTIVE, FailureCause.NETWORK_CUT, FailureCause.NCCL_ERROR),
-    FailureCause.MASTER_UNREACHABLE,
+    *(Cause.MISSING_COLLECTIVE, Cause.NETWORK_CUT, Cause.NCCL_ERROR),
+    Cause.MASTER_UNREACHABLE,
 )
 """Causes by which a worker blames others."""
 _OF_HANG = (
     *("deadlock", "endless-loop", "data-stall", "gpu-fault", "missing-collective"),
     *("mismatched-collective", "shape-mismatch-in-collective"),
 )
-_OF_PLACE = (FailureCause.NO_ROOM, FailureCause.IMAGE_PULL, FailureCause.CONTAINER_START)
+_OF_PLACE = (Cause.NO_ROOM, Cause.IMAGE_PULL, Cause.CONTAINER_START)
 OF_STOP = ("stopped-by-user", "preempted", "time-limit", "killed")
 """Causes that a stop of ranks that stand still looks like, but is not."""
 MOST_SHOWN = 12
@@ -42,9 +42,9 @@ class Verdict:
 
     subject: str
     state: str
-    reason: Reason | None
+    reason: Cause | None
     """Why the run ended, or is about to end, by its record; None if the record does not say."""
-    cause: FailureCause
+    cause: Cause
     certainty: str
     what: str
     fix: str
@@ -66,7 +66,7 @@ class Verdict:
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data for ``--json``."""
-        reason = self.reason or self.cause.reason
+        reason = self.reason or self.cause.of
         return {**asdict(self), "reason": reason, "runbook": self.cause.section}
 
 
@@ -78,7 +78,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     begun_by = first
     if first:
         end = judge_end(first)
-        if first.cause == "hang" or first.is_collateral or end.cause in _OF_OTHERS:
+        if first.cause is Cause.HANG or first.is_collateral or end.cause in _OF_OTHERS:
             begun_by = None  # This worker only followed another one.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
@@ -86,7 +86,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     if evidence.stood and any(x.cause in _OF_HANG and x.weight >= Weight.LIKELY for x in found):
         found = [x for x in found if x.cause not in OF_STOP]
         # What a thread raised explains that its rank's main thread waits for it.
-        waits = {x.rank for x in found if x.cause is FailureCause.DEADLOCK}
+        waits = {x.rank for x in found if x.cause is Cause.DEADLOCK}
         threads = [x for x in found if x.line.is_side and x.line.rank in waits]
         found += [replace(x, weight=Weight.SURE) for x in threads]
     if first and ": " in first.exception and is_own_failure(first.exception):
@@ -135,14 +135,14 @@ def _place(
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
-    of_other = best.cause is FailureCause.EXITED_EARLY
+    of_other = best.cause is Cause.EXITED_EARLY
     is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT and not of_other
     if rank is None and ends and (is_its or line.text == ends[0].exception):
         rank = ends[0].rank
-    waits = best.cause is FailureCause.MISSING_COLLECTIVE or "clients joined" in line.text
+    waits = best.cause is Cause.MISSING_COLLECTIVE or "clients joined" in line.text
     if waits and best.rank is None:
         # The ranks that came have given up; the rank that had to be ended did not come.
-        silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
+        silent = [x.rank for x in ends if x.cause is Cause.TERMINATED and ": " not in x.exception]
         rank = silent[0] if len(silent) == 1 else rank
     if rank == line.rank and best.rank is None and line.node is not None:
         return rank, line.node
@@ -151,10 +151,10 @@ def _place(
     told = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if told < 0 else told
     if node is None and rank is None:  # Take the node where the cause ended a process.
-        told_of = (best.cause, FailureCause.KILLED)
+        told_of = (best.cause, Cause.KILLED)
         ended = {x.line.node for x in ordered if x.cause in told_of} - {None}
         node = ended.pop() if len(ended) == 1 else None
-    is_away = best.cause is FailureCause.MASTER_UNREACHABLE and not evidence.is_placed
+    is_away = best.cause is Cause.MASTER_UNREACHABLE and not evidence.is_placed
     if node is None:  # Every launcher puts rank 0 on node 0.
         node = 0 if rank == 0 else None if is_away else evidence.only_node
     return rank, node
@@ -199,7 +199,7 @@ def _judge_certainty(
         return "unclear"
     same = [one for one in found if one.cause is best.cause]
     is_direct = any(_is_direct(one, first) and node in (None, one.line.node) for one in same)
-    is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
+    is_own = best.cause is Cause.SCRIPT_ERROR and best.line.is_own
     if not is_direct or best.also or (best.cause in FOLLOWS and not is_own):
         return "likely"
     heaviest = {one.line.node for one in same if one.weight is best.weight} - {None}
@@ -219,7 +219,7 @@ def _is_direct(one: Meaning, first: WorkerEnd | None) -> bool:
 
 
 def _tell(best: Meaning, line: LogLine, rank: int | None) -> str:
-    is_others = best.cause is FailureCause.MISSING_COLLECTIVE and line.rank not in (rank, None)
+    is_others = best.cause is Cause.MISSING_COLLECTIVE and line.rank not in (rank, None)
     waits = f"rank {line.rank} waits at {line.frame}: " if is_others and line.frame else ""
     return f"{waits}{line.text or best.cause.replace('-', ' ')}"
 
@@ -243,10 +243,10 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
         subject=evidence.subject,
         state=evidence.state,
         reason=evidence.reason,
-        cause=FailureCause.UNKNOWN,
+        cause=Cause.UNKNOWN,
         certainty="unclear" if has_failed else "",
         what=what,
-        fix=FailureCause.UNKNOWN.fix,
+        fix=Cause.UNKNOWN.fix,
         rank=first.rank if first else None,
         node=first.node_index if first else None,
         missing=evidence.missing,

@@ -11,7 +11,7 @@ import pytest
 
 from docs.generate import render_all
 from docs.pages import GENERATED, MEANING
-from launcher.contract.reasons import Reason
+from launcher.contract.causes import Cause
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -48,7 +48,7 @@ def test_what_is_made_from_the_sources_is_as_they_are():
 
 
 def test_each_reason_has_a_meaning():
-    assert set(MEANING) == set(Reason)
+    assert set(MEANING) == set(Cause)
 
 
 def test_no_page_that_people_write_is_longer_than_a_few_screens():

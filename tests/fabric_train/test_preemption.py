@@ -11,7 +11,7 @@ import pytest
 
 from fabric_train.preemption import PreemptedError, Preemption, Wish
 from launcher.agent.stopping import StopFiles
-from launcher.contract.reasons import Reason
+from launcher.contract.causes import Cause
 
 PROGRAM = Path(__file__).parent / "programs" / "leaving.py"
 
@@ -42,12 +42,12 @@ def test_each_request_is_heard_once_and_answered_with_the_committed_step(files, 
     assert preemption.look() is Wish.NOTHING
     preemption.answer(1, Path("nobody-asked"))
     assert files.read_answer() is None
-    files.ask(Reason.PREEMPTED.value, at=10.0, deadline=40.0)
+    files.ask(Cause.PREEMPTED.value, at=10.0, deadline=40.0)
     assert preemption.look() is Wish.STOP
     preemption.answer(5, None)
     assert files.read_answer() is None, "nothing was committed"
     assert preemption.look() is Wish.NOTHING
-    files.ask(Reason.INTERRUPTED.value, at=20.0, deadline=50.0)
+    files.ask(Cause.INTERRUPTED.value, at=20.0, deadline=50.0)
     assert preemption.look() is Wish.STOP
     preemption.answer(7, Path("step-7"))
     assert files.read_answer() == {"step": 7, "checkpoint": "step-7"}
@@ -75,7 +75,7 @@ def test_without_an_agent_nothing_is_heard_and_nothing_said():
 
 
 def test_who_is_not_ended_in_time_ends_as_preempted(files, preemption):
-    files.ask(Reason.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.2)
+    files.ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.2)
     preemption.answer(1, Path("a"))
     with pytest.raises(PreemptedError):
         preemption.wait_for_sigterm()
@@ -84,7 +84,7 @@ def test_who_is_not_ended_in_time_ends_as_preempted(files, preemption):
 def test_a_node_that_is_asked_after_its_peers_is_answered_while_it_waits(files, preemption):
     preemption.answer(7, Path("step-7"))
     ask = threading.Timer(
-        0.2, lambda: files.ask(Reason.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.5)
+        0.2, lambda: files.ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.5)
     )
     ask.start()
     with pytest.raises(PreemptedError):
@@ -117,7 +117,7 @@ def test_what_takes_longer_than_the_grace_is_left_undone(processes, finish, tmp_
 
 
 def test_after_a_request_a_commit_may_take_the_rest_of_the_deadline(processes, finish, tmp_path):
-    StopFiles(tmp_path).ask(Reason.PREEMPTED.value, at=time.time(), deadline=time.time() + 3600)
+    StopFiles(tmp_path).ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 3600)
     process, _ = begin(processes, "stuck", tmp_path / "finished", NODE=str(tmp_path))
     process.terminate()
     assert finish(process)[0] == 143

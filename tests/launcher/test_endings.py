@@ -27,14 +27,16 @@ from launcher.agent.engine.faults import FaultBook, RestartWorkers
 from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.rendezvous import NodeEnding, NodeHandler
 from launcher.agent.engine.torch_agent import _name_ending
-from launcher.agent.membership.group import Cause, GroupStatus, Phase
+from launcher.agent.membership import group
+from launcher.agent.membership.group import GroupStatus, Phase
 from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.node.supervisor import Supervisor
 from launcher.agent.stopping import Stop
 from launcher.agent.worker_exit import judge_exit, write_end
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, NodeState, Reason
+from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.decide import Replace, Restart, decide_action
 from launcher.follow.loop import write_outcome
@@ -88,30 +90,31 @@ def end_workers(node_dir: Path, workers: tuple[W, ...]) -> Attempts:
 @pytest.mark.parametrize(
     ("workers", "causes", "first", "next_step"),
     [
-        ((W(1, OTHER), W(-15, asked=True)), "exit terminated", 0, "worker-fault"),
-        ((W(-15, asked=True), W(1, OTHER, asked=True, failed=True)), "exit terminated", 1,
+        ((W(1, OTHER), W(-15, asked=True)), "script-error terminated", 0, "worker-fault"),
+        ((W(-15, asked=True), W(1, OTHER, asked=True, failed=True)), "script-error terminated", 1,
          "worker-fault"),
-        ((W(1, PEER), W(1, OTHER)), "exit exit", 1, "worker-fault"),
-        ((W(1, PEER), W(1, PEER)), "exit exit", 0, "lost-peer"),
+        ((W(1, PEER), W(1, OTHER)), "script-error script-error", 1, "worker-fault"),
+        ((W(1, PEER), W(1, PEER)), "script-error script-error", 0, "lost-peer"),
         ((W(-15, asked=True), W(-15, asked=True)), "terminated terminated", 0, "lost-peer"),
-        ((W(-11), W(1, PEER)), "signal exit", 0, "worker-fault"),
+        ((W(-11), W(1, PEER)), "crashed script-error", 0, "worker-fault"),
         ((W(-6, stderr="terminate called after throwing an instance of 'std::out_of_range'\n"
-            "  what():  index 7\n"), W(1, PEER)), "signal exit", 0, "worker-fault"),
-        ((W(-9), W(1, PEER)), "signal exit", 0, "worker-fault"),
-        ((W(-9, oom=True), W(1, PEER)), "out-of-memory exit", 0, "worker-fault"),
-        ((W(1, PEER), W(-9, hung=True)), "hang exit", 1, "hang"),
-        ((W(0), W(1, OTHER)), "exit", 1, "worker-fault"),
-        ((W(0), W(1, PEER)), "exit", 1, "lost-peer"),
-        ((W(143), W(143)), "exit exit", 0, "preempted"),
-        ((W(130), W(143)), "exit exit", 0, "preempted"),
-        ((W(143), W(1, OTHER)), "exit exit", 0, "worker-fault"),
-        ((W(2, stderr="usage: t.py\nt.py: error: no --foo"),), "exit", 0, "bad-input, 2, no"),
+            "  what():  index 7\n"), W(1, PEER)), "crashed script-error", 0,
+         "worker-fault"),
+        ((W(-9), W(1, PEER)), "killed script-error", 0, "worker-fault"),
+        ((W(-9, oom=True), W(1, PEER)), "out-of-memory script-error", 0, "worker-fault"),
+        ((W(1, PEER), W(-9, hung=True)), "hang script-error", 1, "hang"),
+        ((W(0), W(1, OTHER)), "script-error", 1, "worker-fault"),
+        ((W(0), W(1, PEER)), "script-error", 1, "lost-peer"),
+        ((W(143), W(143)), "script-error script-error", 0, "preempted"),
+        ((W(130), W(143)), "script-error script-error", 0, "preempted"),
+        ((W(143), W(1, OTHER)), "script-error script-error", 0, "worker-fault"),
+        ((W(2, stderr="usage: t.py\nt.py: error: no --foo"),), "script-error", 0, "bad-input, 2, no"),
         ((W(1, "OSError: [Errno 28] No space left on device: '/ck/a'"),), "disk-full", 0,
          "disk-full, 198, yes"),
         ((W(1, "RuntimeError: unable to allocate shared memory(shm): "
-            "No space left on device (28)"),), "exit", 0, "worker-fault"),
-        ((W(1, "torch.OutOfMemoryError: CUDA out of memory."),), "exit", 0, "worker-fault"),
-        ((W(3),), "exit", 0, "worker-fault"),
+            "No space left on device (28)"),), "script-error", 0, "worker-fault"),
+        ((W(1, "torch.OutOfMemoryError: CUDA out of memory."),), "script-error", 0, "worker-fault"),
+        ((W(3),), "script-error", 0, "worker-fault"),
         ((W(-9, oom=True, asked=True),), "terminated", 0, "lost-peer"),
     ],
 )  # fmt: skip
@@ -125,7 +128,7 @@ def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, t
     if isinstance(step, RestartWorkers):
         assert step.cause == next_step
     else:
-        code = EXIT_CODE_OF_REASON[step.reason]
+        code = step.reason.exit_code
         retry = "yes" if code >= 128 else "no"
         assert f"{step.reason}, {int(code)}, {retry}" == next_step
 
@@ -149,7 +152,8 @@ RUNS = [
      "1.0 s before rank 1 hung"),
     ((W(-11), W(1, PEER)), 0, 0, "training-failed 1",
      "failed: training-failed 1: rank 0 on node 0: SIGSEGV (11)"),
-    ((W(3),), 0, 0, "training-failed 1", "failed: training-failed 1: rank 0 on node 0: exit code 3"),
+    ((W(3),), 0, 0, "training-failed 1",
+     "failed: training-failed 1: rank 0 on node 0: exit code 3"),
     ((W(2, stderr="usage: t.py\nt.py: error: no --foo\n"),), 9, 0, "bad-input 2",
      "failed: bad-input 2: rank 0 on node 0: exit code 2"),
     ((W(1, stderr="/usr/bin/python3: No module named trai\n"),), 0, 0, "training-failed 1",
@@ -178,7 +182,7 @@ def judge_node(attempts: Attempts, plan: LaunchPlan, before: int) -> NodeOutcome
     """The outcome of a node after so many equal attempts and this one."""
     book = FaultBook(max_restarts=plan.max_restarts, same_failure_limit=3)
     if attempts.have_succeeded():
-        return NodeOutcome(node_index=0, incarnation=0, reason=Reason.COMPLETED)
+        return NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED)
     ends = attempts.end()
     steps = [book.judge(ends, 0) for _ in range(before + 1)]
     assert all(isinstance(step, RestartWorkers) for step in steps[:-1])
@@ -232,7 +236,8 @@ LOST = rdzv.RendezvousConnectionError("gone")
         (GpuBusyError("12 GiB held"), "", "gpu-busy: 12 GiB held"),
         (ReplacedError("another came"), "", "rendezvous-closed: another came"),
         (rdzv.RendezvousClosedError("x"), "", "rendezvous-closed: another node ended the run"),
-        (rdzv.RendezvousTimeoutError("x"), "", "rendezvous-unreachable: too few nodes came in time"),
+        (rdzv.RendezvousTimeoutError("x"), "",
+         "rendezvous-unreachable: too few nodes came in time"),
         (LOST, "", "rendezvous-unreachable: gone"),
         (LOST, "met", "store-lost: gone"),
         (LOST, "reached", "store-lost: gone"),
@@ -282,7 +287,7 @@ def judge_error(error: BaseException, node: Any) -> tuple[str, str]:
 )
 def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path):
     ends = end_workers(tmp_path / "run/nodes/0/0", workers).end() if workers else ()
-    status = GroupStatus(phase=Phase.CLOSED, closed=closed, cause=Cause(cause))
+    status = GroupStatus(phase=Phase.CLOSED, closed=closed, cause=group.Cause(cause))
     assert judge_closing(status, ends, allowed) == told
 
 
@@ -302,7 +307,8 @@ def judge_closing(status: GroupStatus, ends: tuple[WorkerEnd, ...], allowed: int
     ("stop", "told", "code", "oom", "expected"),
     [
         (None, "training-failed", 1, False, "training-failed 1: as told"),
-        (None, None, -9, False, "killed 137: the agent ended with SIGKILL (9) and without a report"),
+        (None, None, -9, False,
+         "killed 137: the agent ended with SIGKILL (9) and without a report"),
         (None, None, -9, True, "out-of-memory 1: the agent itself ran out of memory"),
         (None, None, -15, False,
          "preempted 143: the agent ended with SIGTERM (15) and without a report"),
@@ -317,15 +323,15 @@ def judge_closing(status: GroupStatus, ends: tuple[WorkerEnd, ...], allowed: int
     ],
 )  # fmt: skip
 def test_a_stopped_or_silent_agent_has_a_cause_too(stop, told, code, oom, expected):
-    end = told and NodeOutcome(node_index=0, incarnation=0, reason=Reason(told), detail="as told")
-    judged = judge_agent(stop and Reason(stop), end, code, oom)
+    end = told and NodeOutcome(node_index=0, incarnation=0, reason=Cause(told), detail="as told")
+    judged = judge_agent(stop and Cause(stop), end, code, oom)
     assert f"{judged.reason} {judged.exit_code}: {judged.detail}" == expected
 
 
-def judge_agent(stop: Reason | None, told: NodeOutcome | None, code: int, oom: bool) -> NodeOutcome:
+def judge_agent(stop: Cause | None, told: NodeOutcome | None, code: int, oom: bool) -> NodeOutcome:
     supervisor = object.__new__(Supervisor)
     supervisor._stop = Stop(reason=stop, asked_at=0, grace_s=1) if stop else None
-    supervisor._outcome = NodeOutcome(node_index=0, incarnation=0, reason=Reason.AGENT_FAILED)
+    supervisor._outcome = NodeOutcome(node_index=0, incarnation=0, reason=Cause.AGENT_FAILED)
     return supervisor._judge(code, told, is_oom=oom)
 
 
@@ -346,7 +352,8 @@ SEVERAL = [
     (1, {"replaced": 16}, [(143, "preempted")],
      "failed: node-lost 137: node 0 ended with exit code 143, SIGTERM (15) (preempted)"),
     (1, {"replaced": 16}, [(193, "rendezvous-unreachable")],
-     "failed: rendezvous-unreachable 193: node 0 ended with exit code 193 (rendezvous-unreachable)"),
+     "failed: rendezvous-unreachable 193: node 0 ended with exit code 193 "
+     "(rendezvous-unreachable)"),
     (1, {"replaced": 16}, [(195, "store-lost")],
      "failed: store-lost 195: node 0 ended with exit code 195 (store-lost)"),
     (1, {"replaced": 16}, [(196, "agent-failed")],
@@ -378,7 +385,7 @@ def test_a_run_ends_by_what_its_nodes_did(count, fields, nodes, told, make_plan,
             folder = run.node_dir(index, used)
             folder.mkdir(parents=True)
             end = NodeOutcome(
-                node_index=index, incarnation=used, reason=Reason(reason), finished_at=index,
+                node_index=index, incarnation=used, reason=Cause(reason), finished_at=index,
                 detail=f"said by {index}",
             )  # fmt: skip
             (folder / protocol.OUTCOME_FILE).write_text(end.to_json())
@@ -401,5 +408,5 @@ def test_what_people_and_targets_end_is_told_as_they_said(driver, told, make_pla
     run = RunFolder(tmp_path / "digits-0a1b2c")
     plan = make_plan(engine="agent", nproc_per_node=1)
     end_workers(run.node_dir(0, 0), (W(143),))
-    end = write_outcome(run, plan, Outcome(reason=Reason(driver), detail="as seen"), 2e10)
+    end = write_outcome(run, plan, Outcome(reason=Cause(driver), detail="as seen"), 2e10)
     assert f"{end.state}: {end.reason} {end.exit_code}: {end.detail}" == told

@@ -16,6 +16,7 @@ from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbea
 from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import has_succeeded, judge_exit, read_ends, read_oom_kills
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.worker_end import WorkerEnd, sort_ends
 
 
@@ -94,9 +95,9 @@ class Attempts:
         self.ended_well = tuple(end for end in told if end.exit_code == 0)
         found = (*self._killed_with_their_guards(), *(end for end in told if end.exit_code != 0))
         ends = sort_ends(
-            replace(end, cause="hang") if end.rank in self._hung else end for end in found
+            replace(end, cause=Cause.HANG) if end.rank in self._hung else end for end in found
         )
-        if regroups or any(end.cause != "terminated" for end in ends):
+        if regroups or any(end.cause is not Cause.TERMINATED for end in ends):
             return ends
         # Workers without any record: the process that starts workers died or failed.
         beats, said = self.beats(), "it ended before its script began"
@@ -127,7 +128,9 @@ class Attempts:
     def were_signalled(self) -> bool:
         """Whether a signal that was not the agent's ended a worker of the present attempt."""
         codes = {-signum for signum in signals.ENDING} | {128 + signum for signum in signals.ENDING}
-        return any(end.cause != "terminated" and end.exit_code in codes for end in self.end())
+        return any(
+            end.cause is not Cause.TERMINATED and end.exit_code in codes for end in self.end()
+        )
 
     def steps(self) -> int:
         """Optimizer steps in the present attempt by the worker that made the most."""
@@ -156,7 +159,7 @@ class Attempts:
             kills_before=self._oom_kills,
         )
         said = "it was killed together with its guard process"
-        if end.cause == disk.CAUSE:
+        if end.cause is Cause.DISK_FULL:
             said = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
         return replace(end, exception=end.exception or said, steps=steps)
 
@@ -168,7 +171,7 @@ class Attempts:
             local_rank=worker.local_rank,
             exit_code=exit_code,
             failed_at=time.time(),
-            cause="exit",
+            cause=Cause.SCRIPT_ERROR,
             exception=exception,
             log=os.path.relpath(worker.folder, self._run_dir),
         )

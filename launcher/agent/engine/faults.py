@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from launcher.agent import disk
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, describe, sort_ends
-
-LOST_PEER = "lost-peer"
-"""Cause of a restart after failures that all name another worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartWorkers:
     """Start the workers again."""
 
-    cause: str
+    cause: Cause
 
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUp:
     """End the run."""
 
-    reason: Reason
+    reason: Cause
     detail: str
 
 
@@ -55,36 +51,36 @@ class FaultBook:
         ``regroups``: the agent itself ended the workers, because the group changed.
         """
         causes = [end for end in sort_ends(ends) if not end.is_collateral]
-        if regroups and all(end.cause == "terminated" for end in ends):
-            return RestartWorkers(cause="membership")
+        if regroups and all(end.cause is Cause.TERMINATED for end in ends):
+            return RestartWorkers(cause=Cause.MEMBERSHIP)
         if causes and all(end.has_left for end in causes):
-            return RestartWorkers(cause="preempted")
+            return RestartWorkers(cause=Cause.PREEMPTED)
         if causes and causes[0].exit_code == ExitCode.BAD_INPUT:
-            return GiveUp(reason=Reason.BAD_INPUT, detail=describe(causes[0]))
-        if causes and causes[0].cause == disk.CAUSE:
-            return GiveUp(reason=Reason.DISK_FULL, detail=describe(causes[0]))
+            return GiveUp(reason=Cause.BAD_INPUT, detail=describe(causes[0]))
+        if causes and causes[0].cause == Cause.DISK_FULL:
+            return GiveUp(reason=Cause.DISK_FULL, detail=describe(causes[0]))
         first = causes[0] if causes else None
         if give_up := self._judge_progress(first, steps):
             return give_up
         if first is None:
             # All workers blame a peer. Whether a node left is known once the group has re-formed.
-            return RestartWorkers(cause=LOST_PEER)
+            return RestartWorkers(cause=Cause.LOST_PEER)
         self.faults += 1
         if self.faults > self.max_restarts:
             return self._give_up(first)
-        return RestartWorkers(cause="hang" if first.cause == "hang" else "worker-fault")
+        return RestartWorkers(cause=Cause.HANG if first.cause is Cause.HANG else Cause.WORKER_FAULT)
 
     def _give_up(self, last: WorkerEnd) -> GiveUp:
         detail = describe(last)
-        if last.cause == "out-of-memory":
-            return GiveUp(reason=Reason.OUT_OF_MEMORY, detail=detail)
+        if last.cause is Cause.OUT_OF_MEMORY:
+            return GiveUp(reason=Cause.OUT_OF_MEMORY, detail=detail)
         if self.max_restarts == 0:
-            return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)
+            return GiveUp(reason=Cause.TRAINING_FAILED, detail=detail)
         used = f"all {self.max_restarts} restarts are used up; last: {detail}"
-        return GiveUp(reason=Reason.RESTARTS_EXHAUSTED, detail=used)
+        return GiveUp(reason=Cause.RESTARTS_EXHAUSTED, detail=used)
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
-        signature = (first.cause, first.exit_code, first.exception) if first else ("lost-peer",)
+        signature = (first.cause, first.exit_code, first.exception) if first else (Cause.LOST_PEER,)
         last, last_steps = self._last
         # The same failure comes after about the same number of steps.
         is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10
@@ -96,6 +92,6 @@ class FaultBook:
             return None
         what = describe(first) if first else "other nodes went away"
         return GiveUp(
-            reason=Reason.RESTARTS_EXHAUSTED,
+            reason=Cause.RESTARTS_EXHAUSTED,
             detail=f"the same failure {self._same} times without progress: {what}",
         )

@@ -26,6 +26,7 @@ from launcher.agent.stopping import LAST_WORD_S, MARGIN_S
 from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
 from launcher.contract.hold import (
     END_REQUEST,
@@ -42,7 +43,6 @@ from launcher.contract.hold import (
 )
 from launcher.contract.keeper_record import write_record
 from launcher.contract.process_stat import start_of
-from launcher.contract.reasons import Reason
 from launcher.contract.records import dump_record, parse_object, parse_record, read_object
 
 POLL_S, POLL_SHARED_S = 0.03, 0.1
@@ -72,7 +72,7 @@ class Holder:
         self._kill_at: float | None = None
         self._idle_since, self._has_warned, self._is_ending = 0.0, False, False
 
-    def run(self, named: tuple[str, ...]) -> tuple[Reason, str]:
+    def run(self, named: tuple[str, ...]) -> tuple[Cause, str]:
         """Blocks until nobody has run anything for the idle limit. Imports torch and ``named``."""
         preload.import_warm(named)
         # Forks share what the collector never touches again.
@@ -97,16 +97,16 @@ class Holder:
             self._look_after_child(now, user, asked)
             if self._is_ending:
                 if not self._child:
-                    return Reason.STOP_REQUESTED, ""
+                    return Cause.STOP_REQUESTED, ""
                 self._end_child(now, self._grace_s)
             elif not self._child and START_REQUEST in asked:
                 if _state_of_packages() != packages:
-                    return Reason.COMPLETED, RENEW
+                    return Cause.COMPLETED, RENEW
                 self._start()
             if self._child or user:
                 self._idle_since, self._has_warned = now, False
             elif (told := self._wait(now)) is not None:
-                return Reason.COMPLETED, told
+                return Cause.COMPLETED, told
             # Ended by the idle limit, or by the supervisor.
             time.sleep(self._poll_s)
 

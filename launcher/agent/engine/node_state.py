@@ -12,8 +12,8 @@ from launcher.agent.engine.look import Looker
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
-from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ class Node:
                 at=end.failed_at,
             )
 
-    def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
+    def on_restart(self, cause: Cause, ends: tuple[WorkerEnd, ...]) -> None:
         self.book.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
-    def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
+    def on_store_lost(self, reason: Cause, detail: str, times: int) -> None:
         """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False
         self.enter("restart")

@@ -19,15 +19,14 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from launcher.agent.engine.faults import LOST_PEER, GiveUp
+from launcher.agent.engine.faults import GiveUp
 from launcher.agent.membership import group
-from launcher.agent.membership.group import Cause
 from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
@@ -39,16 +38,16 @@ REQUEST_LIMIT_S = 2.0
 ADMISSION_LIMIT_S = 60.0
 """How long the training may take to commit before the newcomers come in anyway."""
 _REASON_OF_CLOSING = {
-    group.FINISHED: Reason.COMPLETED,
-    group.FAILED: Reason.TRAINING_FAILED,
-    group.EXHAUSTED: Reason.RESTARTS_EXHAUSTED,
+    group.FINISHED: Cause.COMPLETED,
+    group.FAILED: Cause.TRAINING_FAILED,
+    group.EXHAUSTED: Cause.RESTARTS_EXHAUSTED,
 }
 
 
 class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
     """Raised inside torch's agent to end it with a reason."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Cause, detail: str) -> None:
         super().__init__(detail)
         self.reason, self.detail = reason, detail
 
@@ -110,11 +109,11 @@ class NodeHandler(RosterHandler):
             # The group re-forms, but this node's workers had ended well before that.
             self.finish()
             self.wait_until_closed()
-            raise NodeEnding(Reason.COMPLETED, "")
+            raise NodeEnding(Cause.COMPLETED, "")
         ends, verdict = node.judge(regroups=self._regroups)
         if isinstance(verdict, GiveUp):
             self._end(verdict)
-        if verdict.cause == LOST_PEER:
+        if verdict.cause is Cause.LOST_PEER:
             self._blamed_peer = ends
         else:
             node.on_restart(verdict.cause, ends)
@@ -131,11 +130,11 @@ class NodeHandler(RosterHandler):
         """Counts a restart after workers blamed a peer; by now it is known if a node left."""
         ends, self._blamed_peer = self._blamed_peer, ()
         if ends and self.membership:
-            is_fault = self.membership.cause is Cause.FAULT
-            self._node.on_restart("worker-fault" if is_fault else LOST_PEER, ends)
+            is_fault = self.membership.cause is group.Cause.FAULT
+            self._node.on_restart(Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER, ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
-        if give_up.reason is Reason.DISK_FULL:
+        if give_up.reason is Cause.DISK_FULL:
             # Only this node ends: the others wait for it, or continue without it.
             raise NodeEnding(give_up.reason, self._node.attempts.describe_disk(give_up.detail))
         self.close(group.FAILED)
@@ -145,13 +144,13 @@ class NodeHandler(RosterHandler):
         """Raises the reason for which another node, or the count of faults, ended the run."""
         status, ends = self.status, self._node.ends
         told = _REASON_OF_CLOSING.get(status.closed)
-        if told is Reason.COMPLETED:
+        if told is Cause.COMPLETED:
             raise NodeEnding(told, "the other nodes finished the run") from None
-        stranded = status.closed == group.STRANDED and status.cause is Cause.FAULT
-        if stranded and any(end.cause != "terminated" for end in ends):
-            raise NodeEnding(Reason.TRAINING_FAILED, describe(ends[0])) from None
-        if told is Reason.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:
-            told = Reason.TRAINING_FAILED
+        stranded = status.closed == group.STRANDED and status.cause is group.Cause.FAULT
+        if stranded and any(end.cause is not Cause.TERMINATED for end in ends):
+            raise NodeEnding(Cause.TRAINING_FAILED, describe(ends[0])) from None
+        if told is Cause.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:
+            told = Cause.TRAINING_FAILED
         if told is not None:
             detail = f"last: {describe(ends[0])}" if ends else "another node ended the run"
             raise NodeEnding(told, detail) from None

@@ -26,9 +26,9 @@ from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import Reason
 
 _FABRIC = "lightning.fabric"
 _IMPORTS = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
@@ -47,7 +47,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     try:
         token = read_token(run_dir)
     except OSError as error:
-        return end(reason=Reason.BAD_INPUT, detail=f"the run's token cannot be read: {error}")
+        return end(reason=Cause.BAD_INPUT, detail=f"the run's token cannot be read: {error}")
     if settings.hold_idle_s:
         from launcher.agent.engine.hold import Holder
 
@@ -56,7 +56,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     forks = settings.start == "fork" and warm_up(task, scratch)
     with preload.without_collector():
         if refused := refuse_torch():
-            return end(reason=Reason.BAD_INPUT, detail=refused)
+            return end(reason=Cause.BAD_INPUT, detail=refused)
         from launcher.agent.engine import rounds, torch_agent
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     versions = read_installed(place.command)
@@ -73,7 +73,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
     _start_health(settings, node, watchdog, clock, run_dir)
 
-    def run_once(planned: NodeTask) -> tuple[Reason, str]:
+    def run_once(planned: NodeTask) -> tuple[Cause, str]:
         return torch_agent.run_elastic_agent(planned, node, archive, forks=forks)
 
     def begin_threads() -> None:

@@ -19,7 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launcher.agent import signals
 from launcher.agent.addresses import interface_of
-from launcher.agent.disk import CAUSE, is_full, says_full
+from launcher.agent.disk import is_full, says_full
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
@@ -32,9 +32,9 @@ from launcher.agent.membership.process import ADMIT_LIMIT_S
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
+from launcher.contract.causes import Cause
 from launcher.contract.errors import name_signal
 from launcher.contract.node_plan import NodePlan, Static
-from launcher.contract.reasons import Reason
 
 _STORE_ERRORS = (
     *(rdzv.RendezvousConnectionError, rdzv.RendezvousStateError),
@@ -47,7 +47,7 @@ _TORCHS_HANDLER = "_terminate_process_handler"
 
 def run_elastic_agent(
     task: NodeTask, node: Node, archive: str, *, forks: bool
-) -> tuple[Reason, str]:
+) -> tuple[Cause, str]:
     """Blocks until the workers are done for good. Call from the main thread."""
     _quieten_torch()
     _keep_signals_from_torch()
@@ -59,14 +59,14 @@ def run_elastic_agent(
             elastic_launch(config, guard.enter_forked)(*command)
         else:
             elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
-        reason, detail = Reason.COMPLETED, ""
+        reason, detail = Cause.COMPLETED, ""
     except BaseException as error:
         reason, detail = _name_ending(error, node)
     finally:
         if tee:
             tee.close()
     roster = node.roster
-    if reason is Reason.COMPLETED and roster and roster.status.closed in ("", FENCED_OUT):
+    if reason is Cause.COMPLETED and roster and roster.status.closed in ("", FENCED_OUT):
         return reason, protocol.OTHERS_GO_ON
     return reason, detail
 
@@ -119,7 +119,7 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
     }
 
 
-def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
+def _name_ending(error: BaseException, node: Node) -> tuple[Cause, str]:
     """The reason and detail behind whatever torch's agent raises."""
     roster = node.roster
     match error:
@@ -131,36 +131,36 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
                 if roster:
                     roster.finish()
                     roster.leave()
-                return Reason.COMPLETED, ""
+                return Cause.COMPLETED, ""
             if roster:
                 # So that the others re-form at once.
                 roster.leave()
-            return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
+            return Cause.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
         case ChildFailedError():
             node.ends = node.attempts.end()
-            if node.ends and node.ends[0].cause == CAUSE:
-                return Reason.DISK_FULL, node.attempts.describe_disk(node.ends[0].exception)
-            return Reason.TRAINING_FAILED, ""
+            if node.ends and node.ends[0].cause is Cause.DISK_FULL:
+                return Cause.DISK_FULL, node.attempts.describe_disk(node.ends[0].exception)
+            return Cause.TRAINING_FAILED, ""
         case preload.ServerGoneError():
-            return Reason.AGENT_FAILED, str(error)
+            return Cause.AGENT_FAILED, str(error)
         case GpuBusyError():
-            return Reason.GPU_BUSY, str(error)
+            return Cause.GPU_BUSY, str(error)
         case ReplacedError():
-            return Reason.RENDEZVOUS_CLOSED, str(error)
+            return Cause.RENDEZVOUS_CLOSED, str(error)
         case rdzv.RendezvousClosedError():
-            return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
+            return Cause.RENDEZVOUS_CLOSED, "another node ended the run"
         case rdzv.RendezvousTimeoutError():
-            return Reason.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
+            return Cause.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
     # The coordinator, which takes the generations, says it in words.
     is_state = isinstance(error, rdzv.RendezvousStateError)
     if is_full(error) or (is_state and says_full(str(error))):
-        return Reason.DISK_FULL, node.attempts.describe_disk(str(error).partition("\n")[0])
+        return Cause.DISK_FULL, node.attempts.describe_disk(str(error).partition("\n")[0])
     if isinstance(error, _STORE_ERRORS):
         lost = node.had_rendezvous or node.reached_store
         first_line = str(error).partition("\n")[0]
-        return Reason.STORE_LOST if lost else Reason.RENDEZVOUS_UNREACHABLE, first_line
+        return Cause.STORE_LOST if lost else Cause.RENDEZVOUS_UNREACHABLE, first_line
     traceback.print_exception(error)
-    return Reason.AGENT_FAILED, f"{type(error).__name__}: {error}"
+    return Cause.AGENT_FAILED, f"{type(error).__name__}: {error}"
 
 
 def _quieten_torch() -> None:

@@ -35,12 +35,12 @@ from launcher.agent.stopping import (
 from launcher.agent.worker_exit import read_oom_kills
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
+from launcher.contract.causes import Cause, cause_of_exit_code
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError, name_ending
 from launcher.contract.hold import RENEW
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import Reason, reason_of_exit_code
 from launcher.contract.records import dump_record
 from launcher.contract.worker_end import is_out_of_memory
 
@@ -91,7 +91,7 @@ class Supervisor:
         self._agent_pid = 0
         self._own: Scratch | None = None
         self._outcome = NodeOutcome(
-            node_index=node.node_index, incarnation=node.incarnation, reason=Reason.AGENT_FAILED
+            node_index=node.node_index, incarnation=node.incarnation, reason=Cause.AGENT_FAILED
         )
         self._ledger = AgentLedger(
             ledger_path(self._run_dir, node.node_index, node.incarnation),
@@ -110,7 +110,7 @@ class Supervisor:
                 say(f"cannot start: {error}")
                 return int(ExitCode.BAD_INPUT)
             told = f"{disk.describe(str(error), self._run_dir)}; {error}"
-            self._outcome = replace(self._outcome, reason=Reason.DISK_FULL, detail=told)
+            self._outcome = replace(self._outcome, reason=Cause.DISK_FULL, detail=told)
         else:
             self._outcome = self._run_agent()
         finally:
@@ -148,7 +148,7 @@ class Supervisor:
         outcomes.write_outcome(self._node_dir / protocol.OUTCOME_FILE, told)
         if source_of(self._task).is_pod:
             outcomes.write_termination(told, Path(protocol.TERMINATION_LOG))
-        if told.reason is not Reason.COMPLETED:
+        if told.reason is not Cause.COMPLETED:
             detail = f": {told.detail}" if told.detail else ""
             say(f"{reason}{detail} (exit code {code})")
 
@@ -172,14 +172,14 @@ class Supervisor:
 
     def _judge(self, code: int, told: NodeOutcome | None, *, is_oom: bool) -> NodeOutcome:
         """The node's outcome once the agent has ended; every ending has a reason."""
-        if self._stop and (told is None or told.reason is not Reason.COMPLETED):
+        if self._stop and (told is None or told.reason is not Cause.COMPLETED):
             return replace(told or self._outcome, reason=self._stop.reason, detail="")
         if told is not None:
             return told
         if is_oom:
-            reason, detail = Reason.OUT_OF_MEMORY, "the agent itself ran out of memory"
+            reason, detail = Cause.OUT_OF_MEMORY, "the agent itself ran out of memory"
         else:
-            reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
+            reason = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
             detail = f"the agent ended with {name_ending(code)} and without a report"
         return replace(self._outcome, reason=reason, detail=detail)
 
@@ -245,10 +245,10 @@ class Supervisor:
         elif signum in REASON_OF_SIGNAL:
             self._ask(REASON_OF_SIGNAL[signal.Signals(signum)])
 
-    def _ask(self, reason: Reason) -> None:
+    def _ask(self, reason: Cause) -> None:
         if self._stop:
             # An engine repeats its request; a person who repeats one has lost patience.
-            repeats = source_of(self._task).is_task and reason is Reason.PREEMPTED
+            repeats = source_of(self._task).is_task and reason is Cause.PREEMPTED
             self._stop.times_asked += 0 if repeats else 1
             return
         grace_s = self._task.settings.stop_grace_s

@@ -26,6 +26,7 @@ from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
 from launcher.agent.worker_exit import judge_exit, own_code, read_oom_kills, write_end
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.look import CRASH, CRASHED_STACKS
 from launcher.contract.worker_end import WorkerEnd
 
@@ -212,7 +213,7 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
         local_rank=place.local_rank,
         exit_code=code,
         failed_at=time.time(),
-        cause="",
+        cause=Cause.COMPLETED,
         exception="",
         log="",
         steps=beat.steps if beat else 0,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import SilentTargetError, TargetError
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.at_once import at_once
 

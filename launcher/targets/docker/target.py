@@ -17,7 +17,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan

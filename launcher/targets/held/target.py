@@ -21,8 +21,8 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import START_REQUEST, USER_FILE, StartRun
 from launcher.contract.keeper_record import read_record
 from launcher.contract.node_plan import Env, NodePlan
-from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
+from launcher.contract.states import NodeState
 from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan, plan_moved

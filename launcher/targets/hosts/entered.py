@@ -21,8 +21,8 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import READY_FILE, Ready
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.reasons import NodeState
 from launcher.contract.records import parse_record
+from launcher.contract.states import NodeState
 from launcher.follow.nodes import AWAY_LIMIT_S
 from launcher.follow.target import Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved

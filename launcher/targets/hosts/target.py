@@ -20,8 +20,8 @@ from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
+from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.look import keep_look
 from launcher.follow.requests import render_scale

@@ -14,8 +14,8 @@ from typing import Any
 from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.reasons import NodeState
 from launcher.contract.records import read_object
+from launcher.contract.states import NodeState
 from launcher.follow.requests import read_withdrawn, write_size
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.job.git_source import GitSource
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker_options import PYTHON

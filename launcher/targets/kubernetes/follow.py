@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from launcher.contract import typed
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.states import NodeState
 from launcher.follow.console import Console
 from launcher.follow.loop import fold
 from launcher.follow.nodes import FOUND_LATER
@@ -281,7 +282,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
             job.remove_left()
     with contextlib.suppress(TargetError):
         job.pods.collect()
-        if reason is Reason.COMPLETED and not run.is_borrowed:
+        if reason is Cause.COMPLETED and not run.is_borrowed:
             job.remove()
             job.wait_gone(0, is_done=True)
     at = (end.at if run.is_borrowed else None) or 0.0

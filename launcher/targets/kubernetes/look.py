@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
-from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
+from launcher.contract.states import NodeState
 from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
 from launcher.targets.at_once import at_once

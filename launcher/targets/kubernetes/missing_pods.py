@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     OPERATORS,

@@ -6,8 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, name_exit_code
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.states import NodeState
 from launcher.targets.kubernetes.pod_states import (
     NOT_STARTED,
     Ending,
@@ -131,7 +132,7 @@ class StartLimit:
 
     def judge(
         self, pods: Iterable[PodView], now: float, refused: str = ""
-    ) -> tuple[Reason, str] | None:
+    ) -> tuple[Cause, str] | None:
         """Why the run must end; None while it may go on.
 
         ``pods`` are all that were seen, also gone ones; ``refused`` says why others cannot be made,
@@ -145,7 +146,7 @@ class StartLimit:
             return None
         return self._judge_starts(seen) or self._judge_waiting(newest, refused, now)
 
-    def _judge_starts(self, seen: tuple[PodView, ...]) -> tuple[Reason, str] | None:
+    def _judge_starts(self, seen: tuple[PodView, ...]) -> tuple[Cause, str] | None:
         alike: defaultdict[str, list[tuple[PodView, Ending]]] = defaultdict(list)
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
@@ -155,16 +156,16 @@ class StartLimit:
             return None
         pod, ending = certain[-1]
         told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
-        return Reason.BAD_INPUT, f"{told}; {fix_of(Trouble.START)}"
+        return Cause.BAD_INPUT, f"{told}; {fix_of(Trouble.START)}"
 
     def _judge_waiting(
         self, newest: dict[int, PodView], refused: str, now: float
-    ) -> tuple[Reason, str] | None:
+    ) -> tuple[Cause, str] | None:
         waiting = {index: pod for index, pod in sorted(newest.items()) if is_lasting(pod)}
         told = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
         told |= {NOT_MADE: refused} if refused else {}
         self._kept_since = {index: self._kept_since.get(index, now) for index in told}
         for index, said in told.items():
             if self._limit_s and now - self._kept_since[index] >= self._limit_s:
-                return Reason.BAD_INPUT, f"{said}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+                return Cause.BAD_INPUT, f"{said}; it lasted {self._limit_s} s ({LIMIT_KEY})"
         return None

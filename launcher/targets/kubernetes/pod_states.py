@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
 from launcher.contract.errors import name_exit_code
 from launcher.contract.node_outcome import parse_node_outcome
-from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
+from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
 
 Object = Mapping[str, Any]
@@ -345,31 +346,31 @@ def is_suspended(item: Object) -> bool:
 
 def reason_of_end(
     end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl"
-) -> tuple[Reason, str]:
+) -> tuple[Cause, str]:
     """Why the run ended, with the detail of the pod whose worker failed first."""
     if end.succeeded:
-        return Reason.COMPLETED, ""
+        return Cause.COMPLETED, ""
     if end.word == DELETED:
-        return Reason.STOP_REQUESTED, end.message
+        return Cause.STOP_REQUESTED, end.message
     failed = filter(None, (_as_failed(pod, end) for pod in pods))
     # The pod that says why comes first.
     by_cause = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
     for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
-            return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
+            return Cause.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
         if pod.trouble is Trouble.START:
-            return Reason.BAD_INPUT, describe_trouble(pod, kubectl)
+            return Cause.BAD_INPUT, describe_trouble(pod, kubectl)
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # The agent's outcome says more than its exit code: out of memory has no own code.
         outcome = parse_node_outcome(pod.message)
         # A pod that was killed after its agent reported success did not complete.
-        reason = outcome.reason if outcome else Reason.COMPLETED
-        if reason is Reason.COMPLETED:
-            reason = reason_of_exit_code(pod.exit_code or 0)
+        reason = outcome.reason if outcome else Cause.COMPLETED
+        if reason is Cause.COMPLETED:
+            reason = cause_of_exit_code(pod.exit_code or 0)
         return reason, f"{pod.name}: {last}"
     if "DeadlineExceeded" in end.word:
-        return Reason.KILLED, end.message
-    return Reason.TRAINING_FAILED, end.message or end.word
+        return Cause.KILLED, end.message
+    return Cause.TRAINING_FAILED, end.message or end.word
 
 
 def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from launcher.contract import protocol
+from launcher.contract.causes import RETRY_FROM
 from launcher.contract.errors import ExitCode
 from launcher.contract.node_plan import Elastic
-from launcher.contract.reasons import RETRY_FROM
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_pod import (

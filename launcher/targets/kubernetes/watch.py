@@ -6,7 +6,7 @@ import threading
 import time
 
 from launcher.contract.errors import TargetError
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.targets.kubernetes.api import GONE, OPENED, ApiError, Cluster, Object
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod, sort_pods
 

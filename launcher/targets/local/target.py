@@ -19,7 +19,7 @@ from launcher.contract.hold import StartRun
 from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.process_stat import lives, parent_of, start_of
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterable
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause, cause_of_exit_code, parse_cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.reasons import NodeState, Reason, reason_of_exit_code
+from launcher.contract.states import NodeState
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOUND_LATER, FolderWatch
 from launcher.follow.requests import read_withdrawn
@@ -38,14 +39,14 @@ SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
 REASON_OF_STATE = {
-    "TIMEOUT": (Reason.PREEMPTED, "the time limit"),
-    "DEADLINE": (Reason.PREEMPTED, "the deadline"),
-    "PREEMPTED": (Reason.PREEMPTED, "preempted by another job"),
-    "NODE_FAIL": (Reason.NODE_LOST, "a node failed"),
-    "BOOT_FAIL": (Reason.NODE_LOST, "a node did not boot"),
-    "OUT_OF_MEMORY": (Reason.OUT_OF_MEMORY, "out of memory"),
-    "CANCELLED": (Reason.STOP_REQUESTED, "cancelled by scancel"),
-    "REVOKED": (Reason.STOP_REQUESTED, "revoked"),
+    "TIMEOUT": (Cause.PREEMPTED, "the time limit"),
+    "DEADLINE": (Cause.PREEMPTED, "the deadline"),
+    "PREEMPTED": (Cause.PREEMPTED, "preempted by another job"),
+    "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
+    "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
+    "OUT_OF_MEMORY": (Cause.OUT_OF_MEMORY, "out of memory"),
+    "CANCELLED": (Cause.STOP_REQUESTED, "cancelled by scancel"),
+    "REVOKED": (Cause.STOP_REQUESTED, "revoked"),
 }
 """What Slurm's state of an ended job means. For other states, exit codes decide."""
 
@@ -129,7 +130,7 @@ class SlurmDriver:
             again = f", start {start.restarts + 1}" if start.restarts else ""
             self._note(f"{start.key} began", f"job {start.name} runs on {start.nodes}{again}")
             if start.goes_on:
-                why = start.stop or reason_of_exit_code(start.code or 0).value
+                why = start.stop or cause_of_exit_code(start.code or 0).value
                 self._note(f"{start.key} ended", f"job {start.name} is queued again: {why}")
         for start in self._watch.hastened:
             text = (
@@ -202,8 +203,8 @@ def decide_end(
     for node in dict(run.incarnations()).items():
         told = read_node_outcome(run, *node)
         # A node that saw the whole run finish.
-        if told and told.reason is Reason.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
-            return Outcome(reason=Reason.COMPLETED)
+        if told and told.reason is Cause.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
+            return Outcome(reason=Cause.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
     failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
@@ -217,7 +218,7 @@ def decide_end(
 def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
     """Whether more than a signal is known: scancel, preemption and time limits all send one."""
     newest = newest_starts(starts).values()
-    if end.reason not in (Reason.PREEMPTED, Reason.KILLED) or any(s.stop for s in newest):
+    if end.reason not in (Cause.PREEMPTED, Cause.KILLED) or any(s.stop for s in newest):
         return True
     over = {job.name for job in jobs if job.is_over}
     return all(start.name in over for start in newest)
@@ -237,7 +238,7 @@ def end_by_queue(
     ended = f"job {names} ended without recording why" + (
         f"; its log says: {words}" if words else ""
     )
-    return Outcome(reason=Reason.NODE_LOST, detail=ended)
+    return Outcome(reason=Cause.NODE_LOST, detail=ended)
 
 
 def _end_told(jobs: Iterable[QueuedJob]) -> Outcome | None:
@@ -253,12 +254,12 @@ def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) ->
     """How a start ended, by the stop request, by its state in the queue, or by its exit code."""
     if start.stop:
         with contextlib.suppress(ValueError):
-            return Outcome(reason=Reason(start.stop))
+            return Outcome(reason=parse_cause(start.stop))
     if end := _end_told(job for job in jobs if job.name == start.name):
         return end
     if not start.code:
-        return Outcome(reason=Reason.COMPLETED)
-    reason = reason_of_exit_code(start.code)
+        return Outcome(reason=Cause.COMPLETED)
+    reason = cause_of_exit_code(start.code)
     if not any(run.incarnations()):
         return Outcome(reason=reason, detail=last_words(run, start))
     is_own = start.code < protocol.SIGNAL_CODES.start

@@ -15,7 +15,7 @@ JOBS_DIR = "slurm"
 - ``JOBID.job``: a job that was submitted; its text is the array's elements, empty without an array
 - ``KEY.started``: the script runs; its text is the names of the nodes
 - ``KEY.stop``: asks the agents of that start to stop; the script makes it empty, and whoever asks
-  writes the reason (``contract.reasons``) into it
+  writes the reason (``contract.causes``) into it
 - ``KEY.ended``: the script's last act: the exit code, and ``requeued`` or ``over``
 - ``KEY.fault``: a fault of the platform ended the start; it counts against ``max_requeues``
 - ``JOBID.log``, ``ARRAYJOBID_ELEMENT.log``: what the script and srun print in all starts

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import NodeTask
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
 from launcher.follow.target import Artifact, Door, Driver, Observation, Target, Traits
@@ -265,7 +265,7 @@ class SlurmTarget(Target):
         """Asks the agents to stop, and waits for the grace; returns whether all have ended."""
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
-                ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
+                ask_to_stop(run, start, Cause.STOP_REQUESTED.value)
         # Time to see the request late, and to record how they end.
         return self._has_ended(run, only, grace_s + 5.0 if grace_s else 0)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from launcher.agent.node.identity import take_incarnation
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, LauncherError, TargetError
-from launcher.contract.reasons import Reason
 from launcher.contract.records import read_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
@@ -150,4 +150,4 @@ def set_outcome_aside(run: RunFolder) -> None:
 def request_stop(run: RunFolder) -> None:
     """Asks the agents of all starts to stop."""
     for ready in (run.path / STARTS_DIR).glob("*.json"):
-        write_atomically(ready.with_suffix(".stop"), Reason.STOP_REQUESTED.value)
+        write_atomically(ready.with_suffix(".stop"), Cause.STOP_REQUESTED.value)

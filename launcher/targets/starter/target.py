@@ -17,7 +17,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.follow.target import NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts, parse_shell

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import re
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import name_ending
-from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure, last_of
-from launcher.verdict.cause import FOLLOWS, FailureCause
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, last_of, name_cause
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
-from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning
+from launcher.verdict.rules.rule import FOLLOWS, LIKELY, ROOT, SIGN, SURE, Meaning
 from launcher.verdict.rules.standstill import Standing, judge_standing
 
 RULES = tuple(
@@ -59,7 +59,7 @@ def judge_line(line: LogLine) -> Meaning | None:
     is_own = line.raised and is_own_failure(line.text) and not OF_STARTERS.search(line.text)
     if not found:
         weight = SIGN if line.is_side else SURE if line.is_own else LIKELY
-        own = Meaning(cause=FailureCause.SCRIPT_ERROR, weight=weight, line=line)
+        own = Meaning(cause=Cause.SCRIPT_ERROR, weight=weight, line=line)
         return own if is_own else None
     best = max(found, key=lambda one: one.weight)
     also = frozenset(one.cause for one in found if one.weight >= LIKELY) - {best.cause, *FOLLOWS}
@@ -83,29 +83,24 @@ def judge_lines(
 
 
 _OF_END = {
-    "out-of-memory": (FailureCause.HOST_OUT_OF_MEMORY, ROOT),
-    "disk-full": (FailureCause.DISK_FULL, SURE),
-    LEFT_EARLY: (FailureCause.EXITED_EARLY, SURE),
-    "hang": (FailureCause.DEADLOCK, SIGN),
-}
-_OF_CODE = {
-    **dict.fromkeys(range(-64, 0), FailureCause.KILLED),
-    **dict.fromkeys((-4, -6, -7, -8, -11), FailureCause.CRASHED),
-    -2: FailureCause.STOPPED_BY_USER,
+    Cause.OUT_OF_MEMORY: (Cause.HOST_OUT_OF_MEMORY, ROOT),
+    Cause.DISK_FULL: (Cause.DISK_FULL, SURE),
+    Cause.EXITED_EARLY: (Cause.EXITED_EARLY, SURE),
+    Cause.HANG: (Cause.DEADLOCK, SIGN),
 }
 _OF_REASON = {
-    Reason.NODE_LOST: (FailureCause.NODE_LOST, LIKELY),
-    Reason.PREEMPTED: (FailureCause.PREEMPTED, LIKELY),
-    Reason.STOP_REQUESTED: (FailureCause.STOPPED_BY_USER, LIKELY),
-    Reason.INTERRUPTED: (FailureCause.STOPPED_BY_USER, LIKELY),
-    Reason.DISK_FULL: (FailureCause.DISK_FULL, ROOT),
-    Reason.GPU_BUSY: (FailureCause.GPU_BUSY, ROOT),
-    Reason.OUT_OF_MEMORY: (FailureCause.HOST_OUT_OF_MEMORY, ROOT),
-    Reason.TARGET_UNREACHABLE: (FailureCause.TARGET_UNREACHABLE, LIKELY),
-    Reason.RENDEZVOUS_UNREACHABLE: (FailureCause.MASTER_UNREACHABLE, LIKELY),
-    Reason.STORE_LOST: (FailureCause.NODE_LOST, SIGN),
-    Reason.BAD_INPUT: (FailureCause.WRONG_ARGUMENT, LIKELY),
-    Reason.KILLED: (FailureCause.KILLED, SIGN),
+    Cause.NODE_LOST: (Cause.NODE_LOST, LIKELY),
+    Cause.PREEMPTED: (Cause.PREEMPTED, LIKELY),
+    Cause.STOP_REQUESTED: (Cause.STOPPED_BY_USER, LIKELY),
+    Cause.INTERRUPTED: (Cause.STOPPED_BY_USER, LIKELY),
+    Cause.DISK_FULL: (Cause.DISK_FULL, ROOT),
+    Cause.GPU_BUSY: (Cause.GPU_BUSY, ROOT),
+    Cause.OUT_OF_MEMORY: (Cause.HOST_OUT_OF_MEMORY, ROOT),
+    Cause.TARGET_UNREACHABLE: (Cause.TARGET_UNREACHABLE, LIKELY),
+    Cause.RENDEZVOUS_UNREACHABLE: (Cause.MASTER_UNREACHABLE, LIKELY),
+    Cause.STORE_LOST: (Cause.NODE_LOST, SIGN),
+    Cause.BAD_INPUT: (Cause.WRONG_ARGUMENT, LIKELY),
+    Cause.KILLED: (Cause.KILLED, SIGN),
 }
 """These tables: what an end, an exit code or a run's reason means if no line says more."""
 
@@ -127,7 +122,8 @@ def judge_end(end: WorkerEnd) -> Meaning:
     # An exit code alone says little if the worker's log was not read.
     # SIGABRT is how C++ ends a process, whatever the reason is.
     weight = LIKELY if end.log and end.exit_code != -6 else SIGN
-    cause = _OF_CODE.get(end.exit_code, FailureCause.SCRIPT_ERROR)
+    by_ctrl_c = end.exit_code == -signal.SIGINT
+    cause = Cause.STOPPED_BY_USER if by_ctrl_c else name_cause(end.exit_code, terminated=False)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
     told = judge_line(line)
     if told and (end.is_collateral or told.weight >= min(weight, LIKELY)):
@@ -142,7 +138,7 @@ _OF_RANK = re.compile(r"\brank \d")
 """Marks a detail that repeats what a worker said."""
 
 
-def judge_reason(reason: Reason | None, detail: str, named: int | None) -> Iterable[Meaning]:
+def judge_reason(reason: Cause | None, detail: str, named: int | None) -> Iterable[Meaning]:
     """What the launcher's own word for a run's end means; ``named``: the node of its host. Pure."""
     node = _NODE.search(detail)
     number = int(node["node"] or node["pod"]) if node else named

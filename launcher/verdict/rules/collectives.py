@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from launcher.verdict.cause import FailureCause
+from launcher.contract.causes import Cause
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, SURE, Meaning, table
 
@@ -59,8 +59,8 @@ _LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (
 _DIFFERS = {
     "group": None,
     "number": None,
-    "kind": FailureCause.MISMATCHED_COLLECTIVE,
-    "size": FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
+    "kind": Cause.MISMATCHED_COLLECTIVE,
+    "size": Cause.SHAPE_MISMATCH_IN_COLLECTIVE,
 }
 """The cause for each field; the first field in which the watchdogs' messages differ counts."""
 _APART = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes|Timed out waiting \d+ms for ")
@@ -77,7 +77,7 @@ def join_places(lines: Sequence[LogLine]) -> Iterator[Meaning]:
         line = replace(odd, text=f"two ranks are in different collectives: at {told}")
         # If the rank waited in vain, nobody can tell which of the two is at the wrong line.
         weight = LIKELY if "Timed out" in odd.text else SURE
-        yield Meaning(cause=FailureCause.MISMATCHED_COLLECTIVE, weight=weight, line=line)
+        yield Meaning(cause=Cause.MISMATCHED_COLLECTIVE, weight=weight, line=line)
 
 
 def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
@@ -103,5 +103,5 @@ def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
             yield Meaning(cause=cause, weight=SURE, line=replace(seen[rank][0], rank=rank))
         break  # Each group counts by itself: across groups, the other fields say nothing.
     for rank, line in behind[:1]:  # It never came to the collective that others waited in.
-        cause = FailureCause.MISSING_COLLECTIVE
+        cause = Cause.MISSING_COLLECTIVE
         yield Meaning(cause=cause, weight=SURE, line=replace(line, rank=rank))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from launcher.verdict.cause import FailureCause
+from launcher.contract.causes import Cause
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, Meaning, table
 from launcher.verdict.scan import SETTING
@@ -78,18 +78,18 @@ def find_name(lines: Sequence[LogLine]) -> Iterator[Meaning]:
         if found := _NO_NAME.search(line.text):
             others = [other.text for other in lines if found["host"] in other.text]
             if not any("errno: 1" in text for text in others):
-                yield Meaning(cause=FailureCause.DNS, weight=LIKELY, line=line)
+                yield Meaning(cause=Cause.DNS, weight=LIKELY, line=line)
                 return
 
 
 _EXPLAINED = (
     (
-        FailureCause.PROXY,
+        Cause.PROXY,
         re.compile(rf"^{SETTING}.*_proxy", re.IGNORECASE),
         re.compile(r"urlopen error|HTTPS?Connection|MaxRetryError|HTTP Error (?:403|50[234])"),
     ),
     (
-        FailureCause.WRONG_INTERFACE,
+        Cause.WRONG_INTERFACE,
         re.compile(
             r"Using the loopback address as fallback"
             r"|NCCL INFO \S+ ?: Using (?:\[\d+\])?(?:lo|docker|virbr|veth|br-|cni)"

@@ -7,9 +7,17 @@ import functools
 import re
 from dataclasses import dataclass
 
-from launcher.verdict.cause import FailureCause
+from launcher.contract.causes import Cause, parse_cause
 from launcher.verdict.log_line import LogLine
 
+_FOLLOWS = """
+dns wrong-interface no-gpu gpu-busy cuda-assert bad-data data-loader-worker-died data-stall
+crashed killed endless-loop deadlock straggler network-cut firewall exited-early
+target-unreachable container-start time-limit nccl-error master-unreachable
+script-error missing-collective stopped-by-user
+"""
+FOLLOWS = tuple(map(parse_cause, _FOLLOWS.split()))
+"""Causes that another cause may have led to, the vaguest last. Text alone makes none certain."""
 _UPPER = re.compile(r"\\.|\(\?P<\w+>|([A-Z])")
 """A capital letter of the text; escapes and group names match first, to stay as they are."""
 
@@ -40,7 +48,7 @@ class LineRule:
     ``most`` is the most that it weighs in a worker's own output. ``fix`` replaces the cause's.
     """
 
-    cause: FailureCause
+    cause: Cause
     weight: Weight
     pattern: str
     most: Weight = ROOT
@@ -62,22 +70,23 @@ class Meaning:
     line may mean.
     """
 
-    cause: FailureCause
+    cause: Cause
     weight: Weight
     line: LogLine
     package: str = ""
     rank: int | None = None
     fix: str = ""
-    also: frozenset[FailureCause] = frozenset()
+    also: frozenset[Cause] = frozenset()
 
 
 def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
     """The rules of a family: ``text`` has causes with a weight, and below each its patterns,
     which may have a fix of their own behind `` => ``.
 
-    ``parts`` replace their names in braces. Raises ``KeyError`` for an unknown cause or weight.
+    ``parts`` replace their names in braces. Raises ``ValueError`` for an unknown cause, and
+    ``KeyError`` for an unknown weight.
     """
-    rules, causes = [], {cause.value: cause for cause in FailureCause}
+    rules = []
     for line in text.split("\n"):
         if line[:1] in ("", "#"):
             continue
@@ -89,7 +98,7 @@ def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
         pattern, _, fix = line[2:].partition(" => ")
         rules.append(
             LineRule(
-                cause=causes[word],
+                cause=parse_cause(word),
                 weight=Weight[weight.upper()],
                 pattern=pattern,
                 most=most,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from launcher.verdict.cause import FailureCause
+from launcher.contract.causes import Cause
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, SIGN, SURE, Meaning, table
 
@@ -163,6 +163,6 @@ def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
             is_wrong = what not in _MAY_DIFFER
             weight = SURE if is_wrong else SIGN if line.joined else LIKELY
             text = f"the nodes differ in {what}: {' and '.join(sorted(told))}"
-            cause = FailureCause[f"{'CODE' if what == 'code' else 'VERSION'}_MISMATCH"]
+            cause = Cause[f"{'CODE' if what == 'code' else 'VERSION'}_MISMATCH"]
             line = replace(line, text=text, joined=line.joined and is_wrong)
             yield Meaning(cause=cause, weight=weight, line=line)

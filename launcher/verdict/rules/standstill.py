@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.contract.causes import Cause
 from launcher.contract.look import Frame, RankLook, tell_state
-from launcher.verdict.cause import FailureCause
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, Meaning
 from launcher.verdict.scan import LIBRARY, place_of
@@ -63,17 +63,17 @@ def judge_standing(standing: Sequence[Standing], *, stood: bool = False) -> Iter
         odd = min(waiting, key=lambda one: sum(_name(other) == _name(one) for other in waiting))
         other = next(one for one in waiting if _name(one) != _name(odd))
         calls = {_name(one).partition(" ")[0] for one in waiting}
-        cause = FailureCause.DEADLOCK if calls <= _OF_TWO else FailureCause.MISMATCHED_COLLECTIVE
+        cause = Cause.DEADLOCK if calls <= _OF_TWO else Cause.MISMATCHED_COLLECTIVE
         yield _find(cause, odd, f"rank {other.line.rank}: {_name(other)}")
 
 
 def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
-    cause = FailureCause.DEADLOCK
+    cause = Cause.DEADLOCK
     if kind == "data" or one.look.state == "D":
         is_gpu = _OF_GPU.search(one.look.waits_in)
-        cause = FailureCause.GPU_FAULT if is_gpu else FailureCause.DATA_STALL
+        cause = Cause.GPU_FAULT if is_gpu else Cause.DATA_STALL
     elif kind == "code" and one.look.state == "R":
-        cause = FailureCause.ENDLESS_LOOP
+        cause = Cause.ENDLESS_LOOP
     others = f"rank {waiting[0].line.rank}: {_name(waiting[0])}" if waiting else ""
     # More workers or another disk help where loading is slow, not where it stands.
     is_loader = kind == "data" and one.look.state != "D"
@@ -81,7 +81,7 @@ def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
     return replace(_find(cause, one, others), fix=fix)
 
 
-def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
+def _find(cause: Cause, one: Standing, others: str) -> Meaning:
     where, state = f"stands at {_name(one)}" if one.frames else "stands", tell_state(one.look)
     if one.thread:
         where = f"has ended but for its thread {one.thread}, which {where}"

@@ -66,7 +66,7 @@ def test_a_worker_that_was_asked_to_end_and_took_too_long_has_no_fault(tmp_path)
     attempts.node_dir.mkdir(parents=True)
     (worker,) = attempts.begin({0: 0})
     HeartbeatWriter(worker.heartbeat)
-    assert attempts.end()[0].cause == "signal"
+    assert attempts.end()[0].cause == "killed"
     worker.asked.touch()
     assert attempts.end()[0].cause == "terminated"
     attempts.begin({0: 0})

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.api.cleaning import find_old
 from launcher.contract import protocol
-from launcher.contract.reasons import Reason
+from launcher.contract.causes import Cause
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
@@ -34,7 +34,7 @@ def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
         run.create(plan, "#!/bin/sh\n", time.time() - 10 * DAY_S, follows=ended_d is None)
         (run.path / "log").write_bytes(bytes(5000))
         if ended_d is not None:
-            reason = Reason.COMPLETED if "good" in name else Reason.TRAINING_FAILED
+            reason = Cause.COMPLETED if "good" in name else Cause.TRAINING_FAILED
             at = time.time() - ended_d * DAY_S
             write_outcome(run, plan, Outcome(reason=reason), at)
             os.utime(run.path / protocol.OUTCOME_FILE, (at, at))

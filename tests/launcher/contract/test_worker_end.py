@@ -30,7 +30,7 @@ PEER = "RuntimeError: Connection closed by peer"
         (worker_end(0, "x" * 300), "rank 0 on node 0", "x" * 200, "exit code 1"),
         (worker_end(exit_code=-11, cause="signal"), "rank 0 on node 0", "", "SIGSEGV (11)"),
         (worker_end(exit_code=-9, cause="hang"), "rank 0 on node 0", "", "it hung"),
-        (worker_end(exit_code=0, cause="left-early"), "rank 0 on node 0", "", "exit code 0"),
+        (worker_end(exit_code=0, cause="exited-early"), "rank 0 on node 0", "", "exit code 0"),
         (worker_end(cause="out-of-memory"), "rank 0 on node 0", "", "out of memory"),
     ],
 )
@@ -93,9 +93,10 @@ def test_only_what_was_killed_ran_out_of_memory(codes, killed, expected):
 @pytest.mark.parametrize(
     ("code", "fields", "cause"),
     [
-        (1, {}, "exit"),
-        (0, {}, "exit"),
-        (-9, {}, "signal"),
+        (1, {}, "script-error"),
+        (0, {}, "completed"),
+        (-9, {}, "killed"),
+        (-11, {}, "crashed"),
         (-9, {"out_of_memory": True, "disk_full": True}, "out-of-memory"),
         (1, {"disk_full": True}, "disk-full"),
         (-15, {"terminated": True, "out_of_memory": True}, "terminated"),

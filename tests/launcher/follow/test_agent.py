@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.follow.console import Console
 from launcher.follow.decide import FINISH_S
 from launcher.follow.loop import STORAGE_LIMIT_S, Follower, fold

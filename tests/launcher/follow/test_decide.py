@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.follow.decide import (
     FALL_S,
     FINISH_S,

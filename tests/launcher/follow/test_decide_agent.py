@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import Reason
 from launcher.follow.decide import (
     FALL_S,
     FINISH_S,
@@ -56,7 +56,7 @@ def replaced_before(plan: LaunchPlan, times: int) -> LaunchPlan:
     return replace(plan, nodes=tuple(replace(node, incarnation=times) for node in plan.nodes))
 
 
-def reason_of(action: Action) -> Reason | None:
+def reason_of(action: Action) -> Cause | None:
     return action.reason if isinstance(action, Outcome) else None
 
 
@@ -75,10 +75,10 @@ def test_every_exit_code_of_one_node_has_its_step(make_plan, nnodes, code):
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (1, Reason.TRAINING_FAILED),
-        (2, Reason.BAD_INPUT),
-        (3, Reason.TARGET_UNREACHABLE),
-        (127, Reason.TRAINING_FAILED),
+        (1, Cause.TRAINING_FAILED),
+        (2, Cause.BAD_INPUT),
+        (3, Cause.TARGET_UNREACHABLE),
+        (127, Cause.TRAINING_FAILED),
     ],
 )
 def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(make_plan, code, reason):
@@ -104,11 +104,11 @@ def test_a_lost_node_is_replaced_whichever_it_is_and_uses_up_no_restart(
 def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(make_plan):
     fixed = replaced_before(make_plan(nnodes=2, max_restarts=1), MAX_REPLACEMENTS)
     assert decide(fixed, RUNS, 137, since=0) == Wait()
-    assert reason_of(decide(fixed, RUNS, 137)) is Reason.NODE_LOST
+    assert reason_of(decide(fixed, RUNS, 137)) is Cause.NODE_LOST
     elastic = replaced_before(make_plan(nnodes="1:2", max_restarts=1), MAX_REPLACEMENTS)
     assert decide(elastic, RUNS, 137) == Wait()
-    assert reason_of(decide(elastic, GONE, 137)) is Reason.NODE_LOST
-    assert reason_of(decide(fixed, RUNS, int(ExitCode.GPU_BUSY))) is Reason.GPU_BUSY
+    assert reason_of(decide(elastic, GONE, 137)) is Cause.NODE_LOST
+    assert reason_of(decide(fixed, RUNS, int(ExitCode.GPU_BUSY))) is Cause.GPU_BUSY
 
 
 @pytest.mark.parametrize("nodes", [(137,), (137, GONE), (143, 143), (CLOSED, 137), (CLOSED, 194)])
@@ -135,9 +135,9 @@ def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan):
     [
         (3, (0, RUNS, 137), 0, Wait()),
         ("1:3", (0, RUNS, 137), 0, Wait()),
-        ("1:3", (0, RUNS, 137), LATE, Outcome(reason=Reason.COMPLETED)),
-        ("1:3", (0, 0, 137), 0, Outcome(reason=Reason.COMPLETED)),
-        ("2:3", (0, 0, CLOSED), 0, Outcome(reason=Reason.COMPLETED)),
+        ("1:3", (0, RUNS, 137), LATE, Outcome(reason=Cause.COMPLETED)),
+        ("1:3", (0, 0, 137), 0, Outcome(reason=Cause.COMPLETED)),
+        ("2:3", (0, 0, CLOSED), 0, Outcome(reason=Cause.COMPLETED)),
     ],
 )
 def test_nobody_is_replaced_once_a_node_has_finished(make_plan, nnodes, nodes, since, expected):
@@ -153,14 +153,14 @@ def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(make
     assert isinstance(action, Restart)
     assert action.left == MAX_REPLACEMENTS
     ended = decide(replaced_before(plan, MAX_REPLACEMENTS), *nodes)
-    assert reason_of(ended) is Reason.NODE_LOST
+    assert reason_of(ended) is Cause.NODE_LOST
 
 
 @pytest.mark.parametrize(("nnodes", "nodes"), [("1:2", (0, RUNS)), ("2:3", (0, 0, RUNS))])
 def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(make_plan, nnodes, nodes):
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()
-    assert decide(plan, *nodes) == Outcome(reason=Reason.COMPLETED)
+    assert decide(plan, *nodes) == Outcome(reason=Cause.COMPLETED)
 
 
 @pytest.mark.parametrize("nnodes", [2, "1:2"])

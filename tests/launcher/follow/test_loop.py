@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.stopping import StopFiles
+from launcher.contract.causes import Cause
 from launcher.contract.errors import DiskFullError, InputError, TargetError
-from launcher.contract.reasons import Reason
 from launcher.follow.loop import create_run, write_outcome
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.requests import request_scale, write_size
@@ -47,12 +47,12 @@ class Ended(ScriptedTarget):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (TargetError("no engine\nand more"), (Reason.TARGET_UNREACHABLE, "no engine")),
-        (InputError("no such image", "name one"), (Reason.BAD_INPUT, "no such image")),
-        (DiskFullError("no room", "make some"), (Reason.DISK_FULL, "no room")),
-        (OSError(errno.ENOSPC, "No space left"), (Reason.DISK_FULL, "[Errno 28] No space left")),
-        (KeyboardInterrupt(), (Reason.INTERRUPTED, "")),
-        (RuntimeError("a mistake"), (Reason.LAUNCHER_LOST, "a mistake")),
+        (TargetError("no engine\nand more"), (Cause.TARGET_UNREACHABLE, "no engine")),
+        (InputError("no such image", "name one"), (Cause.BAD_INPUT, "no such image")),
+        (DiskFullError("no room", "make some"), (Cause.DISK_FULL, "no room")),
+        (OSError(errno.ENOSPC, "No space left"), (Cause.DISK_FULL, "[Errno 28] No space left")),
+        (KeyboardInterrupt(), (Cause.INTERRUPTED, "")),
+        (RuntimeError("a mistake"), (Cause.LAUNCHER_LOST, "a mistake")),
     ],
 )
 def test_a_run_that_could_not_be_submitted_leaves_no_node_and_a_reason(
@@ -79,7 +79,7 @@ def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(tmp_p
         raise FileNotFoundError(run.path)
 
     outcome = follower.follow(remove)
-    assert (outcome.reason, outcome.detail) == (Reason.STOP_REQUESTED, FOLDER_REMOVED)
+    assert (outcome.reason, outcome.detail) == (Cause.STOP_REQUESTED, FOLDER_REMOVED)
     assert target.graces == [0]
 
 
@@ -217,13 +217,13 @@ def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path, make_plan):
     run.create(plan, "", 5.0)
     for nodes in (2, 3):  # one came back by scaling, and was not lost
         write_size(run, nodes)
-    outcome = write_outcome(run, plan, Outcome(reason=Reason.COMPLETED, finished_at=8.0), 9.0)
+    outcome = write_outcome(run, plan, Outcome(reason=Cause.COMPLETED, finished_at=8.0), 9.0)
     assert (outcome.run_id, outcome.job, outcome.target) == (run.run_id, plan.job_name, plan.target)
     assert (outcome.attempts, outcome.replaced_nodes, outcome.verdict) == (2, 2, "")
     assert (outcome.started_at, outcome.finished_at) == (5.0, 8.0)
     assert run.read_outcome() == outcome
     # Of a removed folder only the end is known, and nothing is written anew.
-    gone = write_outcome(RunFolder(tmp_path / "gone"), plan, Outcome(reason=Reason.COMPLETED), 9.0)
+    gone = write_outcome(RunFolder(tmp_path / "gone"), plan, Outcome(reason=Cause.COMPLETED), 9.0)
     assert (gone.started_at, gone.finished_at) == (9.0, 9.0)
     assert not (tmp_path / "gone").exists()
 
@@ -241,7 +241,7 @@ def test_a_run_without_memory_is_told_the_limit_to_set(tmp_path, make_plan, deta
     plan = make_plan(engine="agent", **limit)
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
-    outcome = write_outcome(run, plan, Outcome(reason=Reason.OUT_OF_MEMORY, detail=detail), 9.0)
+    outcome = write_outcome(run, plan, Outcome(reason=Cause.OUT_OF_MEMORY, detail=detail), 9.0)
     assert outcome.detail == told
     assert outcome.verdict, "a failed run has one"
     assert json.loads((run.path / "outcome.json").read_text())["detail"] == told

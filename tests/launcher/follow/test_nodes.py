@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.errors import SilentTargetError, TargetError
-from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.nodes import (
     FOLDER_LIMIT_S,
@@ -55,12 +55,12 @@ DIED = "its launcher died, and its processes with it"
 @pytest.mark.parametrize(
     ("ends", "told"),
     [
-        ((0, 0), (Reason.COMPLETED, FOUND_LATER)),
-        ((1, 137), (Reason.TRAINING_FAILED, FOUND_LATER)),
-        ((137, 137), (Reason.LAUNCHER_LOST, FOUND_LATER)),
-        ((GONE, GONE), (Reason.LAUNCHER_LOST, DIED)),
+        ((0, 0), (Cause.COMPLETED, FOUND_LATER)),
+        ((1, 137), (Cause.TRAINING_FAILED, FOUND_LATER)),
+        ((137, 137), (Cause.LAUNCHER_LOST, FOUND_LATER)),
+        ((GONE, GONE), (Cause.LAUNCHER_LOST, DIED)),
         ((0, RUNS), None),
-        ((0, 0, RUNS), (Reason.COMPLETED, FOUND_LATER)),
+        ((0, 0, RUNS), (Cause.COMPLETED, FOUND_LATER)),
     ],
 )
 def test_a_run_without_its_launcher_ends_as_its_nodes_did(ends, told, tmp_path, make_plan):
@@ -162,7 +162,7 @@ def test_a_run_whose_folder_is_gone_for_some_seconds_ends(tmp_path, make_plan):
         end = watch.look()
         assert (end is not None) == is_over
     assert (end.reason, end.detail) == (
-        Reason.STOP_REQUESTED,
+        Cause.STOP_REQUESTED,
         "its folder was removed while it ran",
     )
     assert f"stopping: {run.path} was removed" in said.getvalue()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.causes import Cause
 from launcher.contract.worker_end import WorkerEnd, last_of
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report, read_report
@@ -47,7 +48,7 @@ def test_the_cause_is_told_from_those_that_fell_with_it(failures, first):
 
 def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_only_missed_it():
     left = failure(0, "", at=10.0, exit_code=0)
-    hung = replace(failure(2, "", at=15.5, exit_code=-9), cause="hang")
+    hung = replace(failure(2, "", at=15.5, exit_code=-9), cause=Cause.HANG)
     for victim, how in ((failure(1, PEER, at=13.5), "3.5 s before rank 1 failed"), (hung, "5.5 s")):
         first = decide_report([victim, left], ()).first
         assert how in first.headline
@@ -67,7 +68,7 @@ def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others():
         assert how in first.headline
     asked_only = decide_report([asked, *left], ())
     assert (asked_only.first, asked_only.collateral) == (asked, ())
-    gone = replace(left[1], cause="terminated")
+    gone = replace(left[1], cause=Cause.TERMINATED)
     assert decide_report([failure(1, PEER, at=13.5), gone], ()).ranks == (
         failure(1, PEER, at=13.5),
     )
@@ -162,7 +163,7 @@ def test_an_exception_is_the_last_ones_line_that_names_it(folder, make_plan):
         folder.write(f"nodes/0/0/id_x/attempt_{attempt}/2/stderr.log", text)
         (first,) = read_report(folder.run, make_plan(nproc_per_node=4)).ranks
         assert (first.exception, first.rank, first.local_rank) == (told, 2, 2)
-        assert (first.attempt, first.failed_at, first.cause) == (attempt, 100.0, "exit")
+        assert (first.attempt, first.failed_at, first.cause) == (attempt, 100.0, "script-error")
         assert first.log.endswith(f"attempt_{attempt}/2/stderr.log")
 
 
@@ -170,7 +171,7 @@ def test_a_worker_without_a_log_is_reported_by_torchrun_alone(folder, make_plan)
     folder.console(0, report(worker(1, -9)))
     folder.worker(0, 0, "stderr.log", "of another")
     (first,) = read_report(folder.run, make_plan(nproc_per_node=2)).ranks
-    assert (first.exception, first.cause, first.failed_at) == ("SIGKILL (9)", "signal", 0.0)
+    assert (first.exception, first.cause, first.failed_at) == ("SIGKILL (9)", "killed", 0.0)
     assert (first.log, first.log_tail, first.attempt) == ("", (), 0)
 
 

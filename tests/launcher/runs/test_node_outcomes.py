@@ -14,12 +14,12 @@ import pytest
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node.outcome import write_outcome
 from launcher.contract import look, protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode
 from launcher.contract.keeper_record import write_record
 from launcher.contract.look import Frame, Look, RankStacks, ThreadStack
 from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
-from launcher.contract.reasons import Reason
 from launcher.contract.records import dump_record
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
@@ -55,7 +55,7 @@ class Folder:
             (folder / names.get(name, name)).write_text(text)
         return str(folder.relative_to(self.run.path))
 
-    def node(self, node: int, reason: Reason, *ends: WorkerEnd, **fields: Any) -> None:
+    def node(self, node: int, reason: Cause, *ends: WorkerEnd, **fields: Any) -> None:
         """Writes a node's outcome by the agent's own writer."""
         folder = self.run.node_dir(node, 0)
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,9 +97,9 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_an_outcome_is_read_as_the_agent_wrote_it(folder):
     ends = (end(3, "ValueError: boom", steps=7), end(2, PEER))
-    folder.node(1, Reason.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
+    folder.node(1, Cause.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
     outcome = read_node_outcome(folder.run, 1, 0)
-    assert (outcome.ends, outcome.reason) == (ends, Reason.TRAINING_FAILED)
+    assert (outcome.ends, outcome.reason) == (ends, Cause.TRAINING_FAILED)
     assert (outcome.attempts, outcome.restarts, outcome.detail) == (2, {"hang": 1}, "why")
 
 
@@ -110,9 +110,9 @@ def test_anything_else_is_no_outcome(text):
 
 def test_the_first_cause_is_found_over_all_nodes_with_its_log(folder, make_plan):
     log = folder.worker(1, 1, attempt=2, stderr="Traceback\nValueError: boom\n")
-    folder.node(0, Reason.TRAINING_FAILED, end(0, PEER, failed_at=1.0))
+    folder.node(0, Cause.TRAINING_FAILED, end(0, PEER, failed_at=1.0))
     folder.node(
-        1, Reason.TRAINING_FAILED, end(1, "ValueError: boom", failed_at=9.0, attempt=2, log=log)
+        1, Cause.TRAINING_FAILED, end(1, "ValueError: boom", failed_at=9.0, attempt=2, log=log)
     )
     report = read_report(folder.run, make_plan(nnodes=2))
     assert (report.first.node_index, report.first.rank, report.first.attempt) == (1, 1, 2)
@@ -135,7 +135,7 @@ def test_the_first_cause_is_found_over_all_nodes_with_its_log(folder, make_plan)
     ],
 )
 def test_every_cause_has_words(folder, make_plan, worker, words):
-    folder.node(0, Reason.TRAINING_FAILED, worker)
+    folder.node(0, Cause.TRAINING_FAILED, worker)
     report = read_report(folder.run, make_plan(nnodes=1))
     assert report.first.exception == words
 
@@ -143,7 +143,7 @@ def test_every_cause_has_words(folder, make_plan, worker, words):
 def test_a_hang_is_shown_by_its_stacks(folder, make_plan):
     log = folder.worker(0, 0, stderr="", stdout="epoch 1\n")
     folder.hang(0, 0, Frame(function="recv", file="train.py", line=3))
-    folder.node(0, Reason.TRAINING_FAILED, end(0, exit_code=-9, cause="hang", log=log))
+    folder.node(0, Cause.TRAINING_FAILED, end(0, exit_code=-9, cause="hang", log=log))
     report = read_report(folder.run, make_plan(nnodes=1))
     assert report.first.log_tail == ('  File "train.py", line 3 in recv',)
 
@@ -165,7 +165,7 @@ def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
         folder.hang(0, rank, *calls, recorded={"pg_status": status, "entries": entries})
     logs = [folder.worker(0, rank) for rank in range(2)]
     hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
-    folder.node(0, Reason.TRAINING_FAILED, *hung)
+    folder.node(0, Cause.TRAINING_FAILED, *hung)
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
     assert report.first.headline == "rank 1 on node 0: it hung"
     (other,) = report.collateral
@@ -185,7 +185,7 @@ def test_a_node_that_was_killed_is_reported_by_its_workers_files(folder, make_pl
 
 
 def test_a_node_without_any_worker_is_reported_by_its_agents_lines(folder, make_plan):
-    folder.node(0, Reason.BAD_INPUT)
+    folder.node(0, Cause.BAD_INPUT)
     folder.run.console(0, 0).write_text("[supervisor] no node plan was given\n")
     report = read_report(folder.run, make_plan(nnodes=1))
     assert report.first is None
@@ -213,13 +213,13 @@ def test_a_node_that_could_write_nothing_is_reported_by_its_host(folder, make_pl
     assert (first and first.exception) == told
     if first is not None:
         assert (first.node_index, first.rank, first.local_rank, first.attempt) == (1, 2, 0, 0)
-        assert (first.exit_code, first.cause) == (record["exit_code"], "exit")
+        assert (first.exit_code, first.cause) == (record["exit_code"], "script-error")
         assert (first.log, first.log_tail) == (str(console), ("a", "b"))
         assert first.failed_at == (console.parent / "keeper.json").stat().st_mtime
 
 
 def test_where_a_workers_files_are_elsewhere_its_lines_on_the_console_are_shown(folder, make_plan):
-    folder.node(1, Reason.TRAINING_FAILED, end(2, log="nodes/1/0/attempt-0/rank-2"))
+    folder.node(1, Cause.TRAINING_FAILED, end(2, log="nodes/1/0/attempt-0/rank-2"))
     lines = [f"[1/{number % 4}] {number}" for number in range(2, 90)]
     folder.run.console(1, 0).write_text("\n".join(["[1/2] \r\x1b[31mred", *lines]))
     first = read_report(folder.run, make_plan(nnodes=2)).first
@@ -234,22 +234,22 @@ def test_a_hang_of_another_attempt_and_a_look_that_was_asked_for_explain_nothing
     for worker, told in (
         (hung, "b\\x85c"),
         (replace(hung, attempt=0), "11"),
-        (replace(hung, attempt=0, cause="exit"), "b\\x85c"),
+        (replace(hung, attempt=0, cause=Cause.SCRIPT_ERROR), "b\\x85c"),
     ):
-        folder.node(0, Reason.TRAINING_FAILED, worker)
+        folder.node(0, Cause.TRAINING_FAILED, worker)
         first = read_report(folder.run, make_plan(nnodes=1)).first
         assert told in first.log_tail[-1], first
-        assert (first.exception == "it hung (after 9 s)") == (worker.cause == "hang")
+        assert (first.exception == "it hung (after 9 s)") == (worker.cause is Cause.HANG)
     look_file = folder.run.node_dir(0, 0) / "looks/hang-1" / look.LOOK_FILE
     look_file.write_text(dump_record(Look(id="hang-1", at=1.0, why="asked", attempt=0)))
-    folder.node(0, Reason.TRAINING_FAILED, replace(hung, attempt=0))
+    folder.node(0, Cause.TRAINING_FAILED, replace(hung, attempt=0))
     first = read_report(folder.run, make_plan(nnodes=1)).first
     assert first.log_tail == ("a\\r", "b\\x85c")
 
 
 def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder):
-    folder.node(0, Reason.COMPLETED, restarts={"membership": 2})
-    folder.node(1, Reason.COMPLETED, restarts={"membership": 1, "worker-fault": 1})
+    folder.node(0, Cause.COMPLETED, restarts={"membership": 2})
+    folder.node(1, Cause.COMPLETED, restarts={"membership": 1, "worker-fault": 1})
     folder.worker(2, 0)
     folder.ledger(2, "hang", "membership")
     assert read_restarts(folder.run) == {"hang": 1, "membership": 4, "worker-fault": 1}
@@ -258,52 +258,50 @@ def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder):
 @pytest.mark.parametrize(
     ("seen", "told", "expected"),
     [
-        (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED, Reason.RESTARTS_EXHAUSTED),
-        (Reason.TRAINING_FAILED, Reason.OUT_OF_MEMORY, Reason.OUT_OF_MEMORY),
-        (Reason.RESTARTS_EXHAUSTED, Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED),
-        (Reason.COMPLETED, Reason.COMPLETED, Reason.COMPLETED),
-        (Reason.NODE_LOST, Reason.TRAINING_FAILED, Reason.NODE_LOST),
+        (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.RESTARTS_EXHAUSTED),
+        (Cause.TRAINING_FAILED, Cause.OUT_OF_MEMORY, Cause.OUT_OF_MEMORY),
+        (Cause.RESTARTS_EXHAUSTED, Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED),
+        (Cause.COMPLETED, Cause.COMPLETED, Cause.COMPLETED),
+        (Cause.NODE_LOST, Cause.TRAINING_FAILED, Cause.NODE_LOST),
     ],
 )
 def test_the_nodes_own_word_refines_what_an_exit_code_says(folder, make_plan, seen, told, expected):
     folder.node(0, told, detail="as the agent says")
     outcome = write_run_outcome(folder.run, make_plan(nnodes=1), Outcome(reason=seen), 3.0)
-    assert Reason(outcome.reason) is expected
+    assert Cause(outcome.reason) is expected
     assert (outcome.detail == "as the agent says") == (told is expected)
     again = folder.run.read_outcome()
     assert (again.reason, again.restarts) == (outcome.reason, outcome.restarts)
 
 
 def test_the_node_that_ended_first_says_why(folder, make_plan):
-    folder.node(0, Reason.TRAINING_FAILED, detail="another node ended the run", finished_at=9.0)
-    folder.node(1, Reason.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
+    folder.node(0, Cause.TRAINING_FAILED, detail="another node ended the run", finished_at=9.0)
+    folder.node(1, Cause.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
     plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Reason.TRAINING_FAILED), 10.0)
+    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Cause.TRAINING_FAILED), 10.0)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
 
 
 def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(folder, make_plan):
     peer = end(0, "RuntimeError: Connection closed by peer", failed_at=1.0)
-    folder.node(
-        0, Reason.TRAINING_FAILED, peer, detail="last: rank 0: exit code 1", finished_at=8.0
-    )
+    folder.node(0, Cause.TRAINING_FAILED, peer, detail="last: rank 0: exit code 1", finished_at=8.0)
     cause = end(1, "ValueError: boom", failed_at=2.0)
     told = "all 2 restarts are used up; last: rank 1: exit code 1 (ValueError: boom)"
-    folder.node(1, Reason.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
+    folder.node(1, Cause.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
     plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Reason.TRAINING_FAILED), 10.0)
+    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Cause.TRAINING_FAILED), 10.0)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", told)
 
 
 def test_an_earlier_incarnations_word_is_not_the_present_ones(folder, make_plan):
-    folder.node(0, Reason.PREEMPTED, end(0, "early"))
+    folder.node(0, Cause.PREEMPTED, end(0, "early"))
     report = read_report(folder.run, plan_replacement(make_plan(nnodes=1), 0))
     assert report.first is None
 
 
 def test_a_run_under_plain_torchrun_has_no_restarts_to_count(folder, make_plan):
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
-    assert write_run_outcome(folder.run, plan, Outcome(reason=Reason.COMPLETED), 3.0).restarts == {}
+    assert write_run_outcome(folder.run, plan, Outcome(reason=Cause.COMPLETED), 3.0).restarts == {}
 
 
 def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
@@ -311,14 +309,14 @@ def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
 ):
     folder, plan = Folder(tmp_path / "run"), make_plan(docker_facts)
     full = f"the disk at {protocol.CONTAINER_CHECKPOINT_DIR} is full"
-    folder.node(0, Reason.DISK_FULL, detail=full)
-    told = write_run_outcome(folder.run, plan, Outcome(reason=Reason.DISK_FULL), 9.0).detail
+    folder.node(0, Cause.DISK_FULL, detail=full)
+    told = write_run_outcome(folder.run, plan, Outcome(reason=Cause.DISK_FULL), 9.0).detail
     assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
 
 
 def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(tmp_path, make_plan):
     folder, plan = Folder(tmp_path / "run"), make_plan()
     plan = replace(plan, resources=replace(plan.resources, memory_bytes=400 << 20))
-    seen = Outcome(reason=Reason.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")
+    seen = Outcome(reason=Cause.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")
     told = write_run_outcome(folder.run, plan, seen, 9.0).detail
     assert told.startswith("the limit is 400Mi; fix: --set resources.memory=800Mi; node 0 ended")

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import Reason
 from launcher.runs.outcome import Outcome
 from launcher.runs.reason import decide_reason
 from tests.launcher.worker_ends import worker_end
 
-SEEN = Outcome(reason=Reason.TRAINING_FAILED, detail="as seen")
+SEEN = Outcome(reason=Cause.TRAINING_FAILED, detail="as seen")
 FIRST = worker_end(3, node_index=1, log="rank-3/stderr")
 
 
-def node(index: int, reason: Reason, detail: str, at: float = 1.0) -> NodeOutcome:
+def node(index: int, reason: Cause, detail: str, at: float = 1.0) -> NodeOutcome:
     return NodeOutcome(
         node_index=index, incarnation=0, reason=reason, detail=detail, started_at=0.0,
         finished_at=at,
@@ -28,25 +28,25 @@ def node(index: int, reason: Reason, detail: str, at: float = 1.0) -> NodeOutcom
     ("seen", "nodes", "reason", "detail"),
     [
         ("training-failed", [], "training-failed", "as seen"),
-        ("training-failed", [node(0, Reason.OUT_OF_MEMORY, "x")], "out-of-memory", "as seen"),
-        ("training-failed", [node(0, Reason.NODE_LOST, "x")], "training-failed", "as seen"),
+        ("training-failed", [node(0, Cause.OUT_OF_MEMORY, "x")], "out-of-memory", "as seen"),
+        ("training-failed", [node(0, Cause.NODE_LOST, "x")], "training-failed", "as seen"),
         ("training-failed",
-         [node(0, Reason.OUT_OF_MEMORY, "x"), node(1, Reason.RESTARTS_EXHAUSTED, "y", 2.0)],
+         [node(0, Cause.OUT_OF_MEMORY, "x"), node(1, Cause.RESTARTS_EXHAUSTED, "y", 2.0)],
          "restarts-exhausted", "as seen"),
         ("training-failed",
-         [node(0, Reason.OUT_OF_MEMORY, "x", 2.0), node(2, Reason.RESTARTS_EXHAUSTED, "y")],
+         [node(0, Cause.OUT_OF_MEMORY, "x", 2.0), node(2, Cause.RESTARTS_EXHAUSTED, "y")],
          "restarts-exhausted", "as seen"),
-        ("out-of-memory", [node(0, Reason.TRAINING_FAILED, "x")], "out-of-memory", "as seen"),
-        ("disk-full", [node(2, Reason.DISK_FULL, "/x is full")], "disk-full", "node 2: /x is full"),
-        ("training-failed", [node(0, Reason.RESTARTS_EXHAUSTED, protocol.OTHERS_GO_ON)],
+        ("out-of-memory", [node(0, Cause.TRAINING_FAILED, "x")], "out-of-memory", "as seen"),
+        ("disk-full", [node(2, Cause.DISK_FULL, "/x is full")], "disk-full", "node 2: /x is full"),
+        ("training-failed", [node(0, Cause.RESTARTS_EXHAUSTED, protocol.OTHERS_GO_ON)],
          "training-failed", "as seen"),
     ],
 )  # fmt: skip
 def test_a_node_with_the_same_exit_code_knows_the_reason(seen, nodes, reason, detail):
     for first in (FIRST, None) if len(nodes) < 2 else (FIRST,):
-        told = decide_reason(replace(SEEN, reason=Reason(seen)), nodes, first)
+        told = decide_reason(replace(SEEN, reason=Cause(seen)), nodes, first)
         assert (told.reason, told.detail) == (reason, detail)
-    silent = decide_reason(replace(SEEN, detail=""), [node(0, Reason.OUT_OF_MEMORY, "x")], None)
+    silent = decide_reason(replace(SEEN, detail=""), [node(0, Cause.OUT_OF_MEMORY, "x")], None)
     assert silent.detail == "x"
 
 
@@ -67,7 +67,7 @@ def test_a_node_with_the_same_exit_code_knows_the_reason(seen, nodes, reason, de
 def test_what_the_user_has_to_correct_is_bad_input(exit_code, last, log, told):
     first = replace(FIRST, exit_code=exit_code, log=log, log_tail=("usage", last) if last else ())
     end = decide_reason(SEEN, (), first)
-    expected = (Reason.BAD_INPUT, told) if told else (SEEN.reason, SEEN.detail)
+    expected = (Cause.BAD_INPUT, told) if told else (SEEN.reason, SEEN.detail)
     assert (end.reason, end.detail) == expected
-    lost = replace(SEEN, reason=Reason.NODE_LOST)
+    lost = replace(SEEN, reason=Cause.NODE_LOST)
     assert decide_reason(lost, (), first) == lost

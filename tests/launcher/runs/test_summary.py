@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from launcher.contract.reasons import Reason
+from launcher.contract.causes import Cause
 from launcher.contract.records import parse_record
 from launcher.contract.typed import as_called
-from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd
+from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.reason import decide_reason
 from launcher.runs.summary import render_summary
@@ -35,7 +35,7 @@ def report(
 
 def failed(*details: str, **fields: Any) -> dict[str, Any]:
     """With the detail that is decided of what the driver saw."""
-    told: dict[str, Any] = {"reason": Reason.TRAINING_FAILED, "failure": report(BOOM), **fields}
+    told: dict[str, Any] = {"reason": Cause.TRAINING_FAILED, "failure": report(BOOM), **fields}
     seen = Outcome(reason=told["reason"], detail="; ".join(details))
     return told | {"detail": decide_reason(seen, (), told["failure"].first).detail}
 
@@ -45,9 +45,9 @@ NO_MODULE = rank(0, "ModuleNotFoundError: No module named 'transformers.models'"
 UNKNOWN = "t.py: error: unrecognized arguments: --foo 1"
 USAGE = rank(0, "exit code 2", exit_code=2, log_tail=("usage: t.py [-h]", UNKNOWN))
 FALLEN = rank(1, "ended by its agent", cause="terminated", exit_code=-15)
-DONE: dict[str, Any] = {"reason": Reason.COMPLETED, "metrics": {"steps": 9}}
-BAD: dict[str, Any] = {"reason": Reason.BAD_INPUT}
-LOST = {"reason": Reason.NODE_LOST, "detail": "node 1 ended with exit code 137"}
+DONE: dict[str, Any] = {"reason": Cause.COMPLETED, "metrics": {"steps": 9}}
+BAD: dict[str, Any] = {"reason": Cause.BAD_INPUT}
+LOST = {"reason": Cause.NODE_LOST, "detail": "node 1 ended with exit code 137"}
 CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "done": (
         {**DONE, "metrics": {"test_accuracy": 0.98765, "samples_per_s": 1234.5, "steps": 9}},
@@ -57,7 +57,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**DONE, "metrics": {"left_out": "all of metrics.json: no", "checkpoint": "/x"}},
         {"resumes_by_run": False},
     ),
-    "done; no checkpoints": ({"reason": Reason.COMPLETED, "checkpoint_dir": ""}, {}),
+    "done; no checkpoints": ({"reason": Cause.COMPLETED, "checkpoint_dir": ""}, {}),
     "done on hosts, with restarts": (
         {**DONE, "restarts": {"membership": 2, "worker-fault": 1}, "replaced_nodes": 1},
         {"job": HOSTS},
@@ -75,7 +75,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "failed the same way": (
         failed("the same failure 3 times: rank 3: exit code 1 (ValueError: boom)",
-               reason=Reason.RESTARTS_EXHAUSTED), {},
+               reason=Cause.RESTARTS_EXHAUSTED), {},
     ),
     "failed; its node says more": (
         failed("all 2 restarts are used up; last: rank 0: SIGABRT (6)"), {},
@@ -85,7 +85,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "nobody spoke": (failed(failure=report()), {}),
     "many fell": (failed(failure=report(BOOM, *(rank(n, PEER) for n in range(4, 13)))), {}),
-    "left early": (failed(failure=report(replace(BOOM, cause=LEFT_EARLY), rank(0, PEER))), {}),
+    "left early": (failed(failure=report(replace(BOOM, cause=Cause.EXITED_EARLY), rank(0, PEER))), {}),
     "a node was lost, and its peers missed it": (
         LOST | {"failure": report(rank(0, PEER, host="a", clock_offset_s=2.26),
                                   rank(1, PEER, host="b", clock_offset_s=-1.5),
@@ -130,7 +130,7 @@ def test_each_ending_has_its_summary(expect_golden):
 def test_an_outcome_is_read_back_as_it_was_written():
     failure = report(rank(1, "ValueError: boom"), rank(0, "peer"), console_tail=("a", "b"))
     outcome = Outcome(
-        run_id="x-1", job="x", target="local", reason=Reason.NODE_LOST, finished_at=1.0,
+        run_id="x-1", job="x", target="local", reason=Cause.NODE_LOST, finished_at=1.0,
         metrics={"loss": 1.0}, failure=failure, restarts={"hang": 1},
     )  # fmt: skip
     written = json.loads(json.dumps(outcome.to_jsonable()))
@@ -145,4 +145,4 @@ def test_an_outcome_is_read_back_as_it_was_written():
     assert str(report(BOOM)).startswith("first failure: rank 3 on node 1: ValueError: boom\n  | ")
     early = replace(outcome, started_at=2.0)
     assert (early.duration_s, outcome.fault) == (0.0, "platform")
-    assert replace(outcome, reason=Reason.PREEMPTED).fault is None
+    assert replace(outcome, reason=Cause.PREEMPTED).fault is None

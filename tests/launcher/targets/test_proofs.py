@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import TargetError
 from launcher.contract.keeper_record import write_record
 from launcher.contract.process_stat import name_machine, start_of
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.states import NodeState
 from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
@@ -192,7 +193,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     return make
 
 
-def end_on_slurm(run: RunFolder) -> Reason | None:
+def end_on_slurm(run: RunFolder) -> Cause | None:
     end = find_end(run, run.read_plan(), lambda: None)
     return end and end.reason
 
@@ -207,14 +208,14 @@ def test_the_controller_of_another_cluster_tells_nothing_of_a_run(slurm, tmp_pat
 
 
 def test_the_runs_own_controller_proves_that_a_job_is_gone(slurm):
-    assert end_on_slurm(slurm(UNKNOWN, "hpc")) is Reason.NODE_LOST
+    assert end_on_slurm(slurm(UNKNOWN, "hpc")) is Cause.NODE_LOST
 
 
 def test_a_job_that_has_got_the_number_of_a_runs_job_is_neither_watched_nor_cancelled(
     slurm, tmp_path
 ):
     run = slurm(OTHERS, "hpc")
-    assert end_on_slurm(run) is Reason.NODE_LOST
+    assert end_on_slurm(run) is Cause.NODE_LOST
     SlurmTarget(tmp_path).stop("tiny-1", 0)
     assert not (tmp_path / "cancelled").exists()
 

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.node.outcome import write_outcome
+from launcher.contract.causes import Cause
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.verdict.cause import FailureCause
 from launcher.verdict.evidence import Evidence, LogReading, read_run
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
@@ -66,7 +65,7 @@ def verdict_of(run: RunFolder) -> Verdict:
 
 def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(tmp_path):
     told = verdict_of(ended_run(tmp_path))
-    assert (told.cause, told.certainty) == (FailureCause.SCRIPT_ERROR, "certain")
+    assert (told.cause, told.certainty) == (Cause.SCRIPT_ERROR, "certain")
     assert (told.node, told.rank, told.place) == (0, 1, "train.py:12")
     assert told.fell == (0,)
     assert "plan.json is not there" in told.missing
@@ -82,7 +81,7 @@ def test_a_stop_is_told_also_where_the_run_left_no_outcome(fault, tmp_path):
 
 def test_an_empty_folder_has_a_verdict(tmp_path):
     told = verdict_of(RunFolder(tmp_path))
-    assert (told.cause, told.certainty) == (FailureCause.UNKNOWN, "unclear")
+    assert (told.cause, told.certainty) == (Cause.UNKNOWN, "unclear")
     assert "no log of a worker or a node" in told.missing
 
 
@@ -91,7 +90,7 @@ def test_a_file_of_an_older_version_counts_as_missing(tmp_path, name):
     run = ended_run(tmp_path)
     (run.path / name).write_text('{"schema": 0, "failure": 7}')
     told = verdict_of(run)
-    assert told.cause is FailureCause.SCRIPT_ERROR
+    assert told.cause is Cause.SCRIPT_ERROR
     assert any(name in missing for missing in told.missing)
 
 
@@ -104,7 +103,7 @@ def test_torn_ledgers_and_cut_files_are_read_as_far_as_they_go(tmp_path):
     rank = run.path / "nodes/0/0/attempt-0/rank-1"
     (rank / "error.json").write_text('{"message": {"message": "Val')
     (rank / "exit.json").write_text("")
-    assert verdict_of(run).cause is FailureCause.SCRIPT_ERROR
+    assert verdict_of(run).cause is Cause.SCRIPT_ERROR
 
 
 def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path):
@@ -116,7 +115,7 @@ def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path):
     lines = [json.dumps({**event, "at": at, "monotonic_s": since}) for at, since in times]
     ledger.write_text("\n".join(lines))
     told = verdict_of(RunFolder(tmp_path / "run"))
-    assert (told.cause, told.node) == (FailureCause.CLOCK_JUMP, 0)
+    assert (told.cause, told.node) == (Cause.CLOCK_JUMP, 0)
     assert "+3600 s" in told.what
 
 
@@ -132,7 +131,7 @@ def test_code_that_is_not_the_same_on_all_nodes_is_named_before_what_it_leads_to
         said = "RuntimeError: ranks 0 and 1 are in different collectives"
         (rank / "stderr").write_text(traceback(node, said))
     told = verdict_of(RunFolder(tmp_path / "run"))
-    assert (told.cause, told.node) == (FailureCause.CODE_MISMATCH, 1)
+    assert (told.cause, told.node) == (Cause.CODE_MISMATCH, 1)
     assert told.what == "the nodes differ in code: 0badc0de0bad and 600dc0de600d"
 
 
@@ -147,7 +146,7 @@ def test_a_file_that_may_not_be_read_is_told():
             told = verdict_of(run)
         finally:
             os.seteuid(0)
-    assert told.cause is FailureCause.SCRIPT_ERROR
+    assert told.cause is Cause.SCRIPT_ERROR
     assert "nodes/0/0/attempt-0/rank-0/stderr: Permission denied" in told.missing
 
 
@@ -215,11 +214,11 @@ def test_what_was_said_of_nodes_counts_until_they_start_and_of_their_last_life(t
     assert (evidence.subject, evidence.state, evidence.reason) == ("run", "running", None)
     assert evidence.missing == ("plan.json is not there", "no log of a worker or a node")
     (run.path / "stop-request").touch()
-    assert read_run(run).reason is Reason.STOP_REQUESTED
+    assert read_run(run).reason is Cause.STOP_REQUESTED
 
 
 def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path):
-    for reason, told in ((Reason.PREEMPTED, Reason.PREEMPTED), (Reason.NODE_LOST, None)):
+    for reason, told in ((Cause.PREEMPTED, Cause.PREEMPTED), (Cause.NODE_LOST, None)):
         folder = tmp_path / reason / "nodes/1/0"
         folder.mkdir(parents=True)
         times = {"started_at": 1.0, "finished_at": 2.0}
@@ -335,8 +334,8 @@ def test_logs_are_read_within_their_share_and_their_time(tmp_path, monkeypatch):
 def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(expect_golden):
     lines = tuple(LogLine(file="log", number=number, text=f"line {number}") for number in (0, 7))
     told = Verdict(
-        subject="run-1", state="failed", reason=Reason.TRAINING_FAILED,
-        cause=FailureCause.NAN_LOSS, certainty="certain", what="x" * 161, fix="a fix", node=1,
+        subject="run-1", state="failed", reason=Cause.TRAINING_FAILED,
+        cause=Cause.NAN_LOSS, certainty="certain", what="x" * 161, fix="a fix", node=1,
         rank=4, host="gpu-b", place="train.py:3", fell=(0, 2, 3), evidence=lines,
         missing=("plan.json", "1 more"),
     )  # fmt: skip
@@ -347,9 +346,7 @@ def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(expect_golden):
         render_verdict(told, evidence=True),
         render_verdict(bare),
         render_verdict(replace(bare, rank=None, place="", evidence=lines)),
-        render_verdict(
-            replace(told, cause=FailureCause.NODE_LOST, reason=Reason.NODE_LOST, rank=None)
-        ),
+        render_verdict(replace(told, cause=Cause.NODE_LOST, reason=Cause.NODE_LOST, rank=None)),
         render_verdict(replace(told, certainty="", what="it ended well")),
         f"{render_line(told)}\n{render_line(replace(bare, rank=None, place=''))}\n",
         f"{json.dumps(replace(told, evidence=lines[:1]).to_jsonable())}\n",
@@ -373,7 +370,7 @@ def test_where_nothing_is_found_the_verdict_says_what_that_means(state, missing,
     survived = LogLine(text="KeyError: 'x'", raised=True, is_own=True, rank=1, node=0)
     lines = (survived,) if state == "succeeded" else ()
     told = decide_verdict(Evidence(subject="a", state=state, missing=missing, lines=lines))
-    assert (told.cause, told.certainty, told.what) == (FailureCause.UNKNOWN, certainty, what)
+    assert (told.cause, told.certainty, told.what) == (Cause.UNKNOWN, certainty, what)
     assert (told.node, told.rank, told.missing) == (None, None, missing)
 
 
@@ -384,7 +381,7 @@ def test_torchruns_own_order_does_not_hide_the_rank_that_failed_by_itself():
     text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'")
     text += report(worker(0, 1))
     told = judge(text)
-    assert (told.cause, told.rank, told.place) == (FailureCause.SCRIPT_ERROR, 1, "train.py:12")
+    assert (told.cause, told.rank, told.place) == (Cause.SCRIPT_ERROR, 1, "train.py:12")
 
 
 def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt():
@@ -401,7 +398,7 @@ def test_a_container_that_is_killed_over_and_over_is_told_while_the_run_goes_on(
         text = "container of run-1-worker-0 ended: exit code 137"
         tell_moment(run, 0, number, at=float(number), text=text, key=str(number))
     told = decide_verdict(read_run(run, state="running"))
-    assert (told.cause, told.node) == (FailureCause.KILLED, 0)
+    assert (told.cause, told.node) == (Cause.KILLED, 0)
     assert "3 times with exit code 137" in told.what
 
 
@@ -413,27 +410,27 @@ def test_a_node_without_room_is_not_why_another_one_failed():
         local_rank=0,
         exit_code=1,
         failed_at=1.0,
-        cause="exit",
+        cause=Cause.SCRIPT_ERROR,
         exception="ValueError: no such layer",
         log="rank-0",
     )
     evidence = Evidence(subject="run-1", lines=lines, failure=decide_report([end], ()))
     told = decide_verdict(evidence)
-    assert (told.cause, told.node) == (FailureCause.SCRIPT_ERROR, 0)
+    assert (told.cause, told.node) == (Cause.SCRIPT_ERROR, 0)
 
 
 def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt():
     said = "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"
     one_side = judge(f"[1/4] {said}")
     both = judge(f"[1/4] {said}\n[0/0] {said}")
-    assert one_side.cause is both.cause is FailureCause.INFINIBAND_FAULT
+    assert one_side.cause is both.cause is Cause.INFINIBAND_FAULT
     assert (one_side.certainty, both.certainty) == ("certain", "likely")
 
 
 def test_slurms_list_of_nodes_places_what_names_a_host():
     text = "SLURM_JOB_NODELIST=cn[130-132]\nsrun: error: cn132: task 2: Out Of Memory\n"
     told = judge(text)
-    assert (told.cause, told.node) == (FailureCause.HOST_OUT_OF_MEMORY, 2)
+    assert (told.cause, told.node) == (Cause.HOST_OUT_OF_MEMORY, 2)
     assert told.certainty == "likely"  # its node is by the list, and not by the line alone
 
 
@@ -451,9 +448,9 @@ def test_a_node_that_another_line_tells_is_never_certain():
 def test_a_cause_that_others_lead_to_is_never_certain():
     text = traceback(1, "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.")
     told = judge(f"node-1 kernel: oom_reaper: reaped process 42\n{text}")
-    assert told.cause is FailureCause.HOST_OUT_OF_MEMORY
+    assert told.cause is Cause.HOST_OUT_OF_MEMORY
     told = judge(text)
-    assert (told.cause, told.certainty) == (FailureCause.DATA_LOADER_WORKER_DIED, "likely")
+    assert (told.cause, told.certainty) == (Cause.DATA_LOADER_WORKER_DIED, "likely")
 
 
 @pytest.mark.parametrize(
@@ -480,4 +477,4 @@ def test_what_a_viewer_puts_around_each_line_changes_no_verdict(fault, begin, en
 def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.log")
     (tmp_path / "train.log").write_text(traceback(0, "ValueError: bad"))
-    assert decide_verdict(read_folder(tmp_path)).cause is FailureCause.SCRIPT_ERROR
+    assert decide_verdict(read_folder(tmp_path)).cause is Cause.SCRIPT_ERROR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.verdict.cause import FailureCause
+from launcher.contract.causes import Cause
 from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_line
@@ -29,7 +29,7 @@ from launcher.verdict.rules.all import judge_line
     ],
 )  # fmt: skip
 def test_a_fix_names_the_value_that_stands_in_the_line(cause, text, told):
-    assert told in fill_fix(FailureCause(cause).fix, text, RUN="train-1")  # type: ignore[call-arg]
+    assert told in fill_fix(Cause(cause).fix, text, RUN="train-1")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.causes import Cause
 from launcher.contract.look import Frame, RankLook
-from launcher.contract.reasons import Reason
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import RULES, judge_end, judge_line, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Weight
@@ -151,7 +151,6 @@ def test_a_rank_computes_if_it_used_a_core_and_did_not_spin_in_a_wait():
         ({"exception": "exit code 3", "log": ""}, "script-error", Weight.SIGN, "exit code 3"),
         ({"exception": "SIGKILL (9)", "exit_code": -9}, "killed", Weight.LIKELY, "SIGKILL (9)"),
         ({"exception": "x", "exit_code": -64}, "killed", Weight.LIKELY, "x"),
-        ({"exception": "x", "exit_code": -65}, "script-error", Weight.LIKELY, "x"),
         ({"exception": "x", "exit_code": -2}, "stopped-by-user", Weight.LIKELY, "x"),
         ({"exception": "x", "exit_code": -11}, "crashed", Weight.LIKELY, "x"),
         ({"exception": "frame #1: x", "exit_code": -6}, "crashed", Weight.SIGN, "SIGABRT (6)"),
@@ -159,7 +158,7 @@ def test_a_rank_computes_if_it_used_a_core_and_did_not_spin_in_a_wait():
          "it hung"),
         ({"cause": "out-of-memory", "exit_code": -9}, "host-out-of-memory", Weight.ROOT, ""),
         ({"cause": "disk-full"}, "disk-full", Weight.SURE, ""),
-        ({"cause": "left-early", "exit_code": 0}, "exited-early", Weight.SURE, ""),
+        ({"cause": "exited-early", "exit_code": 0}, "exited-early", Weight.SURE, ""),
         ({"exception": "OSError: [Errno 28] No space left on device", "cause": "disk-full"},
          "disk-full", Weight.SURE, "OSError: [Errno 28] No space left on device"),
         ({"exception": "RuntimeError: x: Connection reset by peer"}, "network-cut", Weight.SIGN,
@@ -175,15 +174,15 @@ def test_a_workers_end_means_something_by_itself(fields, cause, weight, text):
 @pytest.mark.parametrize(
     ("reason", "detail", "told"),
     [
-        (Reason.NODE_LOST, "", ("node-lost", Weight.LIKELY, 7)),
-        (Reason.NODE_LOST, "its container is gone from node 2", ("node-lost", Weight.LIKELY, 2)),
-        (Reason.DISK_FULL, "x", ("disk-full", Weight.ROOT, 7)),
-        (Reason.STORE_LOST, "run-a-3-x7k2p: gone", ("node-lost", Weight.SIGN, 3)),
-        (Reason.TRAINING_FAILED, "why", None),
+        (Cause.NODE_LOST, "", ("node-lost", Weight.LIKELY, 7)),
+        (Cause.NODE_LOST, "its container is gone from node 2", ("node-lost", Weight.LIKELY, 2)),
+        (Cause.DISK_FULL, "x", ("disk-full", Weight.ROOT, 7)),
+        (Cause.STORE_LOST, "run-a-3-x7k2p: gone", ("node-lost", Weight.SIGN, 3)),
+        (Cause.TRAINING_FAILED, "why", None),
         (None, "", None),
-        (Reason.TRAINING_FAILED, "rank 0: ValueError: x", None),
-        (Reason.KILLED, "node 1: rank 0: Xid 79, lost", ("gpu-fault", Weight.LIKELY, 1)),
-        (Reason.KILLED, "node 1: GPU has fallen off the bus", ("gpu-fault", Weight.ROOT, 1)),
+        (Cause.TRAINING_FAILED, "rank 0: ValueError: x", None),
+        (Cause.KILLED, "node 1: rank 0: Xid 79, lost", ("gpu-fault", Weight.LIKELY, 1)),
+        (Cause.KILLED, "node 1: GPU has fallen off the bus", ("gpu-fault", Weight.ROOT, 1)),
     ],
 )  # fmt: skip
 def test_the_launchers_word_for_an_end_means_something(reason, detail, told):

@@ -31,36 +31,37 @@ def ends(text: str) -> list[tuple[Any, ...]]:
     ("text", "told"),
     [
         ("step 1\n", []),
-        (report(worker(1, 1)), [(1, 1, 0, 1, "exit", "exit code 1")]),
-        (report(worker(1, -9)), [(1, 1, 0, -9, "signal", "SIGKILL (9)")]),
+        (report(worker(1, 1)), [(1, 1, 0, 1, "script-error", "exit code 1")]),
+        (report(worker(1, -9)), [(1, 1, 0, -9, "killed", "SIGKILL (9)")]),
         (report(worker(1, -15)), [(1, 1, 0, -15, "terminated", "SIGTERM (15)")]),
         (
             report(worker(1, 1), worker(0, -15)) + RAISED.format(rank=0, exception="KeyError: 'x'"),
-            [(0, 0, 0, -15, "signal", "KeyError: 'x'"), (1, 1, 0, 1, "exit", "exit code 1")],
+            [(0, 0, 0, -15, "killed", "KeyError: 'x'"),
+             (1, 1, 0, 1, "script-error", "exit code 1")],
         ),
         (
             report(worker(1, 1)) + "Traceback (most recent call last):\nKeyError: 'x'\n",
-            [(1, 1, 0, 1, "exit", "KeyError: 'x'")],
+            [(1, 1, 0, 1, "script-error", "KeyError: 'x'")],
         ),
         (
             report(worker(1, 2)) + "Traceback (most recent call last):\nKeyError: 'x'\n",
-            [(1, 1, 0, 2, "exit", "exit code 2")],
+            [(1, 1, 0, 2, "script-error", "exit code 2")],
         ),
         (
             RAISED.format(rank=2, exception=PEER) + RAISED.format(rank=2, exception="KeyError: 'x'")
             + RAISED.format(rank=2, exception="KeyError: 'y'"),
-            [(2, 2, None, 1, "exit", "KeyError: 'x'")],
+            [(2, 2, None, 1, "script-error", "KeyError: 'x'")],
         ),
         (RAISED.format(rank=2, exception=PEER), [(2, 2, None, 1, "terminated", PEER)]),
         (
             RAISED.format(rank=0, exception="KeyboardInterrupt"),
             [(0, 0, None, 1, "terminated", "exit code 1")],
         ),
-        ("failed (exitcode: -9) local_rank: 3", [(3, 3, None, -9, "signal", "SIGKILL (9)")]),
+        ("failed (exitcode: -9) local_rank: 3", [(3, 3, None, -9, "killed", "SIGKILL (9)")]),
         ("[1/4] failed (exitcode: -9) local_rank: 3", []),
-        (report(worker(9, 1, 1)), [(9, 1, 1, 1, "exit", "exit code 1")]),
-        (report(worker(25, 1, 1)), [(25, 1, 3, 1, "exit", "exit code 1")]),
-        (report(worker(13, 1, 2)), [(13, 2, 1, 1, "exit", "exit code 1")]),
+        (report(worker(9, 1, 1)), [(9, 1, 1, 1, "script-error", "exit code 1")]),
+        (report(worker(25, 1, 1)), [(25, 1, 3, 1, "script-error", "exit code 1")]),
+        (report(worker(13, 1, 2)), [(13, 2, 1, 1, "script-error", "exit code 1")]),
     ],
 )  # fmt: skip
 def test_workers_ends_are_read_from_reports_and_from_what_they_raised(text, told):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.verdict.cause import FailureCause
+from launcher.contract.causes import Cause
 from tests.launcher.runner import PREFIX
 from tests.programs import run_program
 
@@ -76,7 +76,7 @@ def test_a_log_on_stdin_is_judged_when_its_writer_ends(launcher):
     text = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
     asked = launcher.argv("why", "-")
     done = run_program(asked, input=text, cwd=launcher.folder, check=True)
-    assert done.stdout.startswith(f"stdin: {FailureCause.WRONG_ARCHITECTURE}, likely: RuntimeError")
+    assert done.stdout.startswith(f"stdin: {Cause.WRONG_ARCHITECTURE}, likely: RuntimeError")
 
 
 def test_a_word_that_is_no_run_and_no_path_is_refused(launcher, tmp_path):

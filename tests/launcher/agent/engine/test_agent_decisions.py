@@ -34,10 +34,10 @@ from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import judge_exit, read_ends, write_end
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
+from launcher.contract.causes import Cause, cause_of_exit_code
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, Static
-from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
 from launcher.contract.worker_end import is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
@@ -86,7 +86,7 @@ def test_a_restart_has_a_cause_and_only_worker_faults_count(ends, cause, counts)
 def test_bad_input_ends_the_run_at_once():
     verdict = book().judge((end(exit_code=2),), 0)
     assert isinstance(verdict, GiveUp)
-    assert verdict.reason is Reason.BAD_INPUT
+    assert verdict.reason is Cause.BAD_INPUT
 
 
 def test_equal_failures_at_the_same_step_end_the_run_at_the_limit():
@@ -120,9 +120,9 @@ def test_losing_peers_for_ever_without_a_step_ends_the_run_too():
 @pytest.mark.parametrize(
     ("max_restarts", "cause", "reason"),
     [
-        (0, "exit", Reason.TRAINING_FAILED),
-        (1, "exit", Reason.RESTARTS_EXHAUSTED),
-        (1, "out-of-memory", Reason.OUT_OF_MEMORY),
+        (0, "exit", Cause.TRAINING_FAILED),
+        (1, "exit", Cause.RESTARTS_EXHAUSTED),
+        (1, "out-of-memory", Cause.OUT_OF_MEMORY),
     ],
 )
 def test_one_fault_more_than_allowed_ends_the_run(max_restarts, cause, reason):
@@ -154,23 +154,18 @@ def test_causes_come_before_collateral_however_late_they_were_written():
         ({"terminated": True}, "terminated"),
         ({"out_of_memory": True}, "out-of-memory"),
         ({"disk_full": True}, "disk-full"),
-        ({}, "signal"),
+        ({}, "killed"),
     ],
 )
 def test_a_killed_worker_s_cause_is_what_is_known_best(facts, cause):
     assert name_cause(-9, **{"terminated": False, **facts}) == cause
 
 
-@pytest.mark.parametrize("code", list(ExitCode))
-def test_every_exit_code_has_a_reason(code):
-    assert reason_of_exit_code(int(code)) is REASON_OF_EXIT_CODE[code]
-
-
 @pytest.mark.parametrize(
-    ("code", "reason"), [(139, Reason.KILLED), (17, Reason.TRAINING_FAILED), (255, Reason.KILLED)]
+    ("code", "reason"), [(139, Cause.KILLED), (17, Cause.TRAINING_FAILED), (255, Cause.KILLED)]
 )
 def test_any_other_exit_code_has_one_too(code, reason):
-    assert reason_of_exit_code(code) is reason
+    assert cause_of_exit_code(code) is reason
 
 
 # -- stopping and starting again ---------------------------------------------------------------
@@ -190,7 +185,7 @@ def test_any_other_exit_code_has_one_too(code, reason):
     ],
 )
 def test_a_stop_waits_for_the_answer_within_its_grace(now, speaks, acknowledged, times, step):
-    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, times_asked=times)
+    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, times_asked=times)
     assert stop.decide(now, speaks=speaks, acknowledged=acknowledged) is step
 
 
@@ -200,7 +195,7 @@ def test_a_stop_waits_for_the_answer_within_its_grace(now, speaks, acknowledged,
 )
 def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(now, times, step, tmp_path):
     look = tmp_path / "look.json"
-    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, times_asked=times, look=look)
+    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, times_asked=times, look=look)
     assert stop.decide(now, speaks=False, acknowledged=False) is step
     look.touch()
     assert stop.decide(now, speaks=False, acknowledged=False) is Step.TERMINATE
@@ -213,13 +208,13 @@ def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch):
 
 
 def test_sigterm_is_sent_once():
-    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
+    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
 
 
 @pytest.mark.parametrize(("now", "step"), [(2, Step.WAIT), (3, Step.KILL)])
 def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now, step):
-    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
+    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(now, speaks=False, acknowledged=False, has_begun=False) is step
 
 
@@ -239,18 +234,18 @@ def test_after_a_loss_comes_the_next_store_and_the_first_one_again():
 @pytest.mark.parametrize(
     ("reason", "stores", "losses_at", "fenced", "goes_on"),
     [
-        (Reason.STORE_LOST, (), (0.0,), False, True),
-        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0), False, True),
-        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0, 3.0), False, False),
-        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0, 901.0), False, True),
-        (Reason.RENDEZVOUS_UNREACHABLE, (), (0.0,), False, False),
-        (Reason.RENDEZVOUS_UNREACHABLE, STORES, (0.0,), False, True),
-        (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
-        (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
-        (Reason.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
+        (Cause.STORE_LOST, (), (0.0,), False, True),
+        (Cause.STORE_LOST, (), (0.0, 1.0, 2.0), False, True),
+        (Cause.STORE_LOST, (), (0.0, 1.0, 2.0, 3.0), False, False),
+        (Cause.STORE_LOST, (), (0.0, 1.0, 2.0, 901.0), False, True),
+        (Cause.RENDEZVOUS_UNREACHABLE, (), (0.0,), False, False),
+        (Cause.RENDEZVOUS_UNREACHABLE, STORES, (0.0,), False, True),
+        (Cause.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
+        (Cause.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
+        (Cause.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
         # Asked to end: it must not join the others for the rest of its grace.
-        (Reason.PREEMPTED, STORES, (0.0,), True, False),
-        (Reason.TRAINING_FAILED, STORES, (0.0,), False, False),
+        (Cause.PREEMPTED, STORES, (0.0,), True, False),
+        (Cause.TRAINING_FAILED, STORES, (0.0,), False, False),
     ],
 )
 def test_another_store_is_tried_where_that_may_help_but_not_too_often(
@@ -518,10 +513,10 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
     handed = signal.getsignal(signal.SIGTERM)
     losses = []
 
-    def lose_store(_: NodeTask) -> tuple[Reason, str]:
+    def lose_store(_: NodeTask) -> tuple[Cause, str]:
         # As torch does when it starts workers; its handler stays when they have ended.
         signal.signal(signal.SIGTERM, multiprocessing_api._terminate_process_handler)
-        return Reason.STORE_LOST, "gone"
+        return Cause.STORE_LOST, "gone"
 
     def on_store_lost(*told: object) -> None:
         losses.append(told)
@@ -535,5 +530,5 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         ended = run_rounds(task, node, SystemClock(), lose_store)  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGTERM, handed)
-    assert ended == (Reason.PREEMPTED, "the agent got SIGTERM (15)")
+    assert ended == (Cause.PREEMPTED, "the agent got SIGTERM (15)")
     assert len(losses) == 1

@@ -12,10 +12,10 @@ from launcher.agent.node.identity import SOURCES, claim_incarnation, identify
 from launcher.agent.node.outcome import render_termination, write_termination
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import Elastic, NodePlan, Static
-from launcher.contract.reasons import Reason
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end
 
@@ -124,7 +124,7 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
     return NodeOutcome(
         node_index=0,
         incarnation=0,
-        reason=Reason.TRAINING_FAILED,
+        reason=Cause.TRAINING_FAILED,
         detail="d",
         started_at=0.0,
         finished_at=1.0,

@@ -259,7 +259,7 @@ def test_a_script_that_had_ended_by_itself_before_it_was_asked_is_told_by_its_ow
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     record = guarded.exit_record()
-    assert (record["exit_code"], record["cause"]) == (3, "exit")
+    assert (record["exit_code"], record["cause"]) == (3, "script-error")
     assert not ended.exists()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.targets.at_once import HEARS_S, at_once
 from launcher.targets.docker.engine import STATES
 from launcher.targets.docker.target import has_nvidia

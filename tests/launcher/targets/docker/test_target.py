@@ -16,7 +16,7 @@ import pytest
 
 from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.node_plan import Mount
-from launcher.contract.reasons import NodeState
+from launcher.contract.states import NodeState
 from launcher.follow.loop import create_run
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_replacement

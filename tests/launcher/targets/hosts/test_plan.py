@@ -17,10 +17,10 @@ from launcher.code.place import CodePlace
 from launcher.code.record import pack_code
 from launcher.contract import protocol
 from launcher.contract.agent_settings import parse_task
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import Reason
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.runs.failure import read_report
@@ -353,7 +353,7 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
     monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False))
     for index, exit_code in ((0, 1), (1, -9)):
         end = worker_end(index, exit_code=exit_code)
-        reason = Reason.TRAINING_FAILED
+        reason = Cause.TRAINING_FAILED
         outcome = NodeOutcome(node_index=index, incarnation=0, reason=reason, first=end)
         path = tmp_path / f"nodes/{index}/0/outcome.json"
         path.parent.mkdir(parents=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.commands.cli import run_command
-from launcher.contract.reasons import Reason
+from launcher.contract.causes import Cause
 from launcher.follow import loop
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import collector, follow, logs, missing_pods, watch
@@ -78,4 +78,4 @@ def start(server: FakeCluster, tmp_path: Path) -> Iterator[Callable[..., Cluster
     yield begin
     server.away = False
     for run in made:
-        run.follower.stop_reason = Reason.INTERRUPTED
+        run.follower.stop_reason = Cause.INTERRUPTED

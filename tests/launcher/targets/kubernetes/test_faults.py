@@ -14,8 +14,8 @@ import pytest
 
 from launcher.api.listing import read_state
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import api, kubeconfig
 from launcher.targets.kubernetes import follow as follow_kubernetes
@@ -120,7 +120,7 @@ def test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped(server, start, mo
     run.put("digits-0-a")
     run.said("digits-0-a runs")
     server.away = True
-    run.follower.stop_reason = Reason.INTERRUPTED
+    run.follower.stop_reason = Cause.INTERRUPTED
     error = run.refused()
     assert error.exit_code is ExitCode.TARGET_UNREACHABLE
     assert error.what.startswith(f"STILL RUNNING: {RUN_ID}: ")
@@ -133,7 +133,7 @@ def test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped(server, start, mo
 def test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job(server, start):
     run = start(stop_grace_s=30)
     server.away = True
-    run.follower.stop_reason = Reason.INTERRUPTED
+    run.follower.stop_reason = Cause.INTERRUPTED
     run.said("trying again")
     server.away = False
     assert run.end().exit_code == ExitCode.INTERRUPTED
@@ -143,7 +143,7 @@ def test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job(server, s
 def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(server, start):
     run = start()
     server.denied.add(("delete", "jobs"))
-    run.follower.stop_reason = Reason.INTERRUPTED
+    run.follower.stop_reason = Cause.INTERRUPTED
     error = run.refused()
     assert 'cannot delete resource "jobs"' in error.what
     assert error.hint.startswith("kubectl delete job digits")

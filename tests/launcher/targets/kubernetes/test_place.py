@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from launcher.api.stopping import stop_run
+from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode
 from launcher.contract.process_stat import start_of
-from launcher.contract.reasons import Reason
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder, process_space
 from launcher.runs.outcome import Outcome
@@ -235,7 +235,7 @@ def test_a_stop_that_its_living_launcher_has_done_is_done_whatever_the_kubeconfi
     class Later(SystemClock):
         def sleep(self, seconds: float) -> None:
             run.write_outcome(
-                Outcome(reason=Reason.STOP_REQUESTED, run_id=run.run_id, started_at=1.0)
+                Outcome(reason=Cause.STOP_REQUESTED, run_id=run.run_id, started_at=1.0)
             )
             follower.kill()
             follower.wait()

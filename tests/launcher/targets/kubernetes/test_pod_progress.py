@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.contract.reasons import Reason
+from launcher.contract.causes import Cause
 from launcher.targets.kubernetes.missing_pods import tell_reasons
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit, same_words
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod
@@ -44,7 +44,7 @@ def test_one_failure_to_start_is_none_and_a_second_equal_one_ends_the_run():
     limit = StartLimit(600, min_nodes=1)
     assert limit.judge([failed_start("a")], 0.0) is None
     found = limit.judge([failed_start("a"), failed_start("b")], 100.0)
-    assert found[0] is Reason.BAD_INPUT
+    assert found[0] is Cause.BAD_INPUT
 
 
 def test_failures_to_start_for_different_reasons_are_not_equal():

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.causes import Cause
+from launcher.contract.states import NodeState
 from launcher.targets.kubernetes.pod_states import (
     FIXES,
     WORDS,
@@ -168,12 +169,12 @@ FAILED = JobEnd(succeeded=False, word="BackoffLimitExceeded", message="too many"
 @pytest.mark.parametrize(
     ("codes", "reason"),
     [
-        ([], Reason.TRAINING_FAILED),
-        ([1], Reason.TRAINING_FAILED),
-        ([2], Reason.BAD_INPUT),
-        ([137, 1], Reason.TRAINING_FAILED),
-        ([143], Reason.PREEMPTED),
-        ([0, 137], Reason.KILLED),
+        ([], Cause.TRAINING_FAILED),
+        ([1], Cause.TRAINING_FAILED),
+        ([2], Cause.BAD_INPUT),
+        ([137, 1], Cause.TRAINING_FAILED),
+        ([143], Cause.PREEMPTED),
+        ([0, 137], Cause.KILLED),
     ],
 )
 def test_the_first_permanent_exit_code_says_why_a_job_failed(codes, reason):
@@ -201,7 +202,7 @@ def test_the_headline_names_the_pod_whose_worker_failed_first(at, said):
 def test_a_pod_that_was_out_of_memory_says_so():
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, "OOMKilled")))
     reason, detail = reason_of_end(FAILED, (view,))
-    assert reason is Reason.OUT_OF_MEMORY
+    assert reason is Cause.OUT_OF_MEMORY
     assert "raise resources.memory" in detail
 
 
@@ -216,14 +217,14 @@ def test_a_kill_for_memory_counts_where_a_worker_of_the_last_attempt_was_killed(
 def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod():
     message = agents_outcome(at=100.1, message="CUDA out of memory", reason="out-of-memory")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(1, message=message)))
-    told = (Reason.OUT_OF_MEMORY, "d-0: rank 0: CUDA out of memory")
+    told = (Cause.OUT_OF_MEMORY, "d-0: rank 0: CUDA out of memory")
     assert reason_of_end(FAILED, (view,)) == told
 
 
 def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed():
     message = agents_outcome(at=100.1, message="", reason="completed", exit_code=0)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, message=message)))
-    assert reason_of_end(FAILED, (view,))[0] is Reason.KILLED
+    assert reason_of_end(FAILED, (view,))[0] is Cause.KILLED
 
 
 def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why():
@@ -234,15 +235,15 @@ def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why():
         return ended(code, finishedAt=f"2026-01-01T00:00:{finished}Z", message=message)
 
     killed = parse_pod(pod("w-0", {INDEX: "1"}, phase="Failed", state=last(143, "11")))
-    assert reason_of_end(end, (killed,)) == (Reason.TRAINING_FAILED, "a limit")
+    assert reason_of_end(end, (killed,)) == (Cause.TRAINING_FAILED, "a limit")
     before = parse_pod(pod("w-0", {INDEX: "1"}, phase="Failed", state=last(143, "09")))
-    assert reason_of_end(end, (before,))[0] is Reason.PREEMPTED
+    assert reason_of_end(end, (before,))[0] is Cause.PREEMPTED
     # Its container had failed in place before.
     failed = last(2, "08", "unrecognized arguments: --bad")
     for state in (last(143, "11"), {"waiting": {"reason": "CrashLoopBackOff"}}):
         view = parse_pod(pod("m-0", {INDEX: "0"}, state=state, last=failed, restarts=2))
         told = reason_of_end(end, (killed, view))
-        assert told == (Reason.BAD_INPUT, "m-0: unrecognized arguments: --bad")
+        assert told == (Cause.BAD_INPUT, "m-0: unrecognized arguments: --bad")
 
 
 def test_the_termination_message_comes_home():

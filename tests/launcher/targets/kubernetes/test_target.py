@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, InputError, TargetError
-from launcher.contract.reasons import Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
@@ -301,7 +301,7 @@ def run(
     started = ClusterRun(server, tmp_path, plan())
     yield started
     # Else it fails once the limit for a pod's start is over, in the middle of another test.
-    started.follower.stop_reason = Reason.INTERRUPTED
+    started.follower.stop_reason = Cause.INTERRUPTED
     for pods, name in [key for key in server.objects if key[0] == "pods"]:
         server.remove(pods, name)
     started.end()
@@ -352,7 +352,7 @@ def test_a_failed_run_says_why_and_keeps_its_object(server, run):
 
 
 def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(server, run):
-    run.follower.stop_reason = Reason.INTERRUPTED
+    run.follower.stop_reason = Cause.INTERRUPTED
     outcome = run.end()
     assert outcome.exit_code == ExitCode.INTERRUPTED
     assert ("jobs", "digits") not in server.objects

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import TargetError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.states import NodeState
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
 from launcher.targets import process_table
@@ -91,7 +92,7 @@ def test_another_process_sees_living_nodes_and_how_others_ended(target, make_loc
     outcome = NodeOutcome(
         node_index=1,
         incarnation=0,
-        reason=Reason.PREEMPTED,
+        reason=Cause.PREEMPTED,
         started_at=0.0,
         finished_at=1.0,
     )

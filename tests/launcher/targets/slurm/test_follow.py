@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.process_stat import name_machine
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.states import NodeState
 from launcher.follow.console import Console
 from launcher.follow.requests import is_stop_requested, write_size
 from launcher.plan.launch_plan import LaunchPlan
@@ -60,7 +61,7 @@ class Folder:
             key = f"{job}.{rest[0]}" if name[0] == "j" else f"{job}_{rest[0]}.{rest[1]}"
             (self.run.path / "slurm" / f"{key}.{kind}").write_text(f"{text}\n")
 
-    def node_ended(self, index: int, reason: Reason, detail: str = "") -> None:
+    def node_ended(self, index: int, reason: Cause, detail: str = "") -> None:
         folder = self.run.node_dir(index, 0)
         folder.mkdir(parents=True, exist_ok=True)
         told = NodeOutcome(
@@ -73,7 +74,7 @@ class Folder:
         )
         (folder / "outcome.json").write_text(told.to_json())
 
-    def decide(self, *jobs: QueuedJob) -> Reason | None:
+    def decide(self, *jobs: QueuedJob) -> Cause | None:
         wanted = wanted_elements(self.run, self.plan)
         end = decide_end(self.run, self.plan, read_starts(self.run), jobs, wanted)
         return end and end.reason
@@ -94,7 +95,7 @@ def test_a_job_goes_on_until_its_last_start_is_over(tmp_path):
     folder.write(j7_1_started="n2 n3")
     assert folder.decide() is None
     folder.write(j7_1_ended="0 over")
-    assert (folder.decide(), folder.is_over()) == (Reason.COMPLETED, True)
+    assert (folder.decide(), folder.is_over()) == (Cause.COMPLETED, True)
 
 
 def test_a_job_that_follows_another_counts_in_its_place(tmp_path):
@@ -102,7 +103,7 @@ def test_a_job_that_follows_another_counts_in_its_place(tmp_path):
     folder.write(j7_0_started="n1 n2", j7_0_ended="143 requeued", j9_0_started="n1 n2")
     assert folder.decide() is None
     folder.write(j9_0_ended="1 over")
-    assert folder.decide() is Reason.TRAINING_FAILED
+    assert folder.decide() is Cause.TRAINING_FAILED
     assert read_jobs(folder.run) == (7, 9)
 
 
@@ -114,7 +115,7 @@ ALL_THREE = {**TWO, "e7_2_0_started": "n3"}
     ("nnodes", "files", "reason", "is_over"),
     [
         # A failed training ends the run, though other elements still run.
-        ("1:2", {**TWO, "e7_0_0_ended": "1 over"}, Reason.TRAINING_FAILED, False),
+        ("1:2", {**TWO, "e7_0_0_ended": "1 over"}, Cause.TRAINING_FAILED, False),
         # A killed element does not.
         ("1:2", {**TWO, "e7_0_0_ended": "137 over"}, None, False),
         ("2:3", {**ALL_THREE, "e7_2_0_ended": "198 over"}, None, False),
@@ -122,14 +123,14 @@ ALL_THREE = {**TWO, "e7_2_0_started": "n3"}
         (
             "2:3",
             {**ALL_THREE, "e7_2_0_ended": "198 over", "e7_1_0_ended": "198 over"},
-            Reason.DISK_FULL,
+            Cause.DISK_FULL,
             False,
         ),
         # A stop that was asked for is the reason.
         (
             2,
             {"j7_0_started": "n1 n2", "j7_0_stop": "stop-requested", "j7_0_ended": "143 over"},
-            Reason.STOP_REQUESTED,
+            Cause.STOP_REQUESTED,
             True,
         ),
     ],
@@ -146,24 +147,24 @@ def test_who_sent_a_signal_is_asked_of_the_queue_and_nothing_else(tmp_path):
     folder = Folder(tmp_path)
     folder.write(j7_0_started="n1 n2", j7_0_ended="143 over")
     starts = read_starts(folder.run)
-    preempted = Outcome(reason=Reason.PREEMPTED)
+    preempted = Outcome(reason=Cause.PREEMPTED)
     assert not is_told_why(preempted, starts, ())
     assert not is_told_why(preempted, starts, (queued("COMPLETING"),))
     assert is_told_why(preempted, starts, (queued("CANCELLED"),))
-    assert folder.decide(queued("CANCELLED")) is Reason.STOP_REQUESTED
-    assert is_told_why(Outcome(reason=Reason.DISK_FULL), starts, ())
+    assert folder.decide(queued("CANCELLED")) is Cause.STOP_REQUESTED
+    assert is_told_why(Outcome(reason=Cause.DISK_FULL), starts, ())
     folder.write(j7_0_stop="interrupted")
-    assert is_told_why(Outcome(reason=Reason.INTERRUPTED), read_starts(folder.run), ())
+    assert is_told_why(Outcome(reason=Cause.INTERRUPTED), read_starts(folder.run), ())
 
 
 @pytest.mark.parametrize(
     ("detail", "reason"),
-    [("", Reason.COMPLETED), ("its work was done; the others may still go on", None)],
+    [("", Cause.COMPLETED), ("its work was done; the others may still go on", None)],
 )
 def test_a_node_that_saw_the_run_finish_decides_it(tmp_path, detail, reason):
     folder = Folder(tmp_path)
     folder.write(j7_0_started="n1 n2")
-    folder.node_ended(1, Reason.COMPLETED, detail)
+    folder.node_ended(1, Cause.COMPLETED, detail)
     assert folder.decide() is reason
 
 
@@ -178,7 +179,7 @@ def test_withdrawn_elements_are_not_waited_for(tmp_path):
 def test_each_word_of_slurm_for_an_end_has_a_reason(tmp_path):
     assert REASON_OF_STATE.keys() == ENDED_STATES - {"COMPLETED", "FAILED"}
     end = end_by_queue(Folder(tmp_path).run, (), (queued("NODE_FAIL"),))
-    assert (end.reason, end.detail) == (Reason.NODE_LOST, "job 7: a node failed")
+    assert (end.reason, end.detail) == (Cause.NODE_LOST, "job 7: a node failed")
 
 
 def test_a_job_that_never_ran_is_told_with_the_last_line_of_its_log(tmp_path):
@@ -192,7 +193,7 @@ def test_a_job_that_never_ran_is_told_with_the_last_line_of_its_log(tmp_path):
 def test_nodes_are_seen_by_their_outcome_their_start_or_the_queue(tmp_path):
     folder = Folder(tmp_path, "1:3")
     folder.write(e7_0_0_started="n1", e7_1_0_started="n2", e7_1_0_ended="0 over")
-    folder.node_ended(1, Reason.COMPLETED)
+    folder.node_ended(1, Cause.COMPLETED)
     seen = observe(folder.run, folder.plan, (queued("RUNNING", 0), queued("PENDING", 2)))
     states = [(node.state, node.exit_code, node.detail) for node in seen.nodes]
     assert states == [
@@ -270,8 +271,8 @@ def test_a_run_ends_well_while_munge_is_down_on_the_login_node(tmp_path, monkeyp
     assert followed.wait_told("Protocol authentication error; the run goes on") == 1
     folder.write(j7_0_ended="0 over")
     end = followed.driver.turn()
-    followed.driver.end(Outcome(reason=Reason.COMPLETED), asked=False)
-    assert end == Outcome(reason=Reason.COMPLETED)
+    followed.driver.end(Outcome(reason=Cause.COMPLETED), asked=False)
+    assert end == Outcome(reason=Cause.COMPLETED)
 
 
 def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_ends_well(
@@ -289,8 +290,8 @@ def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_e
     assert followed.wait_told("job 7 runs on n1 n2") == 1
     folder.write(j7_0_ended="0 over")
     end = followed.driver.turn()
-    followed.driver.end(Outcome(reason=Reason.COMPLETED), asked=False)
-    assert end == Outcome(reason=Reason.COMPLETED)
+    followed.driver.end(Outcome(reason=Cause.COMPLETED), asked=False)
+    assert end == Outcome(reason=Cause.COMPLETED)
 
 
 # -- without a launcher ----------------------------------------------------------------------------
@@ -338,7 +339,7 @@ def test_a_run_whose_folder_was_removed_is_ended_by_the_comment_of_its_jobs(tmp_
     shutil.rmtree(folder.run.path)
     ends: list[Outcome | None] = []
     wait_until(lambda: ends.append(followed.driver.turn()) or ends[-1])  # type: ignore[func-returns-value]
-    assert ends[-1].reason is Reason.STOP_REQUESTED
+    assert ends[-1].reason is Cause.STOP_REQUESTED
     # Where the controller is away too, the launcher says so and ends.
     with pytest.raises(TargetError, match="STILL RUNNING: tiny-1"):
         followed.driver.end(ends[-1], asked=False)
@@ -462,6 +463,6 @@ def test_a_failed_run_tells_what_its_setup_printed_and_nothing_of_slurm(tmp_path
     (folder.run.path / "plan.json").write_text(own.to_json())
     folder.write(j7_0_started="n1 n2", j7_0_ended="1 over")
     (folder.run.path / "slurm/7.log").write_text("module: not found\nsrun: error: n1: task 0\n")
-    folder.node_ended(0, Reason.TRAINING_FAILED)
+    folder.node_ended(0, Cause.TRAINING_FAILED)
     end = decide_end(folder.run, own, read_starts(folder.run), (), wanted_elements(folder.run, own))
-    assert end == Outcome(reason=Reason.TRAINING_FAILED, detail="7.log has: module: not found")
+    assert end == Outcome(reason=Cause.TRAINING_FAILED, detail="7.log has: module: not found")

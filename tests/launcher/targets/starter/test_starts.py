@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.states import NodeState
 from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
@@ -142,7 +143,7 @@ def test_each_node_gets_its_own_index_address_and_gpus(plan):
         plan_own_node(plan, 1, 0, "gpu2", "10.0.0.2", ("4",))
 
 
-def end_node(run: RunFolder, index: int, reason: Reason, incarnation: int = 0) -> Path:
+def end_node(run: RunFolder, index: int, reason: Cause, incarnation: int = 0) -> Path:
     outcome = NodeOutcome(
         node_index=index,
         incarnation=incarnation,
@@ -177,7 +178,7 @@ def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp
     assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
     age(show_life(run, 1), SILENT_S + 1)
     assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
-    told = end_node(run, 0, Reason.PREEMPTED)
+    told = end_node(run, 0, Cause.PREEMPTED)
     # It may be about to write its own.
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
     assert StarterTarget(tmp_path).find_end(run, plan) is None
@@ -190,7 +191,7 @@ def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp
 def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(run, plan, tmp_path):
     for index in (0, 1):
         claim_incarnation(run, index)
-    age(end_node(run, 0, Reason.PREEMPTED), plan.stop_grace_s + LEFT_BEHIND_S + 1)
+    age(end_node(run, 0, Cause.PREEMPTED), plan.stop_grace_s + LEFT_BEHIND_S + 1)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
     age(run.node_dir(1, 0), SILENT_S + 1)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
@@ -201,7 +202,7 @@ def test_nodes_that_show_life_go_on_long_after_another_has_left(run, plan, tmp_p
         claim_incarnation(run, index)
         show_life(run, index)
     # A node's clock counts as little as this machine's: it wrote that it ended decades ago.
-    age(end_node(run, 0, Reason.PREEMPTED), 3600)
+    age(end_node(run, 0, Cause.PREEMPTED), 3600)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
     assert fold(run, StarterTarget(tmp_path), 1000.0) is None
     assert run.read_outcome() is None
@@ -212,7 +213,7 @@ def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(run, plan, tmp_p
     for index in (0, 1):
         claim_incarnation(run, index)
         age(show_life(run, index), 7200)
-        age(end_node(run, index, Reason.PREEMPTED), 7200)
+        age(end_node(run, index, Cause.PREEMPTED), 7200)
     claim_incarnation(run, 0)
     # Its agent may wait for room on a disk before it shows life.
     age(run.node_dir(0, 1), waited_s)
@@ -229,7 +230,7 @@ def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
     monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1"))
     for index in (0, 1):
         claim_incarnation(run, index)
-        end_node(run, index, Reason.PREEMPTED)
+        end_node(run, index, Cause.PREEMPTED)
     (run.path / protocol.JOB_FILE).write_text("a job\n")
     before = fold(run, StarterTarget(tmp_path), 1000.0)
     assert before is not None
@@ -254,7 +255,7 @@ def test_a_stop_that_no_node_answers_says_what_ends_it(run, plan, tmp_path):
     clock = StoppedClock(1000.0)
     target = StarterTarget(tmp_path, clock=clock)
     target.stop(run.run_id, 10)
-    assert files.stop.read_text() == Reason.STOP_REQUESTED.value
+    assert files.stop.read_text() == Cause.STOP_REQUESTED.value
     assert clock.now < 1030
     assert target.notes == [
         "no end reported by node 0, node 1; what still runs ends with srun (job 77)"

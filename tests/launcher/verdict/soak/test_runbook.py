@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from launcher.commands.cli import run_command
-from launcher.verdict.cause import FailureCause
+from launcher.contract.causes import Cause
 from tests.launcher.verdict.test_runbook import DOCS
 
 
 def test_the_command_prints_a_section_or_a_page(capsys):
-    for cause in FailureCause:
+    for cause in filter(lambda one: one.fix, Cause):
         assert run_command(cause.section.split()[1:]) == 0
         printed = capsys.readouterr().out
         assert printed.startswith(f"### {cause}\n\n")

@@ -43,8 +43,8 @@ def test_a_killed_worker_is_started_again_with_the_others(place, start):
     assert outcome["restarts"] == {"worker-fault": 1}
     ended = [e for e in place.events() if e["event"] == "worker-ended"]
     told = [(e["rank"], e["exit_code"], e["cause"]) for e in ended]
-    assert told[:2] == [(1, -9, "signal"), (0, -15, "terminated")]
-    assert sorted(told[2:]) == [(0, 0, "exit"), (1, 0, "exit")]
+    assert told[:2] == [(1, -9, "killed"), (0, -15, "terminated")]
+    assert sorted(told[2:]) == [(0, 0, "completed"), (1, 0, "completed")]
     assert json.loads((place.rank(1) / "exit.json").read_text())["exit_code"] == -9
 
 

@@ -26,7 +26,7 @@ def test_a_worker_that_is_killed_together_with_its_guard_is_named(place, start):
     assert not victim.is_running()
     assert place.outcome()["restarts"] == {"worker-fault": 1}
     told, _ = [e for e in place.events() if e["event"] == "worker-ended" and e["rank"] == 1]
-    assert (told["exit_code"], told["cause"]) == (-9, "signal")
+    assert (told["exit_code"], told["cause"]) == (-9, "killed")
 
 
 @pytest.mark.parametrize("start", STARTS)

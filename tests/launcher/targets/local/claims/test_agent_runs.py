@@ -121,6 +121,6 @@ def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_onc
     (fell,) = [line for line in told if line.startswith("  failed after it")]
     assert "rank 0 on node 0: RuntimeError: Connection closed by peer" in fell
     first = launcher.outcome["failure"]["first"]
-    assert (first["rank"], first["cause"]) == (1, "signal")
+    assert (first["rank"], first["cause"]) == (1, "killed")
     report = launcher("report").stdout
     assert report.count("the cause") <= 4, "first cause, its traceback's two lines, timeline"

@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.causes import OF_RUNS, RETRY_FROM, Cause, cause_of_exit_code
 from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import (
-    EXIT_CODE_OF_REASON,
-    FAULT_OF_REASON,
-    RETRY_FROM,
-    STATE_OF_REASON,
-    TERMINAL_STATES,
-    Reason,
-    RunState,
-    reason_of_exit_code,
-)
+from launcher.contract.states import OVER, RunState
 
 PAGE = Path(__file__).parents[3] / "docs" / "exit-codes.md"
 ROWS = re.findall(r"^\| (\d+) \| (\w*) \| `(.+?)` \| (\w+) \| (\w*) \|", PAGE.read_text(), re.M)
@@ -25,22 +17,21 @@ ROWS = re.findall(r"^\| (\d+) \| (\w*) \| `(.+?)` \| (\w+) \| (\w*) \|", PAGE.re
 
 @pytest.mark.parametrize(("code", "retry", "value", "state", "fault"), ROWS)
 def test_each_row_of_the_table_is_what_a_reason_means(code, retry, value, state, fault):
-    reason = Reason(value)
-    whose = FAULT_OF_REASON[reason]
-    assert EXIT_CODE_OF_REASON[reason] == int(code)
-    assert (STATE_OF_REASON[reason].value, whose.value if whose else "") == (state, fault)
+    reason = Cause(value)
+    assert reason.exit_code == int(code)
+    assert (reason.state, reason.ends.whose) == (state, fault)
     assert retry == ("" if code == "0" else "yes" if int(code) >= RETRY_FROM else "no")
     assert repr(reason) == f"'{value}'"
 
 
 def test_every_reason_has_a_row_and_every_code_a_reason():
-    assert [row[2] for row in ROWS] == [str(reason) for reason in sorted(Reason, key=order)]
+    assert [row[2] for row in ROWS] == [str(reason) for reason in sorted(OF_RUNS, key=order)]
     assert {int(row[0]) for row in ROWS} == set(ExitCode)
-    assert {*RunState} - {RunState.RUNNING} == TERMINAL_STATES
+    assert {*RunState} - {RunState.RUNNING} == OVER
 
 
-def order(reason: Reason) -> tuple[int, int]:
-    return EXIT_CODE_OF_REASON[reason], [*Reason].index(reason)
+def order(reason: Cause) -> tuple[int, int]:
+    return reason.exit_code, [*Cause].index(reason)
 
 
 @pytest.mark.parametrize(
@@ -55,4 +46,4 @@ def order(reason: Reason) -> tuple[int, int]:
     ],
 )  # fmt: skip
 def test_a_code_alone_tells_no_more_than_it_can(code, reason):
-    assert reason_of_exit_code(code) == reason
+    assert cause_of_exit_code(code) == reason

@@ -1,0 +1,258 @@
+"""Why a worker, a node or a run ended: one list for all, and what each cause means.
+
+Agent, command line, renderers and docs read the same table.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from launcher.contract.errors import ExitCode
+from launcher.contract.states import RunState
+
+_DONE, _FAILS, _STOPS = RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED
+_FAILED, _INPUT, _LOST = "training-failed", "bad-input", "node-lost"
+_UNMET, _TARGET, _MEMORY = "rendezvous-unreachable", "target-unreachable", "out-of-memory"
+_STOPPED, _PREEMPTED, _CLOSED = "stop-requested", "preempted", "rendezvous-closed"
+
+RETRY_FROM = 128
+"""The border that Kubernetes' ``ExitCode`` policy draws: from here on a retry is worth it."""
+
+
+class Ends(NamedTuple):
+    """What a cause means that a run can end by; ``whose`` fault it is: user, platform, training."""
+
+    state: RunState
+    exit_code: ExitCode
+    whose: str
+    meaning: str
+    fix: str = ""
+
+
+class Of(NamedTuple):
+    """A finer cause, and the one that it stands for."""
+
+    cause: str
+    fix: str = ""
+
+
+class Cause(enum.StrEnum):
+    """Why something ended; records and messages have its value."""
+
+    _means: Ends | Of
+
+    # fmt: off
+    # what a run can end by
+    COMPLETED = "completed", Ends(
+        _DONE, ExitCode.OK, "", "all workers ended with exit code 0")
+    TRAINING_FAILED = "training-failed", Ends(
+        _FAILS, ExitCode.TRAINING_FAILED, "training", "a worker failed, and no restart was allowed")
+    RESTARTS_EXHAUSTED = "restarts-exhausted", Ends(
+        _FAILS, ExitCode.TRAINING_FAILED, "training",
+        "workers failed more often than `max_restarts`, or always alike")
+    NODE_LOST = "node-lost", Ends(
+        _FAILS, ExitCode.KILLED, "platform",
+        "a node was lost, and the job could neither replace it nor do without it",
+        fix="look at its power, kernel log and network; --resume RUN")
+    OUT_OF_MEMORY = "out-of-memory", Ends(
+        _FAILS, ExitCode.TRAINING_FAILED, "training",
+        "the kernel or the container's limit killed a worker for its memory")
+    BAD_INPUT = "bad-input", Ends(
+        _FAILS, ExitCode.BAD_INPUT, "user",
+        "what was given is wrong; nothing was started, or a program cannot start")
+    TARGET_UNREACHABLE = "target-unreachable", Ends(
+        _FAILS, ExitCode.TARGET_UNREACHABLE, "platform",
+        "the target does not answer, or lacks what the job needs",
+        fix="start the service, or correct its address")
+    INTERRUPTED = "interrupted", Ends(
+        _STOPS, ExitCode.INTERRUPTED, "user", "Ctrl-C or a closed terminal at the launcher")
+    STOP_REQUESTED = "stop-requested", Ends(
+        _STOPS, ExitCode.PREEMPTED, "user", "`launcher stop`, or SIGTERM at the launcher")
+    PREEMPTED = "preempted", Ends(
+        _STOPS, ExitCode.PREEMPTED, "platform", "the platform asked the node to end",
+        fix="run it again, with --resume RUN")
+    KILLED = "killed", Ends(
+        _STOPS, ExitCode.KILLED, "platform", "a process was killed from outside",
+        fix="find who sent it: a service, a person, or dmesg -T")
+    LAUNCHER_LOST = "launcher-lost", Ends(
+        _STOPS, ExitCode.KILLED, "platform",
+        "the launcher of the run died; a later command found the end")
+    RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable", Ends(
+        _FAILS, ExitCode.RENDEZVOUS_UNREACHABLE, "platform",
+        "no store answered, or too few nodes came in time")
+    RENDEZVOUS_CLOSED = "rendezvous-closed", Ends(
+        _FAILS, ExitCode.RENDEZVOUS_CLOSED, "platform",
+        "another node ended the run, and its outcome says why")
+    STORE_LOST = "store-lost", Ends(
+        _FAILS, ExitCode.STORE_LOST, "platform",
+        "the rendezvous' store was lost, and no other node took over")
+    AGENT_FAILED = "agent-failed", Ends(
+        _FAILS, ExitCode.AGENT_FAILED, "platform", "the agent itself broke down")
+    GPU_BUSY = "gpu-busy", Ends(
+        _FAILS, ExitCode.GPU_BUSY, "platform", "the GPU memory of dead workers did not become free",
+        fix="nvidia-smi tells who holds it; end that process")
+    DISK_FULL = "disk-full", Ends(
+        _FAILS, ExitCode.DISK_FULL, "platform",
+        "a disk that the training or the agent writes to is full",
+        fix="df -h; df -i; make room, or use another disk")
+
+    # why workers were started again, or ended
+    WORKER_FAULT = "worker-fault", Of(_FAILED)
+    HANG = "hang", Of(_FAILED)
+    LOST_PEER = "lost-peer", Of(_CLOSED)
+    """All workers blame another one; who it is, is known once the group has formed again."""
+    MEMBERSHIP = "membership", Of(_CLOSED)
+    """The group has changed."""
+    TERMINATED = "terminated", Of(_CLOSED)
+    """The agent ended this worker because another one had failed, or the group changed."""
+
+    # the script
+    SCRIPT_ERROR = "script-error", Of(
+        _FAILED, "correct that line; if none is named, look for exit()")
+    WRONG_ARGUMENT = "wrong-argument", Of(
+        _INPUT, "correct the option; the program's --help lists them")
+    MISSING_MODULE = "missing-module", Of(
+        _INPUT, "python -m pip install PACKAGE where the workers run")
+    MISSING_FILE = "missing-file", Of(_INPUT, "name a path that every node has, or mount it")
+    PERMISSION = "permission", Of(
+        _INPUT, "namei -l FILE shows the owner; chown, or use another path")
+    PICKLING = "pickling", Of(_FAILED, "define it at the top of a module, in place of a lambda")
+    WRONG_SHAPES = "wrong-shapes", Of(_FAILED, "print the shapes before that line; let them agree")
+    NAN_LOSS = "nan-loss", Of(_FAILED, "a lower learning rate, clipped gradients, or bf16")
+    ENDLESS_LOOP = "endless-loop", Of(_FAILED, "look at the stack of the rank that computes")
+    DEADLOCK = "deadlock", Of(
+        _FAILED, "find what that line waits for; call collectives on all ranks")
+    EXITED_EARLY = "exited-early", Of(_FAILED, "let all ranks make the same number of steps")
+    # collectives
+    MISSING_COLLECTIVE = "missing-collective", Of(
+        _FAILED, "move it out of what only some ranks run")
+    MISMATCHED_COLLECTIVE = "mismatched-collective", Of(
+        _FAILED, "no branch by rank around either; as many batches on all ranks: drop_last, join()")
+    SHAPE_MISMATCH_IN_COLLECTIVE = "shape-mismatch-in-collective", Of(
+        _FAILED, "the same sizes and as many steps on all ranks; no branch by rank around it")
+    UNEVEN_BATCHES = "uneven-batches", Of(_FAILED, "drop_last=True, or model.join()")
+    STRAGGLER = "straggler", Of(_FAILED, "look at that rank's GPU clocks, CPU load and data")
+    # data
+    DATA_LOADER_WORKER_DIED = "data-loader-worker-died", Of(
+        _FAILED, "num_workers=0 shows its error")
+    DATA_STALL = "data-stall", Of(_FAILED, "more num_workers, a faster disk, or a local copy")
+    SHM_TOO_SMALL = "shm-too-small", Of(
+        _FAILED, "--set resources.shm=8Gi (docker run --shm-size=8g)")
+    BAD_DATA = "bad-data", Of(_FAILED, "fetch the file anew, or take the checkpoint before it")
+    # memory, disk, limits of the machine
+    CUDA_OUT_OF_MEMORY = "cuda-out-of-memory", Of(
+        _MEMORY, "a smaller batch, checkpointing, or fsdp")
+    HOST_OUT_OF_MEMORY = "host-out-of-memory", Of(
+        _MEMORY, "--set resources.memory=SIZE, or hold less")
+    TOO_MANY_FILES = "too-many-files", Of(
+        _FAILED, "ulimit -n 1048576, or fewer files and num_workers")
+    TOO_MANY_PROCESSES = "too-many-processes", Of(_FAILED, "ulimit -u; the container's pids limit")
+    CLOCK_JUMP = "clock-jump", Of(_UNMET, "chronyc tracking on each node; start chronyd")
+    # endings from outside
+    CRASHED = "crashed", Of(_FAILED, "faulthandler's stack in the log, or gdb with the core")
+    STOPPED_BY_USER = "stopped-by-user", Of(_STOPPED, "run it again, with --resume RUN")
+    TIME_LIMIT = "time-limit", Of(_PREEMPTED, "ask for more time; --resume RUN goes on")
+    # network and meeting
+    NETWORK_CUT = "network-cut", Of(_LOST, "ping, ip -s link between the two; then --resume RUN")
+    DNS = "dns", Of(_UNMET, "getent hosts NAME on each node; or use an address")
+    PORT_TAKEN = "port-taken", Of(_UNMET, "ss -ltnp tells whose it is; end that, or another port")
+    MASTER_UNREACHABLE = "master-unreachable", Of(
+        _UNMET, "nc -vz HOST PORT from each node; see node 0")
+    WRONG_INTERFACE = "wrong-interface", Of(_UNMET, "ip -br addr; NCCL_ or GLOO_SOCKET_IFNAME")
+    PROXY = "proxy", Of(_UNMET, "unset http_proxy, or export no_proxy=ADDRESSES")
+    FIREWALL = "firewall", Of(_UNMET, "open all ports between the nodes; nc -vz HOST PORT")
+    NCCL_ERROR = "nccl-error", Of(_FAILED, "once more with NCCL_DEBUG=INFO; read what comes before")
+    # GPUs and fabric
+    GPU_FAULT = "gpu-fault", Of(_LOST, "drain the node; dmesg -T | grep Xid; reset the GPU")
+    GPU_MEMORY_ERROR = "gpu-memory-error", Of(
+        _LOST, "drain; nvidia-smi -q -d ECC,ROW_REMAPPER; reset")
+    NVLINK_FAULT = "nvlink-fault", Of(
+        _LOST, "drain it; nvidia-smi nvlink -s; look at fabricmanager")
+    INFINIBAND_FAULT = "infiniband-fault", Of(_LOST, "ibstat there; look at its port and cable")
+    NO_GPU = "no-gpu", Of(_INPUT, "nvidia-smi -L there; ask for GPUs, or fewer processes")
+    CUDA_ASSERT = "cuda-assert", Of(_FAILED, "CUDA_LAUNCH_BLOCKING=1 names the line; check indices")
+    WRONG_ARCHITECTURE = "wrong-architecture", Of(
+        _INPUT, "a torch, or image, built for this machine")
+    # versions
+    VERSION_MISMATCH = "version-mismatch", Of(_INPUT, "one image, or one environment, on all nodes")
+    DRIVER_TOO_OLD = "driver-too-old", Of(_INPUT, "a newer driver, or older CUDA; or a reboot")
+    CODE_MISMATCH = "code-mismatch", Of(_INPUT, "the same code and configuration on all nodes")
+    # engines and schedulers
+    IMAGE_PULL = "image-pull", Of(_TARGET, "correct the image's name, or add the registry's secret")
+    CONTAINER_START = "container-start", Of(
+        _TARGET, "create the Secret, or correct command and mounts")
+    NO_ROOM = "no-room", Of(_TARGET, "ask for less, or wait; doctor tells what there is")
+    NOT_ALLOWED = "not-allowed", Of(_TARGET, "ask for the right, account or quota that it names")
+    UNKNOWN = "unknown", Of(_FAILED, "read the whole log; on GPUs, once more with NCCL_DEBUG=INFO")
+    """No line that was read names the cause."""
+    # fmt: on
+
+    def __new__(cls, text: str, means: Ends | Of) -> Cause:
+        cause = str.__new__(cls, text)
+        cause._value_, cause._means = text, means
+        return cause
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cause | None:
+        return _OF_OLDER_RUNS.get(value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    @property
+    def of(self) -> Cause:
+        """The cause of a run that this one stands for; itself where a run can end by it."""
+        return self if isinstance(self._means, Ends) else parse_cause(self._means.cause)
+
+    @property
+    def ends(self) -> Ends:
+        """What it means for a run."""
+        means = self.of._means
+        assert isinstance(means, Ends)
+        return means
+
+    @property
+    def state(self) -> RunState:
+        return self.ends.state
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return self.ends.exit_code
+
+    @property
+    def fix(self) -> str:
+        """What helps in most cases; empty where only a finer cause can say it."""
+        return self._means.fix
+
+    @property
+    def section(self) -> str:
+        """The command that prints the runbook's section on this cause."""
+        return f"launcher docs {self}"
+
+
+def parse_cause(text: str) -> Cause:
+    """The cause of this name. Raises ``ValueError`` for another word."""
+    return Cause(text)  # type: ignore[call-arg]  # mypy takes it for ``__new__``
+
+
+OF_RUNS = tuple(cause for cause in Cause if isinstance(cause._means, Ends))
+"""What a run can end by; the others are finer."""
+_OF_OLDER_RUNS: dict[object, Cause] = {
+    "exit": Cause.SCRIPT_ERROR, "signal": Cause.KILLED, "left-early": Cause.EXITED_EARLY,
+}  # fmt: skip
+_OF_EXIT_CODE = {cause.exit_code: cause for cause in reversed(OF_RUNS)} | {
+    # A signal's code does not say that a node was lost or a stop was requested.
+    ExitCode.KILLED: Cause.KILLED,
+    ExitCode.PREEMPTED: Cause.PREEMPTED,
+}
+
+
+def cause_of_exit_code(code: int) -> Cause:
+    """The cause behind any exit code of an agent, shell style: 128 + n for signal n.
+
+    Several causes share a code: the first in the table is meant.
+    """
+    if code in set(ExitCode):
+        return _OF_EXIT_CODE[ExitCode(code)]
+    return Cause.KILLED if code > RETRY_FROM else Cause.TRAINING_FAILED
