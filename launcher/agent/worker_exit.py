@@ -13,14 +13,12 @@ from pathlib import Path
 
 from launcher.agent import disk
 from launcher.agent.atomic_write import write_atomically
+from launcher.agent.endings import judge_worker
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
 from launcher.contract.records import dump_record, parse_record, read_object
 from launcher.contract.worker_end import (
     WorkerEnd,
-    is_out_of_memory,
-    is_own_failure,
-    name_cause,
+    WorkerExit,
     show_line,
     sort_ends,
 )
@@ -35,30 +33,6 @@ _INNER = "Original Traceback (most recent call last):"
 """Stands in a message that wraps the exception of another process, as those of a DataLoader do."""
 
 
-def judge_exit(
-    folder: Path, end: WorkerEnd, *, was_asked: bool, had_failed: bool, kills_before: int
-) -> WorkerEnd:
-    """The end of a worker with its cause, and its exception from the worker's folder.
-
-    ``was_asked``: the agent had asked it to end; ``had_failed``: its script had failed before
-    that; ``kills_before`` is what ``read_oom_kills`` said at its start.
-    """
-    exception = _read_exception(folder, end.exit_code) if end.exit_code else ""
-    code = own_code(folder) if had_failed and not exception else 0
-    end = replace(end, exit_code=code or end.exit_code)
-    # It had failed by itself, and was still ending when the agent ended all workers.
-    failed_first = had_failed and (code != 0 or is_own_failure(exception))
-    is_silent = end.exit_code != 0 and not exception
-    cause = name_cause(
-        end.exit_code,
-        terminated=was_asked and not failed_first,
-        out_of_memory=is_out_of_memory([end.exit_code], oom_killed=read_oom_kills() > kills_before),
-        disk_full=disk.says_full(exception) or (is_silent and not disk.has_room(folder)),
-    )
-    failed_at = min(end.failed_at, _failed_at(folder, otherwise=end.failed_at))
-    return replace(end, failed_at=failed_at, cause=cause, exception=exception)
-
-
 def own_code(folder: Path) -> int:
     """The exit code with which a worker's script ended by itself; also 0 if it did not."""
     with contextlib.suppress(OSError, ValueError):
@@ -66,39 +40,46 @@ def own_code(folder: Path) -> int:
     return 0
 
 
-def write_end(folder: Path, end: WorkerEnd) -> None:
+def write_exit(folder: Path, seen: WorkerExit) -> None:
     """Writes the record into the worker's folder. Raises OSError."""
-    write_atomically(folder / protocol.EXIT_FILE, dump_record(end))
+    write_atomically(folder / protocol.EXIT_FILE, dump_record(seen))
 
 
 def read_ends(folder: Path, run_dir: Path) -> tuple[WorkerEnd, ...]:
     """How the workers of one attempt's folder ended, well or badly, causes first."""
-    found = {path: _read_end(path) for path in folder.glob(f"*/{protocol.EXIT_FILE}")}
-    return sort_ends(
-        replace(end, log=os.path.relpath(path.parent, run_dir))
-        for path, end in found.items()
-        if end is not None
-    )
+    found = (read_end(path, run_dir) for path in folder.glob(f"*/{protocol.EXIT_FILE}"))
+    return sort_ends(filter(None, found))
 
 
 def has_succeeded(exit_file: Path) -> bool:
     """Whether a worker ended well by itself; False where it left no record."""
-    end = _read_end(exit_file)
-    return end is not None and end.exit_code == 0 and end.cause is not Cause.TERMINATED
+    seen = read_object(exit_file)
+    return seen.get("exit_code") == 0 and not seen.get("was_asked")
 
 
-def _read_end(path: Path) -> WorkerEnd | None:
+def read_end(exit_file: Path, run_dir: Path) -> WorkerEnd | None:
+    """How a worker ended; None where it left no record."""
+    seen, folder = read_object(exit_file), exit_file.parent
     try:
-        return parse_record(WorkerEnd, read_object(path))
+        if "was_asked" in seen:
+            end = judge_end(folder, parse_record(WorkerExit, seen))
+        else:  # an agent of an older version had judged it already
+            end = parse_record(WorkerEnd, seen)
     except ValueError:
         return None
+    return replace(end, log=os.path.relpath(folder, run_dir))
 
 
-def _failed_at(folder: Path, *, otherwise: float) -> float:
+def judge_end(folder: Path, seen: WorkerExit) -> WorkerEnd:
+    """How the worker of this folder ended."""
+    return judge_worker(seen, _read_exception(folder, seen.exit_code) if seen.exit_code else "")
+
+
+def read_failed_at(folder: Path, *, otherwise: float) -> float:
     """When the exception was written, or the script ended: its process may end much later."""
     for name in (protocol.ERROR_FILE, protocol.ENDED_FILE):
         with contextlib.suppress(OSError):
-            return (folder / name).stat().st_mtime
+            return min(otherwise, (folder / name).stat().st_mtime)
     return otherwise
 
 

@@ -91,6 +91,30 @@ class WorkerEnd:
         return self.exit_code in frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerExit:
+    """What a guard saw of its worker's end, as in ``exit.json``; nothing in it is a judgement.
+
+    ``exit_code`` is negative for a signal; ``failed_at`` is when it raised, or else ended, in
+    seconds since the epoch. ``was_asked``: the agent had asked it to end; ``had_failed``: its
+    script had failed before that, with ``own_code``. ``oom_killed``: the kernel has killed a
+    process of this container for memory since the worker began; ``has_room``: its disk takes a
+    small file.
+    """
+
+    attempt: int
+    rank: int
+    local_rank: int
+    exit_code: int
+    failed_at: float
+    was_asked: bool
+    had_failed: bool = False
+    own_code: int = 0
+    oom_killed: bool = False
+    has_room: bool = True
+    steps: int = 0
+
+
 def last_of(lines: Sequence[str]) -> str:
     """The last line that is neither blank, nor a warning, nor indented: those belong to others."""
     own = [one for one in lines if one.strip() and one[0] != " " and not _WARNING.search(one)]

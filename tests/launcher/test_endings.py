@@ -21,30 +21,25 @@ from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from launcher.agent.endings import Again, AttemptJudge, judge_node
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
-from launcher.agent.engine.faults import FaultBook, RestartWorkers
 from launcher.agent.engine.gpu_memory import GpuBusyError
-from launcher.agent.engine.rendezvous import NodeEnding, NodeHandler
-from launcher.agent.engine.torch_agent import _name_ending
-from launcher.agent.membership import group
-from launcher.agent.membership.group import GroupStatus, Phase
+from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.membership.handler import ReplacedError
-from launcher.agent.node.supervisor import Supervisor
-from launcher.agent.stopping import Stop
-from launcher.agent.worker_exit import judge_exit, write_end
+from launcher.agent.worker_exit import write_exit
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import RETRY_FROM, Cause
+from launcher.contract.ending import Ending
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.states import NodeState
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.worker_end import WorkerExit
 from launcher.follow.decide import Replace, Restart, decide_action
 from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from tests.launcher.worker_ends import worker_end
 
 MakePlan = Callable[..., LaunchPlan]
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -78,12 +73,11 @@ def end_workers(node_dir: Path, workers: tuple[W, ...]) -> Attempts:
         (place.folder / protocol.STDERR_FILE).write_text(worker.stderr)
         if worker.hung:
             attempts.mark_hung(place.rank)
-        end = worker_end(place.rank, exit_code=worker.code, local_rank=place.rank, failed_at=at)
-        kills = -1 if worker.oom else 1 << 40
-        judged = judge_exit(
-            place.folder, end, was_asked=worker.asked, had_failed=worker.failed, kills_before=kills
-        )
-        write_end(place.folder, judged)
+        seen = WorkerExit(
+            attempt=attempts.number, rank=place.rank, local_rank=place.rank, exit_code=worker.code,
+            failed_at=at, was_asked=worker.asked, had_failed=worker.failed, oom_killed=worker.oom,
+        )  # fmt: skip
+        write_exit(place.folder, seen)
     return attempts
 
 
@@ -108,7 +102,7 @@ def end_workers(node_dir: Path, workers: tuple[W, ...]) -> Attempts:
         ((W(143), W(143)), "script-error script-error", 0, "preempted"),
         ((W(130), W(143)), "script-error script-error", 0, "preempted"),
         ((W(143), W(1, OTHER)), "script-error script-error", 0, "worker-fault"),
-        ((W(2, stderr="usage: t.py\nt.py: error: no --foo"),), "script-error", 0, "bad-input, 2, no"),
+        ((W(2, stderr="t.py: error: no --foo"),), "script-error", 0, "bad-input, 2, no"),
         ((W(1, "OSError: [Errno 28] No space left on device: '/ck/a'"),), "disk-full", 0,
          "disk-full, 198, yes"),
         ((W(1, "RuntimeError: unable to allocate shared memory(shm): "
@@ -123,14 +117,13 @@ def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, t
     ends = attempts.end()
     assert " ".join(str(end.cause) for end in ends) == causes
     assert ends[0].rank == first
-    book = FaultBook(max_restarts=3, same_failure_limit=3)
-    step = book.judge(ends, 0)
-    if isinstance(step, RestartWorkers):
+    step = AttemptJudge(max_restarts=3, same_failure_limit=3).judge(ends, 0, regroups=False)
+    if isinstance(step, Again):
         assert step.cause == next_step
     else:
-        code = step.reason.exit_code
-        retry = "yes" if code >= 128 else "no"
-        assert f"{step.reason}, {int(code)}, {retry}" == next_step
+        code = step.cause.exit_code
+        retry = "yes" if code >= RETRY_FROM else "no"
+        assert f"{step.cause}, {int(code)}, {retry}" == next_step
 
 
 RUNS = [
@@ -172,26 +165,26 @@ def test_a_run_ends_by_what_its_first_worker_did(
     run = RunFolder(tmp_path / "digits-0a1b2c")
     plan = make_plan(engine="agent", nproc_per_node=len(workers), max_restarts=allowed)
     attempts = end_workers(run.node_dir(0, 0), workers)
-    node = judge_node(attempts, plan, before)
+    node = end_node(attempts, plan, before)
     assert f"{node.reason} {node.exit_code}" == node_line
     (run.node_dir(0, 0) / protocol.OUTCOME_FILE).write_text(node.to_json())
     assert tell_run(run, plan, seen(0, node.exit_code)) == run_line
 
 
-def judge_node(attempts: Attempts, plan: LaunchPlan, before: int) -> NodeOutcome:
+def end_node(attempts: Attempts, plan: LaunchPlan, before: int) -> NodeOutcome:
     """The outcome of a node after so many equal attempts and this one."""
-    book = FaultBook(max_restarts=plan.max_restarts, same_failure_limit=3)
+    judge = AttemptJudge(max_restarts=plan.max_restarts, same_failure_limit=3)
     if attempts.have_succeeded():
         return NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED)
     ends = attempts.end()
-    steps = [book.judge(ends, 0) for _ in range(before + 1)]
-    assert all(isinstance(step, RestartWorkers) for step in steps[:-1])
+    steps = [judge.judge(ends, 0, regroups=False) for _ in range(before + 1)]
+    assert all(isinstance(step, Again) for step in steps[:-1])
     end = steps[-1]
-    assert not isinstance(end, RestartWorkers)
+    assert isinstance(end, Ending)
     return NodeOutcome(
         node_index=0,
         incarnation=0,
-        reason=end.reason,
+        reason=end.cause,
         detail=end.detail,
         first=ends[0],
         collateral=ends[1:],
@@ -222,6 +215,7 @@ def tell_run(
 
 ALREADY = W(1, OTHER)
 CHILD_FAILED = ChildFailedError("t.py", {0: ProcessFailure(0, 1, 1, "/none")})
+NOBODY_SAYS = "rendezvous-closed: another node ended the run"
 LOST = rdzv.RendezvousConnectionError("gone")
 
 
@@ -231,7 +225,7 @@ LOST = rdzv.RendezvousConnectionError("gone")
         (SignalException("x", signal.SIGTERM), "", "preempted: the agent got SIGTERM (15)"),
         (SignalException("x", signal.SIGTERM), "succeeded", "completed: "),
         (CHILD_FAILED, "failed", "training-failed: "),
-        (CHILD_FAILED, "full", "disk-full: DISK OSError: No space left on device"),
+        (CHILD_FAILED, "full", "disk-full: OSError: No space left on device"),
         (preload.ServerGoneError("it went away"), "", "agent-failed: it went away"),
         (GpuBusyError("12 GiB held"), "", "gpu-busy: 12 GiB held"),
         (ReplacedError("another came"), "", "rendezvous-closed: another came"),
@@ -242,9 +236,9 @@ LOST = rdzv.RendezvousConnectionError("gone")
         (LOST, "met", "store-lost: gone"),
         (LOST, "reached", "store-lost: gone"),
         (rdzv.RendezvousStateError("No space left on device"), "met",
-         "disk-full: DISK No space left on device"),
+         "disk-full: No space left on device"),
         (OSError(errno.ENOSPC, "No space left on device"), "",
-         "disk-full: DISK [Errno 28] No space left on device"),
+         "disk-full: [Errno 28] No space left on device"),
         (DistNetworkError("a\nb"), "met", "store-lost: a"),
         (KeyError("x"), "", "agent-failed: KeyError: 'x'"),
     ],
@@ -253,16 +247,13 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
     workers = {"failed": (ALREADY,), "full": (W(1, "OSError: No space left on device"),),
                "succeeded": (W(),)}.get(facts, (W(-15),))  # fmt: skip
     attempts = end_workers(tmp_path / "run/nodes/0/0", workers)
-    attempts.describe_disk = "DISK {}".format  # type: ignore[method-assign]
     node: Any = SimpleNamespace(
         attempts=attempts, roster=None, had_rendezvous=facts == "met",
         reached_store=facts == "reached", ends=(), ending=None,
+        judge=AttemptJudge(max_restarts=3, same_failure_limit=3),
     )  # fmt: skip
-    assert ": ".join(judge_error(error, node)) == told
-
-
-def judge_error(error: BaseException, node: Any) -> tuple[str, str]:
-    return _name_ending(error, node)
+    end = judge_error(error, node)
+    assert f"{end.cause}: {end.detail}" == told
 
 
 @pytest.mark.parametrize(
@@ -280,27 +271,16 @@ def judge_error(error: BaseException, node: Any) -> tuple[str, str]:
         ),
         ("restarts-exhausted", "fault", 0, (), "training-failed: another node ended the run"),
         ("stranded", "fault", 3, (ALREADY,), f"training-failed: rank 0: exit code 1 ({OTHER})"),
-        ("stranded", "lost", 3, (ALREADY,), "-"),
-        ("stranded", "fault", 3, (W(-15, asked=True),), "-"),
-        ("fenced", "lost", 3, (), "-"),
+        ("stranded", "lost", 3, (ALREADY,), NOBODY_SAYS),
+        ("stranded", "fault", 3, (W(-15, asked=True),), NOBODY_SAYS),
+        ("fenced", "lost", 3, (), NOBODY_SAYS),
     ],
 )
 def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path):
     ends = end_workers(tmp_path / "run/nodes/0/0", workers).end() if workers else ()
-    status = GroupStatus(phase=Phase.CLOSED, closed=closed, cause=group.Cause(cause))
-    assert judge_closing(status, ends, allowed) == told
-
-
-def judge_closing(status: GroupStatus, ends: tuple[WorkerEnd, ...], allowed: int) -> str:
-    handler = object.__new__(NodeHandler)
-    book = FaultBook(max_restarts=allowed, same_failure_limit=3)
-    handler._node = SimpleNamespace(ends=ends, book=book)  # type: ignore[assignment]
-    handler._client = SimpleNamespace(told=SimpleNamespace(status=status))  # type: ignore[assignment]
-    try:
-        handler._raise_verdict()
-    except NodeEnding as end:
-        return f"{end.reason}: {end.detail}"
-    return "-"
+    judge = AttemptJudge(max_restarts=allowed, same_failure_limit=3)
+    end = judge.judge_closing(closed, ends, by_fault=cause == "fault")
+    assert f"{end.cause}: {end.detail}" == told
 
 
 @pytest.mark.parametrize(
@@ -324,15 +304,9 @@ def judge_closing(status: GroupStatus, ends: tuple[WorkerEnd, ...], allowed: int
 )  # fmt: skip
 def test_a_stopped_or_silent_agent_has_a_cause_too(stop, told, code, oom, expected):
     end = told and NodeOutcome(node_index=0, incarnation=0, reason=Cause(told), detail="as told")
-    judged = judge_agent(stop and Cause(stop), end, code, oom)
+    silent = NodeOutcome(node_index=0, incarnation=0, reason=Cause.AGENT_FAILED)
+    judged = judge_node(end, silent, code, stop and Cause(stop), is_oom=oom)
     assert f"{judged.reason} {judged.exit_code}: {judged.detail}" == expected
-
-
-def judge_agent(stop: Cause | None, told: NodeOutcome | None, code: int, oom: bool) -> NodeOutcome:
-    supervisor = object.__new__(Supervisor)
-    supervisor._stop = Stop(reason=stop, asked_at=0, grace_s=1) if stop else None
-    supervisor._outcome = NodeOutcome(node_index=0, incarnation=0, reason=Cause.AGENT_FAILED)
-    return supervisor._judge(code, told, is_oom=oom)
 
 
 SEVERAL = [

@@ -14,10 +14,16 @@ from pathlib import Path
 from launcher.agent import disk, signals
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.worker.start import stacks_file
-from launcher.agent.worker_exit import has_succeeded, judge_exit, read_ends, read_oom_kills
+from launcher.agent.worker_exit import (
+    has_succeeded,
+    judge_end,
+    read_ends,
+    read_failed_at,
+    read_oom_kills,
+)
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.worker_end import WorkerEnd, sort_ends
+from launcher.contract.worker_end import WorkerEnd, WorkerExit, sort_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +105,8 @@ class Attempts:
         )
         if regroups or any(end.cause is not Cause.TERMINATED for end in ends):
             return ends
-        # Workers without any record: the process that starts workers died or failed.
-        beats, said = self.beats(), "it ended before its script began"
-        never_began = [self._end_now(w, 1, said) for w in self.running() if w.rank not in beats]
-        return (*never_began, *ends)
+        beats = self.beats()
+        return (*(self._never_began(w) for w in self.running() if w.rank not in beats), *ends)
 
     def describe_disk(self, said: str) -> str:
         """Describes the full disk behind an error message."""
@@ -150,29 +154,35 @@ class Attempts:
         ]
 
     def _killed(self, worker: WorkerPlace, steps: int) -> WorkerEnd:
-        end = judge_exit(
-            worker.folder,
-            self._end_now(worker, -signal.SIGKILL, ""),
+        seen = WorkerExit(
+            attempt=self.number,
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            exit_code=-signal.SIGKILL,
+            failed_at=read_failed_at(worker.folder, otherwise=time.time()),
             # Asked to end, and killed because the kernel kept it from ending for too long.
             was_asked=worker.asked.exists(),
-            had_failed=False,
-            kills_before=self._oom_kills,
+            oom_killed=read_oom_kills() > self._oom_kills,
+            has_room=disk.has_room(worker.folder),
+            steps=steps,
         )
+        end = judge_end(worker.folder, seen)
         said = "it was killed together with its guard process"
         if end.cause is Cause.DISK_FULL:
             said = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
-        return replace(end, exception=end.exception or said, steps=steps)
+        log = os.path.relpath(worker.folder, self._run_dir)
+        return replace(end, exception=end.exception or said, log=log)
 
-    def _end_now(self, worker: WorkerPlace, exit_code: int, exception: str) -> WorkerEnd:
-        """The end of a worker that has left no record of it."""
+    def _never_began(self, worker: WorkerPlace) -> WorkerEnd:
+        """The end of a worker without any record: what starts workers died or failed."""
         return WorkerEnd(
             attempt=self.number,
             rank=worker.rank,
             local_rank=worker.local_rank,
-            exit_code=exit_code,
+            exit_code=1,
             failed_at=time.time(),
             cause=Cause.SCRIPT_ERROR,
-            exception=exception,
+            exception="it ended before its script began",
             log=os.path.relpath(worker.folder, self._run_dir),
         )
 

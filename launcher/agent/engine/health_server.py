@@ -62,7 +62,7 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
         world_size=len(node.attempts.workers) * max(1, node.num_nodes),
         step=max((beat.steps for beat in stepping), default=0),
         heartbeat_age_s=round(max(ages), 3) if ages else None,
-        restarts=dict(node.book.restarts),
+        restarts=dict(node.judge.restarts),
         phase_s={name: round(spent, 3) for name, spent in node.seconds_by_phase(now).items()},
         vitals=read_object(node.attempts.node_dir / protocol.VITALS_FILE),
     )

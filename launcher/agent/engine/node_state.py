@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from launcher.agent.endings import Again, AttemptJudge
 from launcher.agent.engine.attempts import Attempts
-from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu_memory import GpuGate
 from launcher.agent.engine.look import Looker
 from launcher.agent.ledger import AgentLedger
@@ -14,6 +14,7 @@ from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
+from launcher.contract.ending import Ending
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
@@ -24,13 +25,20 @@ class Node:
     """The state of one start of the agent. Its main thread writes it, other threads read it."""
 
     def __init__(
-        self, attempts: Attempts, book: FaultBook, ledger: AgentLedger, gate: GpuGate, clock: Clock
+        self,
+        attempts: Attempts,
+        judge: AttemptJudge,
+        ledger: AgentLedger,
+        gate: GpuGate,
+        clock: Clock,
     ) -> None:
-        self.attempts, self.book, self.ledger = attempts, book, ledger
+        self.attempts, self.judge, self.ledger = attempts, judge, ledger
         self.phase, self._phase_at = "start", clock.monotonic()
         self._spent_s: dict[str, float] = {}
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
+        self.ending: Ending | None = None
+        """Why this node ends, once that is decided; torch's agent is then ended."""
         self._told_ends_of = -1
         self.had_rendezvous = False
         self.reached_store = False
@@ -69,15 +77,15 @@ class Node:
             world_size=num_nodes,
         )
 
-    def judge(self, *, regroups: bool) -> tuple[tuple[WorkerEnd, ...], RestartWorkers | GiveUp]:
-        """How the last attempt ended, and what follows.
+    def judge_attempt(self, *, regroups: bool) -> Again | Ending:
+        """What follows the last attempt; ``ends`` has how it ended.
 
         ``regroups``: the agent itself ended the workers, because the group changed.
         """
         self.enter("restart")
         self.ends = self.attempts.end(regroups=regroups)
         self.tell_ends(self.ends)
-        return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
+        return self.judge.judge(self.ends, self.attempts.steps(), regroups=regroups)
 
     def tell_ends(self, ends: tuple[WorkerEnd, ...]) -> None:
         """Writes into the ledger, once, when each worker of the present attempt ended."""
@@ -95,19 +103,19 @@ class Node:
             )
 
     def on_restart(self, cause: Cause, ends: tuple[WorkerEnd, ...]) -> None:
-        self.book.restarts[cause] += 1
+        self.judge.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
-    def on_store_lost(self, reason: Cause, detail: str, times: int) -> None:
+    def on_store_lost(self, end: Ending, times: int) -> None:
         """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False
         self.enter("restart")
         # The workers that were asked have ended: nobody is left to answer.
         self.attempts.forget_speaker()
         StopFiles(self.attempts.node_dir).forget_resize()
-        self.ledger.write("store-lost", detail=detail)
-        say(f"{reason.value}; starting again ({times})")
+        self.ledger.write("store-lost", detail=end.detail)
+        say(f"{end.cause}; starting again ({times})")
 
     def wait_for_gpus(self) -> None:
         """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""

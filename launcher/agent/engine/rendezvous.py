@@ -19,7 +19,6 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from launcher.agent.engine.faults import GiveUp
 from launcher.agent.membership import group
 from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler
 from launcher.agent.stopping import StopFiles
@@ -27,7 +26,8 @@ from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.worker_end import WorkerEnd, describe
+from launcher.contract.ending import Ending
+from launcher.contract.worker_end import WorkerEnd
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
@@ -37,19 +37,6 @@ REQUEST_LIMIT_S = 2.0
 """How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
 ADMISSION_LIMIT_S = 60.0
 """How long the training may take to commit before the newcomers come in anyway."""
-_REASON_OF_CLOSING = {
-    group.FINISHED: Cause.COMPLETED,
-    group.FAILED: Cause.TRAINING_FAILED,
-    group.EXHAUSTED: Cause.RESTARTS_EXHAUSTED,
-}
-
-
-class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
-    """Raised inside torch's agent to end it with a reason."""
-
-    def __init__(self, reason: Cause, detail: str) -> None:
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
 
 
 def register_handler(node: Node) -> str:
@@ -77,7 +64,7 @@ class NodeHandler(RosterHandler):
         self._blamed_peer: tuple[WorkerEnd, ...] = ()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Raises ``NodeEnding`` where the workers must not be started again."""
+        """Raises ``RendezvousClosedError`` where ``node.ending`` says why this node ends."""
         node = self._node
         if self._has_run:
             self._judge_last_attempt()
@@ -87,9 +74,6 @@ class NodeHandler(RosterHandler):
         node.enter("rendezvous")
         try:
             info = super().next_rendezvous()
-        except RendezvousClosedError:
-            self._raise_verdict()
-            raise
         finally:
             self._tell_losses()
         self._regroups = False
@@ -109,14 +93,21 @@ class NodeHandler(RosterHandler):
             # The group re-forms, but this node's workers had ended well before that.
             self.finish()
             self.wait_until_closed()
-            raise NodeEnding(Cause.COMPLETED, "")
-        ends, verdict = node.judge(regroups=self._regroups)
-        if isinstance(verdict, GiveUp):
-            self._end(verdict)
-        if verdict.cause is Cause.LOST_PEER:
-            self._blamed_peer = ends
+            self._end(Ending(cause=Cause.COMPLETED))
+        step = node.judge_attempt(regroups=self._regroups)
+        if isinstance(step, Ending):
+            if step.cause is not Cause.DISK_FULL:
+                # A full disk ends this node alone: the others wait for it, or go on without it.
+                self.close(group.FAILED)
+            self._end(step)
+        if step.cause is Cause.LOST_PEER:
+            self._blamed_peer = node.ends
         else:
-            node.on_restart(verdict.cause, ends)
+            node.on_restart(step.cause, node.ends)
+
+    def _end(self, end: Ending) -> NoReturn:
+        self._node.ending = end
+        raise RendezvousClosedError
 
     def _tell_losses(self) -> bool:
         """Reports nodes that were lost since the last call; returns whether there were any."""
@@ -132,28 +123,6 @@ class NodeHandler(RosterHandler):
         if ends and self.membership:
             is_fault = self.membership.cause is group.Cause.FAULT
             self._node.on_restart(Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER, ends)
-
-    def _end(self, give_up: GiveUp) -> NoReturn:
-        if give_up.reason is Cause.DISK_FULL:
-            # Only this node ends: the others wait for it, or continue without it.
-            raise NodeEnding(give_up.reason, self._node.attempts.describe_disk(give_up.detail))
-        self.close(group.FAILED)
-        raise NodeEnding(give_up.reason, give_up.detail)
-
-    def _raise_verdict(self) -> None:
-        """Raises the reason for which another node, or the count of faults, ended the run."""
-        status, ends = self.status, self._node.ends
-        told = _REASON_OF_CLOSING.get(status.closed)
-        if told is Cause.COMPLETED:
-            raise NodeEnding(told, "the other nodes finished the run") from None
-        stranded = status.closed == group.STRANDED and status.cause is group.Cause.FAULT
-        if stranded and any(end.cause is not Cause.TERMINATED for end in ends):
-            raise NodeEnding(Cause.TRAINING_FAILED, describe(ends[0])) from None
-        if told is Cause.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:
-            told = Cause.TRAINING_FAILED
-        if told is not None:
-            detail = f"last: {describe(ends[0])}" if ends else "another node ended the run"
-            raise NodeEnding(told, detail) from None
 
     def num_nodes_waiting(self) -> int:
         self._admission.look()

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+from launcher.agent.endings import AttemptJudge
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
-from launcher.agent.engine.faults import FaultBook
 from launcher.agent.engine.gpu_memory import GpuGate, open_devices, open_gauges
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.vitals import read_hardware, tell_vitals
@@ -28,6 +28,7 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.node_outcome import NodeOutcome
 
 _FABRIC = "lightning.fabric"
@@ -64,16 +65,16 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)
-    book = FaultBook(
+    judge = AttemptJudge(
         max_restarts=task.node.max_restarts, same_failure_limit=settings.same_failure_limit
     )
     gate = GpuGate(open_devices(visible), settings.gpu_free_limit_s, clock)
-    node = Node(attempts, book, ledger, gate, clock)
+    node = Node(attempts, judge, ledger, gate, clock)
     node.token = token
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
     _start_health(settings, node, watchdog, clock, run_dir)
 
-    def run_once(planned: NodeTask) -> tuple[Cause, str]:
+    def run_once(planned: NodeTask) -> Ending:
         return torch_agent.run_elastic_agent(planned, node, archive, forks=forks)
 
     def begin_threads() -> None:
@@ -82,14 +83,15 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
 
     # Not before the first round: until then the store may be forked, which needs a single thread.
     node.on_first_round = begin_threads
-    reason, detail = rounds.run_rounds(task, node, clock, run_once)
+    ended = rounds.run_rounds(task, node, clock, run_once)
     watchdog.stop()
     node.tell_ends(attempts.end(regroups=True))
+    is_full = ended.cause is Cause.DISK_FULL
     return end(
-        reason=reason,
-        detail=detail,
+        reason=ended.cause,
+        detail=attempts.describe_disk(ended.detail) if is_full else ended.detail,
         attempts=attempts.count,
-        restarts=dict(book.restarts),
+        restarts=dict(judge.restarts),
         # ``ends`` begins with the causes.
         first=next(iter(node.ends), None),
         collateral=node.ends[1:],

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from launcher.agent import signals
 from launcher.agent.addresses import interface_of
 from launcher.agent.disk import is_full, says_full
+from launcher.agent.endings import Raised, judge_raised
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import NodeEnding, register_handler
+from launcher.agent.engine.rendezvous import register_handler
 from launcher.agent.engine.tee import Tee
+from launcher.agent.membership import group
 from launcher.agent.membership.group import FENCED_OUT
 from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.membership.process import ADMIT_LIMIT_S
@@ -33,6 +36,7 @@ from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.errors import name_signal
 from launcher.contract.node_plan import NodePlan, Static
 
@@ -45,9 +49,7 @@ _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _TORCHS_HANDLER = "_terminate_process_handler"
 
 
-def run_elastic_agent(
-    task: NodeTask, node: Node, archive: str, *, forks: bool
-) -> tuple[Cause, str]:
+def run_elastic_agent(task: NodeTask, node: Node, archive: str, *, forks: bool) -> Ending:
     """Blocks until the workers are done for good. Call from the main thread."""
     _quieten_torch()
     _keep_signals_from_torch()
@@ -59,16 +61,16 @@ def run_elastic_agent(
             elastic_launch(config, guard.enter_forked)(*command)
         else:
             elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
-        reason, detail = Cause.COMPLETED, ""
+        end = Ending(cause=Cause.COMPLETED)
     except BaseException as error:
-        reason, detail = _name_ending(error, node)
+        end = judge_error(error, node)
     finally:
         if tee:
             tee.close()
     roster = node.roster
-    if reason is Cause.COMPLETED and roster and roster.status.closed in ("", FENCED_OUT):
-        return reason, protocol.OTHERS_GO_ON
-    return reason, detail
+    if end.cause is Cause.COMPLETED and roster and roster.status.closed in ("", FENCED_OUT):
+        return replace(end, detail=protocol.OTHERS_GO_ON)
+    return end
 
 
 def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -> LaunchConfig:
@@ -119,48 +121,60 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
     }
 
 
-def _name_ending(error: BaseException, node: Node) -> tuple[Cause, str]:
-    """The reason and detail behind whatever torch's agent raises."""
-    roster = node.roster
-    match error:
-        case NodeEnding(reason=reason, detail=detail):
-            return reason, detail
-        case SignalException():
-            if node.attempts.have_succeeded():
-                # It was stopped while it waited for the others; its own work is done.
-                if roster:
-                    roster.finish()
-                    roster.leave()
-                return Cause.COMPLETED, ""
-            if roster:
-                # So that the others re-form at once.
-                roster.leave()
-            return Cause.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
-        case ChildFailedError():
-            node.ends = node.attempts.end()
-            if node.ends and node.ends[0].cause is Cause.DISK_FULL:
-                return Cause.DISK_FULL, node.attempts.describe_disk(node.ends[0].exception)
-            return Cause.TRAINING_FAILED, ""
-        case preload.ServerGoneError():
-            return Cause.AGENT_FAILED, str(error)
-        case GpuBusyError():
-            return Cause.GPU_BUSY, str(error)
-        case ReplacedError():
-            return Cause.RENDEZVOUS_CLOSED, str(error)
-        case rdzv.RendezvousClosedError():
-            return Cause.RENDEZVOUS_CLOSED, "another node ended the run"
-        case rdzv.RendezvousTimeoutError():
-            return Cause.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
+_MEANING: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Cause], ...] = (
+    (SignalException, Cause.PREEMPTED),
+    (ChildFailedError, Cause.TRAINING_FAILED),
+    (preload.ServerGoneError, Cause.AGENT_FAILED),
+    (GpuBusyError, Cause.GPU_BUSY),
+    (rdzv.RendezvousClosedError, Cause.RENDEZVOUS_CLOSED),
+    (rdzv.RendezvousTimeoutError, Cause.RENDEZVOUS_UNREACHABLE),
+    (_STORE_ERRORS, Cause.STORE_LOST),
+)
+"""What each error means by itself; any other one is the agent's own."""
+
+
+def judge_error(error: BaseException, node: Node) -> Ending:
+    """Why the node ends, from whatever torch's agent raises; tells the group that it goes."""
+    if node.ending is not None:
+        return node.ending
+    roster, succeeded = node.roster, node.attempts.have_succeeded()
+    if isinstance(error, SignalException) and roster:
+        if succeeded:
+            roster.finish()
+        # So that the others re-form at once.
+        roster.leave()
+    if isinstance(error, ChildFailedError):
+        node.ends = node.attempts.end()
+    cause = next((cause for kind, cause in _MEANING if isinstance(error, kind)), None)
+    if cause is Cause.RENDEZVOUS_CLOSED and not isinstance(error, ReplacedError):
+        status = roster.status if roster else group.GroupStatus()
+        by_fault = status.cause is group.Cause.FAULT
+        return node.judge.judge_closing(status.closed, node.ends, by_fault=by_fault)
     # The coordinator, which takes the generations, says it in words.
     is_state = isinstance(error, rdzv.RendezvousStateError)
-    if is_full(error) or (is_state and says_full(str(error))):
-        return Cause.DISK_FULL, node.attempts.describe_disk(str(error).partition("\n")[0])
-    if isinstance(error, _STORE_ERRORS):
-        lost = node.had_rendezvous or node.reached_store
-        first_line = str(error).partition("\n")[0]
-        return Cause.STORE_LOST if lost else Cause.RENDEZVOUS_UNREACHABLE, first_line
-    traceback.print_exception(error)
-    return Cause.AGENT_FAILED, f"{type(error).__name__}: {error}"
+    full = is_full(error) or (is_state and says_full(str(error)))
+    if cause is None and not full:
+        traceback.print_exception(error)
+    raised = Raised(
+        cause=cause or Cause.AGENT_FAILED,
+        said=_say(error) if cause or full else f"{type(error).__name__}: {error}",
+        says_full=full,
+        had_group=node.had_rendezvous or node.reached_store,
+        succeeded=succeeded,
+        first=next(iter(node.ends), None) if cause is Cause.TRAINING_FAILED else None,
+    )
+    return judge_raised(raised)
+
+
+def _say(error: BaseException) -> str:
+    match error:
+        case SignalException():
+            return f"the agent got {name_signal(error.sigval)}"
+        case ChildFailedError():
+            return ""
+        case rdzv.RendezvousTimeoutError():
+            return "too few nodes came in time"
+    return str(error).partition("\n")[0]
 
 
 def _quieten_torch() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from launcher.agent import disk, processes, signals, streams
 from launcher.agent.atomic_write import write_atomically
+from launcher.agent.endings import judge_node
 from launcher.agent.heartbeat import WorkerBeat, read_heartbeat
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node import outcome as outcomes
@@ -35,9 +36,9 @@ from launcher.agent.stopping import (
 from launcher.agent.worker_exit import read_oom_kills
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
-from launcher.contract.causes import Cause, cause_of_exit_code
+from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, InputError, name_ending
+from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.hold import RENEW
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.node_outcome import NodeOutcome
@@ -168,20 +169,8 @@ class Supervisor:
             say(f"{RENEW}: torch is imported anew")
             return self._run_agent()
         is_oom = is_out_of_memory([code], oom_killed=read_oom_kills() > oom_kills)
-        return self._judge(code, told, is_oom=is_oom)
-
-    def _judge(self, code: int, told: NodeOutcome | None, *, is_oom: bool) -> NodeOutcome:
-        """The node's outcome once the agent has ended; every ending has a reason."""
-        if self._stop and (told is None or told.reason is not Cause.COMPLETED):
-            return replace(told or self._outcome, reason=self._stop.reason, detail="")
-        if told is not None:
-            return told
-        if is_oom:
-            reason, detail = Cause.OUT_OF_MEMORY, "the agent itself ran out of memory"
-        else:
-            reason = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
-            detail = f"the agent ended with {name_ending(code)} and without a report"
-        return replace(self._outcome, reason=reason, detail=detail)
+        stop = self._stop.reason if self._stop else None
+        return judge_node(told, self._outcome, code, stop, is_oom=is_oom)
 
     def _fork_agent(self, file: int) -> int:
         supervisor_pid = os.getpid()

@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.agent import processes, signals
+from launcher.agent import disk, processes, signals
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.membership.settings import IDENTICAL
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
-from launcher.agent.worker_exit import judge_exit, own_code, read_oom_kills, write_end
+from launcher.agent.worker_exit import own_code, read_failed_at, read_oom_kills, write_exit
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
 from launcher.contract.look import CRASH, CRASHED_STACKS
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.worker_end import WorkerExit
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""
@@ -206,31 +205,26 @@ def _read_place(environ: Mapping[str, str]) -> _Place:
 
 
 def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
-    beat = read_heartbeat(place.heartbeat)
-    end = WorkerEnd(
+    beat, now = read_heartbeat(place.heartbeat), time.time()
+    seen = WorkerExit(
         attempt=place.attempt,
         rank=place.rank,
         local_rank=place.local_rank,
         exit_code=code,
-        failed_at=time.time(),
-        cause=Cause.COMPLETED,
-        exception="",
-        log="",
-        steps=beat.steps if beat else 0,
-    )
-    judged = judge_exit(
-        place.folder,
-        end,
+        failed_at=read_failed_at(place.folder, otherwise=now),
         was_asked=watch.was_asked,
         had_failed=watch.had_failed,
-        kills_before=watch.kills_before,
+        own_code=own_code(place.folder),
+        oom_killed=read_oom_kills() > watch.kills_before,
+        has_room=code == 0 or disk.has_room(place.folder),
+        steps=beat.steps if beat else 0,
     )
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
         if crash := start.stacks_file(place.heartbeat).read_text().partition(CRASH)[2]:
             (place.folder / CRASHED_STACKS).write_text(crash)
     with contextlib.suppress(OSError):
-        write_end(place.folder, judged)
+        write_exit(place.folder, seen)
 
 
 def _end_like(code: int) -> NoReturn:

@@ -85,7 +85,9 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "nobody spoke": (failed(failure=report()), {}),
     "many fell": (failed(failure=report(BOOM, *(rank(n, PEER) for n in range(4, 13)))), {}),
-    "left early": (failed(failure=report(replace(BOOM, cause=Cause.EXITED_EARLY), rank(0, PEER))), {}),
+    "left early": (
+        failed(failure=report(replace(BOOM, cause=Cause.EXITED_EARLY), rank(0, PEER))), {},
+    ),
     "a node was lost, and its peers missed it": (
         LOST | {"failure": report(rank(0, PEER, host="a", clock_offset_s=2.26),
                                   rank(1, PEER, host="b", clock_offset_s=-1.5),

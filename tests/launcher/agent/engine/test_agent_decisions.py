@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
+from launcher.agent.endings import Again, AttemptJudge, may_meet_again
 from launcher.agent.engine import preload
-from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
 from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.rendezvous import Admission
-from launcher.agent.engine.rounds import may_go_on, run_rounds
+from launcher.agent.engine.rounds import run_rounds
 from launcher.agent.engine.run import plan_preload, refuse_torch
-from launcher.agent.engine.torch_agent import _name_ending
+from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.membership.candidates import plan_candidate
@@ -31,14 +31,15 @@ from launcher.agent.membership.group import GroupStatus
 from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop, StopFiles
-from launcher.agent.worker_exit import judge_exit, read_ends, write_end
+from launcher.agent.worker_exit import read_ends, write_exit
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.contract.causes import Cause, cause_of_exit_code
 from launcher.contract.clock import SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, Static
-from launcher.contract.worker_end import is_out_of_memory, name_cause, sort_ends
+from launcher.contract.worker_end import WorkerExit, is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end
@@ -56,8 +57,8 @@ STORES = (
 )
 
 
-def book(**values: Any) -> FaultBook:
-    return FaultBook(**{"max_restarts": 100, "same_failure_limit": 3, **values})
+def book(**values: Any) -> AttemptJudge:
+    return AttemptJudge(**{"max_restarts": 100, "same_failure_limit": 3, **values})
 
 
 # -- faults ------------------------------------------------------------------------------------
@@ -79,20 +80,22 @@ def book(**values: Any) -> FaultBook:
 def test_a_restart_has_a_cause_and_only_worker_faults_count(ends, cause, counts):
     regroups = cause == "membership"
     one = book()
-    assert one.judge(ends, 0, regroups=regroups) == RestartWorkers(cause=cause)
+    assert one.judge(ends, 0, regroups=regroups) == Again(cause=cause)
     assert one.faults == int(counts)
 
 
 def test_bad_input_ends_the_run_at_once():
-    verdict = book().judge((end(exit_code=2),), 0)
-    assert isinstance(verdict, GiveUp)
-    assert verdict.reason is Cause.BAD_INPUT
+    verdict = book().judge((end(exit_code=2),), 0, regroups=False)
+    assert isinstance(verdict, Ending)
+    assert verdict.cause is Cause.BAD_INPUT
 
 
 def test_equal_failures_at_the_same_step_end_the_run_at_the_limit():
     one = book()
-    verdicts = [one.judge((end(exception="ValueError"),), steps) for steps in (100, 104, 99)]
-    assert [type(verdict) for verdict in verdicts] == [RestartWorkers, RestartWorkers, GiveUp]
+    verdicts = [
+        one.judge((end(exception="ValueError"),), steps, regroups=False) for steps in (100, 104, 99)
+    ]
+    assert [type(verdict) for verdict in verdicts] == [Again, Again, Ending]
 
 
 @pytest.mark.parametrize(
@@ -107,14 +110,14 @@ def test_progress_or_another_failure_begins_the_count_anew(others):
     one = book()
     first = (end(exception="ValueError"), 100)
     for failure, steps in [first, first, *others, first, first]:
-        assert isinstance(one.judge((failure,), steps), RestartWorkers)
+        assert isinstance(one.judge((failure,), steps, regroups=False), Again)
 
 
 def test_losing_peers_for_ever_without_a_step_ends_the_run_too():
     one = book()
     ends = (end(exception="Connection reset by peer"),)
-    verdicts = [one.judge(ends, 0) for _ in range(9)]
-    assert [type(verdict) for verdict in verdicts] == [RestartWorkers] * 8 + [GiveUp]
+    verdicts = [one.judge(ends, 0, regroups=False) for _ in range(9)]
+    assert [type(verdict) for verdict in verdicts] == [Again] * 8 + [Ending]
 
 
 @pytest.mark.parametrize(
@@ -128,10 +131,10 @@ def test_losing_peers_for_ever_without_a_step_ends_the_run_too():
 def test_one_fault_more_than_allowed_ends_the_run(max_restarts, cause, reason):
     one = book(max_restarts=max_restarts)
     for _ in range(max_restarts):
-        assert isinstance(one.judge((end(cause=cause),), 0), RestartWorkers)
-    verdict = one.judge((end(cause=cause),), 0)
-    assert isinstance(verdict, GiveUp)
-    assert verdict.reason is reason
+        assert isinstance(one.judge((end(cause=cause),), 0, regroups=False), Again)
+    verdict = one.judge((end(cause=cause),), 0, regroups=False)
+    assert isinstance(verdict, Ending)
+    assert verdict.cause is reason
 
 
 @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ def test_another_store_is_tried_where_that_may_help_but_not_too_often(
     reason, stores, losses_at, fenced, goes_on
 ):
     task = NodeTask(node=NODE, settings=AgentSettings(stores=stores))
-    assert may_go_on(task, reason, losses_at, fenced=fenced) is goes_on
+    assert may_meet_again(task, reason, losses_at, fenced=fenced) is goes_on
 
 
 # -- watchdog ----------------------------------------------------------------------------------
@@ -475,9 +478,10 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
     folder = tmp_path / protocol.RANK_FOLDER.format(rank=1)
     folder.mkdir()
     (folder / protocol.STDERR_FILE).write_text(said + frames)
-    aborted = end(rank=1, exit_code=-6, failed_at=1.0)
-    judged = judge_exit(folder, aborted, was_asked=False, had_failed=False, kills_before=0)
-    write_end(folder, judged)
+    aborted = WorkerExit(
+        attempt=0, rank=1, local_rank=1, exit_code=-6, failed_at=1.0, was_asked=False
+    )
+    write_exit(folder, aborted)
     (found,) = read_ends(tmp_path, tmp_path)
     assert found.exception.startswith("c10::DistBackendError: [PG ID 0")
     assert found.is_collateral
@@ -502,21 +506,23 @@ def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_
 
 
 def test_a_node_that_was_replaced_tries_no_other_store():
-    node: Any = SimpleNamespace(roster=None)
-    reason, detail = _name_ending(ReplacedError("another node came with node_index 1"), node)
-    assert detail == "another node came with node_index 1"
+    attempts = SimpleNamespace(have_succeeded=bool)
+    facts = {"had_rendezvous": True, "reached_store": True, "ends": ()}
+    node: Any = SimpleNamespace(roster=None, ending=None, attempts=attempts, **facts)
+    told = judge_error(ReplacedError("another node came with node_index 1"), node)
+    assert told.detail == "another node came with node_index 1"
     task = NodeTask(node=NODE, settings=replace(AgentSettings(), stores=STORES))
-    assert not may_go_on(task, reason, [0.0], fenced=False)
+    assert not may_meet_again(task, told.cause, [0.0], fenced=False)
 
 
 def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
     handed = signal.getsignal(signal.SIGTERM)
     losses = []
 
-    def lose_store(_: NodeTask) -> tuple[Cause, str]:
+    def lose_store(_: NodeTask) -> Ending:
         # As torch does when it starts workers; its handler stays when they have ended.
         signal.signal(signal.SIGTERM, multiprocessing_api._terminate_process_handler)
-        return Cause.STORE_LOST, "gone"
+        return Ending(cause=Cause.STORE_LOST, detail="gone")
 
     def on_store_lost(*told: object) -> None:
         losses.append(told)
@@ -530,5 +536,5 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         ended = run_rounds(task, node, SystemClock(), lose_store)  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGTERM, handed)
-    assert ended == (Cause.PREEMPTED, "the agent got SIGTERM (15)")
+    assert ended == Ending(cause=Cause.PREEMPTED, detail="the agent got SIGTERM (15)")
     assert len(losses) == 1

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.agent.heartbeat import create_heartbeat
 from launcher.agent.worker import guard
+from launcher.agent.worker_exit import read_end
 from launcher.contract import protocol
+from launcher.contract.worker_end import WorkerEnd
 from tests.waiting import wait_until
 
 ENDINGS = {
@@ -108,8 +109,9 @@ class Guarded:
         )
         return done.returncode, done.stdout, done.stderr
 
-    def exit_record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.rank_dir / protocol.EXIT_FILE).read_text())
+    def end(self) -> WorkerEnd:
+        found = read_end(self.rank_dir / protocol.EXIT_FILE, self.rank_dir)
+        assert found is not None
         return found
 
 
@@ -123,7 +125,7 @@ def test_a_guarded_script_ends_and_speaks_as_under_the_interpreter(guarded, endi
     (guarded.folder / "script.py").write_text(ENDINGS[ending])
     plain = guarded.run_plain("script.py")
     assert guarded.run("script.py") == plain
-    assert guarded.exit_record()["exit_code"] == plain[0]
+    assert guarded.end().exit_code == plain[0]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_sigterm_without_a_stop_request_does_not_wait_for_a_slow_handler(guarded
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (-signal.SIGKILL, b"flag set\n")
-    assert guarded.exit_record()["cause"] == "terminated"
+    assert guarded.end().cause == "terminated"
 
 
 def test_a_script_that_had_ended_by_itself_before_it_was_asked_is_told_by_its_own_code(guarded):
@@ -258,8 +260,8 @@ def test_a_script_that_had_ended_by_itself_before_it_was_asked_is_told_by_its_ow
     wait_until(lambda: ended.exists() and ended.read_text())
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    record = guarded.exit_record()
-    assert (record["exit_code"], record["cause"]) == (3, "script-error")
+    end = guarded.end()
+    assert (end.exit_code, end.cause) == (3, "script-error")
     assert not ended.exists()
 
 

@@ -1,0 +1,238 @@
+"""Why a worker ended, and why its node ends or starts its workers again. Pure.
+
+Nothing else in a node judges: guards, the agent, the seam to torch and the supervisor bring facts.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from launcher.agent.disk import says_full
+from launcher.contract.agent_settings import NodeTask
+from launcher.contract.causes import Cause, cause_of_exit_code
+from launcher.contract.ending import Ending
+from launcher.contract.errors import ExitCode, name_ending
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.node_plan import Static
+from launcher.contract.worker_end import (
+    WorkerEnd,
+    WorkerExit,
+    describe,
+    is_out_of_memory,
+    is_own_failure,
+    name_cause,
+    sort_ends,
+)
+
+MOST_LOSSES = 3
+LOSSES_WITHIN_S = 900.0
+"""If more than ``MOST_LOSSES`` coordinators are lost within this time, no other one is tried."""
+TELLS_NOT_WHY = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")
+
+
+# -- a worker ------------------------------------------------------------------------------------
+
+
+def judge_worker(seen: WorkerExit, exception: str) -> WorkerEnd:
+    """How a worker ended, from what its guard saw and the telling line that it left."""
+    code = seen.own_code if seen.had_failed and not exception else 0
+    exit_code = code or seen.exit_code
+    # It had failed by itself, and was still ending when the agent ended all workers.
+    failed_first = seen.had_failed and (code != 0 or is_own_failure(exception))
+    is_silent = exit_code != 0 and not exception
+    cause = name_cause(
+        exit_code,
+        terminated=seen.was_asked and not failed_first,
+        out_of_memory=is_out_of_memory([exit_code], oom_killed=seen.oom_killed),
+        disk_full=says_full(exception) or (is_silent and not seen.has_room),
+    )
+    return WorkerEnd(
+        attempt=seen.attempt,
+        rank=seen.rank,
+        local_rank=seen.local_rank,
+        exit_code=exit_code,
+        failed_at=seen.failed_at,
+        cause=cause,
+        exception=exception,
+        log="",
+        steps=seen.steps,
+    )
+
+
+# -- an attempt ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """The workers start again."""
+
+    cause: Cause
+
+
+class AttemptJudge:
+    """Remembers how attempts ended and judges the next step.
+
+    The run ends after ``same_failure_limit`` equal failures in a row without progress, or once this
+    node's workers have more faults than the user's ``max_restarts``. The coordinator counts the
+    faults of all nodes.
+    """
+
+    def __init__(self, *, max_restarts: int, same_failure_limit: int) -> None:
+        self.restarts: Counter[str] = Counter()
+        self.max_restarts = max_restarts
+        self.faults = 0
+        """Faults of this node's workers."""
+        self._same_failure_limit = same_failure_limit
+        self._last: tuple[tuple[object, ...], int] = (), 0
+        """The last failure, by what makes two of them equal, and the steps of its attempt."""
+        self._same = 0
+
+    def judge(self, ends: Sequence[WorkerEnd], steps: int, *, regroups: bool) -> Again | Ending:
+        """What follows an attempt of ``steps`` optimizer steps that ended so.
+
+        ``regroups``: the agent itself ended the workers, because the group changed.
+        """
+        causes = [end for end in sort_ends(ends) if not end.is_collateral]
+        if regroups and all(end.cause is Cause.TERMINATED for end in ends):
+            return Again(cause=Cause.MEMBERSHIP)
+        if causes and all(end.has_left for end in causes):
+            return Again(cause=Cause.PREEMPTED)
+        first = causes[0] if causes else None
+        if first and first.exit_code == ExitCode.BAD_INPUT:
+            return Ending(cause=Cause.BAD_INPUT, detail=describe(first))
+        if first and first.cause is Cause.DISK_FULL:
+            return Ending(cause=Cause.DISK_FULL, detail=describe(first))
+        if end := self._judge_progress(first, steps):
+            return end
+        if first is None:
+            # All workers blame a peer. Whether a node left is known once the group has re-formed.
+            return Again(cause=Cause.LOST_PEER)
+        self.faults += 1
+        if self.faults > self.max_restarts:
+            return self._give_up(first)
+        return Again(cause=Cause.HANG if first.cause is Cause.HANG else Cause.WORKER_FAULT)
+
+    def judge_closing(self, closed: str, ends: Sequence[WorkerEnd], *, by_fault: bool) -> Ending:
+        """Why this node ends once the group is ``closed``, as the coordinator said.
+
+        ``ends`` are those of this node's last attempt; ``by_fault``: a worker's failure came first.
+        """
+        if closed == "finished":
+            return Ending(cause=Cause.COMPLETED, detail="the other nodes finished the run")
+        last = describe(ends[0]) if ends else ""
+        has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
+        if closed == "stranded" and by_fault and has_failed:
+            return Ending(cause=Cause.TRAINING_FAILED, detail=last)
+        if closed not in ("failed", Cause.RESTARTS_EXHAUSTED):
+            return TELLS_NOT_WHY
+        used_up = closed == Cause.RESTARTS_EXHAUSTED and self.max_restarts > 0
+        cause = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
+        return Ending(cause=cause, detail=f"last: {last}" if last else TELLS_NOT_WHY.detail)
+
+    def _give_up(self, last: WorkerEnd) -> Ending:
+        detail = describe(last)
+        if last.cause is Cause.OUT_OF_MEMORY:
+            return Ending(cause=Cause.OUT_OF_MEMORY, detail=detail)
+        if self.max_restarts == 0:
+            return Ending(cause=Cause.TRAINING_FAILED, detail=detail)
+        used = f"all {self.max_restarts} restarts are used up; last: {detail}"
+        return Ending(cause=Cause.RESTARTS_EXHAUSTED, detail=used)
+
+    def _judge_progress(self, first: WorkerEnd | None, steps: int) -> Ending | None:
+        signature = (first.cause, first.exit_code, first.exception) if first else (Cause.LOST_PEER,)
+        last, last_steps = self._last
+        # The same failure comes after about the same number of steps.
+        is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10
+        self._same = self._same + 1 if last == signature and is_near else 1
+        self._last = signature, steps
+        # Lost peers without progress are tolerated three times more often than own failures.
+        limit = self._same_failure_limit * (1 if first else 3)
+        if self._same < limit or limit <= 0:
+            return None
+        what = describe(first) if first else "other nodes went away"
+        return Ending(
+            cause=Cause.RESTARTS_EXHAUSTED,
+            detail=f"the same failure {self._same} times without progress: {what}",
+        )
+
+
+# -- the agent -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """What ended torch's agent, and what was known then.
+
+    ``cause`` is what such an error means by itself. ``says_full``: it says that a disk is full;
+    ``had_group``: this node has been in a group, or has reached its coordinator; ``succeeded``: all
+    workers have ended well; ``first`` is the first worker that failed.
+    """
+
+    cause: Cause
+    said: str
+    says_full: bool = False
+    had_group: bool = False
+    succeeded: bool = False
+    first: WorkerEnd | None = None
+
+
+def judge_raised(raised: Raised) -> Ending:
+    """Why the node ends by what torch's agent raised."""
+    if raised.cause is Cause.PREEMPTED and raised.succeeded:
+        # It was stopped while it waited for the others; its own work is done.
+        return Ending(cause=Cause.COMPLETED)
+    if raised.first and raised.first.cause is Cause.DISK_FULL:
+        return Ending(cause=Cause.DISK_FULL, detail=raised.first.exception)
+    if raised.says_full:
+        return Ending(cause=Cause.DISK_FULL, detail=raised.said)
+    if raised.cause is Cause.STORE_LOST and not raised.had_group:
+        return Ending(cause=Cause.RENDEZVOUS_UNREACHABLE, detail=raised.said)
+    return Ending(cause=raised.cause, detail=raised.said)
+
+
+def may_meet_again(
+    task: NodeTask, cause: Cause, losses_at: Sequence[float], *, fenced: bool
+) -> bool:
+    """Whether another coordinator may be tried after losses at these times, the present one last.
+
+    ``fenced``: the job goes on around another one. Only the losses of the last
+    ``LOSSES_WITHIN_S`` count: a run of many days may have many.
+    """
+    recent = [at for at in losses_at if losses_at[-1] - at <= LOSSES_WITHIN_S]
+    is_static = isinstance(task.node.rendezvous, Static)
+    if is_static or cause is Cause.PREEMPTED or len(recent) > MOST_LOSSES:
+        return False
+    if cause is Cause.STORE_LOST:
+        return True
+    if task.settings.meet_dir:
+        # Any node serves where none answers, so only other nodes can be missing.
+        return fenced
+    has_others = len(task.settings.stores) > 1
+    return has_others and (fenced or cause is Cause.RENDEZVOUS_UNREACHABLE)
+
+
+# -- the node ------------------------------------------------------------------------------------
+
+
+def judge_node(
+    told: NodeOutcome | None, silent: NodeOutcome, code: int, stop: Cause | None, *, is_oom: bool
+) -> NodeOutcome:
+    """The node's outcome once its agent has ended with ``code``, negative for a signal.
+
+    ``told`` is what the agent said; without it, ``silent`` gets a cause. ``stop`` is why the node
+    was asked to end. ``is_oom``: the kernel has killed the agent for memory.
+    """
+    if stop and (told is None or told.reason is not Cause.COMPLETED):
+        return replace(told or silent, reason=stop, detail="")
+    if told is not None:
+        return told
+    if is_oom:
+        return replace(
+            silent, reason=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
+        )
+    reason = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
+    detail = f"the agent ended with {name_ending(code)} and without a report"
+    return replace(silent, reason=reason, detail=detail)
