@@ -11,6 +11,7 @@ from launcher.api.choose_target import open_target
 from launcher.contract import protocol, typed
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.process_stat import is_stopped
 from launcher.contract.states import RunState
@@ -66,7 +67,7 @@ def stop_run(
         target.stop(run.run_id, grace_s)
     outcome = read_outcome_now(run, plan)
     if outcome is None:
-        outcome = write_outcome(run, plan, Outcome(reason=Cause.STOP_REQUESTED), clock.wall())
+        outcome = write_outcome(run, plan, Ending(cause=Cause.STOP_REQUESTED), clock.wall())
     left = _describe(kept, outcome) if kept else "nothing of it runs any more"
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)

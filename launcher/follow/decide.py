@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.errors import ExitCode, name_exit_code
+from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
+from launcher.contract.errors import ExitCode
 from launcher.contract.node_plan import Elastic
 from launcher.contract.states import NodeState
+from launcher.follow.endings import (
+    describe,
+    describe_agent,
+    is_lost,
+    is_permanent,
+    judge_agent,
+    judge_torchrun,
+)
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.outcome import Outcome
 
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
@@ -48,7 +56,7 @@ class Restart:
     left: int
 
 
-Action = Wait | Replace | Restart | Outcome
+Action = Wait | Replace | Restart | Ending
 
 
 def decide_action(
@@ -74,7 +82,7 @@ def decide_action(
         return Wait()
     if not bad:
         if len(ended) == len(observation.nodes):
-            return Outcome(reason=Cause.COMPLETED)
+            return Ending(cause=Cause.COMPLETED)
         return _decide_left_over(plan, observation) if late else Wait()
     if _uses_roster(plan):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
@@ -88,11 +96,6 @@ def decide_action(
 def pause_before_replacing_s(replaced: int) -> float:
     """How long after its last start a node may start again, after ``replaced`` replacements."""
     return min(LONGEST_PAUSE_S, 2.0 ** (replaced - 1)) if replaced else 0.0
-
-
-def is_lost(node: NodeObservation) -> bool:
-    """Whether a node was taken from outside: killed by a signal, or gone without a word."""
-    return node.state is NodeState.MISSING or (node.exit_code or 0) > 128
 
 
 def _nobody_works(
@@ -139,15 +142,7 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     launcher_restarts = bool(lost) or not isinstance(plan.nodes[0].rendezvous, Elastic)
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
-    if worst.out_of_memory:
-        return Outcome(reason=Cause.OUT_OF_MEMORY, detail=describe(worst))
-    if lost:
-        reason = _reason_of(worst) if plan.agent is not None else Cause.NODE_LOST
-        return Outcome(reason=reason, detail=describe(worst))
-    used_up = plan.max_restarts > 0
-    reason = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
-    # The report names the rank, which says more than a node's exit code.
-    return Outcome(reason=reason, detail=worst.detail)
+    return judge_torchrun(plan, worst)
 
 
 # -- nodes under the agent: exit codes are those of ``contract.causes`` ------------------------
@@ -164,8 +159,8 @@ def _decide_agents(
     """At least one node has failed. The agents apply ``max_restarts`` themselves."""
     live = [node for node in observation.nodes if node.is_alive]
     bad = [node for node in observation.nodes if not node.is_alive and node.exit_code != 0]
-    if permanent := [node for node in bad if _is_permanent(node)]:
-        return Wait() if live and since_exit_s < FALL_S else _give_up(permanent[0])
+    if permanent := [node for node in bad if is_permanent(node)]:
+        return Wait() if live and since_exit_s < FALL_S else judge_agent(permanent[0])
     finished = len(observation.nodes) - len(live) - len(bad)
     closed = [node for node in bad if node.exit_code == ExitCode.RENDEZVOUS_CLOSED]
     lost = [node for node in bad if node not in closed]
@@ -174,7 +169,7 @@ def _decide_agents(
     if finished:
         # A newcomer that the roster refused because all had finished has ended well too.
         if not bad or finished >= plan.nodes[0].min_nodes:
-            return Outcome(reason=Cause.COMPLETED)
+            return Ending(cause=Cause.COMPLETED)
         return _restart_all(plan, bad)
     if not live:
         return _restart_all(plan, lost or closed)
@@ -187,11 +182,11 @@ def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
     """A node has finished, and the living nodes have no work: they are frozen or came too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
-        return Outcome(reason=Cause.COMPLETED)
+        return Ending(cause=Cause.COMPLETED)
     if _uses_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
         return _restart_all(plan, sorted(away, key=lambda node: not node.is_alive))
-    return Outcome(reason=Cause.COMPLETED) if plan.is_elastic else Wait()
+    return Ending(cause=Cause.COMPLETED) if plan.is_elastic else Wait()
 
 
 def _decide_lost(
@@ -203,13 +198,13 @@ def _decide_lost(
             return Replace(node_index=node.node_index, why=describe_agent(node))
     if live >= plan.nodes[0].min_nodes or since_exit_s < FALL_S:
         return Wait()
-    return _give_up(away[0])
+    return judge_agent(away[0])
 
 
 def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
     worst = min(away, key=lambda node: _replacements_left(plan, node))
     left = _replacements_left(plan, worst)
-    return Restart(why=describe_agent(worst), left=left) if left > 0 else _give_up(worst)
+    return Restart(why=describe_agent(worst), left=left) if left > 0 else judge_agent(worst)
 
 
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
@@ -222,45 +217,6 @@ def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
         return 0
     limit = min(plan.max_restarts, MAX_REPLACEMENTS) if node.out_of_memory else MAX_REPLACEMENTS
     return limit - plan.nodes[node.node_index].incarnation
-
-
-def _give_up(node: NodeObservation) -> Outcome:
-    # The node's own report names rank and cause, which says more than its exit code.
-    detail = node.detail if _is_permanent(node) and not node.out_of_memory else describe_agent(node)
-    return Outcome(reason=_reason_of(node), detail=detail)
-
-
-def _reason_of(node: NodeObservation) -> Cause:
-    """What the end of an agent means for its run, from what its target reports."""
-    if node.out_of_memory:
-        return Cause.OUT_OF_MEMORY
-    code = node.exit_code or 0
-    # An agent chooses codes of ``ExitCode`` itself; a signal's code does not say why.
-    is_own = code >= ExitCode.RENDEZVOUS_UNREACHABLE and code in set(ExitCode)
-    is_told = is_own or _is_permanent(node)
-    return cause_of_exit_code(code) if is_told else Cause.NODE_LOST
-
-
-def _is_permanent(node: NodeObservation) -> bool:
-    return 0 < (node.exit_code or 0) < RETRY_FROM
-
-
-def describe_agent(node: NodeObservation) -> str:
-    """One agent's ending in words, with the meaning of its exit code."""
-    told, code = describe(node), node.exit_code or 0
-    is_told = node.state is NodeState.MISSING or node.out_of_memory or node.detail
-    return told if is_told or code < RETRY_FROM else f"{told} ({cause_of_exit_code(code).value})"
-
-
-def describe(node: NodeObservation) -> str:
-    """One node's ending in words."""
-    if node.is_alive:
-        return f"node {node.node_index} still lives though the run is over: it may be frozen"
-    if node.state is NodeState.MISSING:
-        return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
-    why = "out of memory" if node.out_of_memory else node.detail
-    told = f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}"
-    return f"{told} ({why})" if why else told
 
 
 def _is_store_host(plan: LaunchPlan, node_index: int) -> bool:

@@ -14,9 +14,11 @@ from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
 from launcher.contract.states import RunState
 from launcher.follow.console import Console, prefix_of
+from launcher.follow.endings import judge_run
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.requests import (
     count_nodes,
@@ -26,14 +28,12 @@ from launcher.follow.requests import (
 )
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
-from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
 from launcher.runs.outcome import Outcome
-from launcher.runs.reason import decide_reason
 
 POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
@@ -118,7 +118,7 @@ class Follower:
         try:
             if self.stop_reason is not None:
                 # Before the submission nothing is there to be ended.
-                return self._record_as(Outcome(reason=self.stop_reason))
+                return self._record_as(Ending(cause=self.stop_reason))
             try:
                 self._target.submit(self._driver.plan)
             finally:
@@ -130,7 +130,7 @@ class Follower:
             # The engine died, or Ctrl-C came again, or so: leave no node, record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
             if is_over and isinstance(error, OSError) and not self._run.is_there():
-                return self._record_as(Outcome(reason=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED))
+                return self._record_as(Ending(cause=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED))
             if is_over and self._outcome is None:
                 self._record(error)
             if isinstance(error, OSError) and disk.is_full(error):
@@ -147,13 +147,13 @@ class Follower:
         kinds = (reason for kind, reason in reasons.items() if isinstance(error, kind))
         reason = Cause.DISK_FULL if disk.is_full(error) else next(kinds, Cause.LAUNCHER_LOST)
         said = error.what if isinstance(error, LauncherError) else str(error)
-        self._record_as(Outcome(reason=reason, detail=said.partition("\n")[0]))
+        self._record_as(Ending(cause=reason, detail=said.partition("\n")[0]))
 
-    def _record_as(self, end: Outcome) -> Outcome:
+    def _record_as(self, end: Ending) -> Outcome:
         plan = self._target.as_run(self._driver.plan)
         return write_outcome(self._run, plan, end, self._clock.wall())
 
-    def _loop(self) -> Outcome:
+    def _loop(self) -> Ending:
         while True:
             try:
                 if (end := self._turn()) is not None:
@@ -163,7 +163,7 @@ class Follower:
                 self._bear(error)
             self._clock.sleep(self._poll_s)
 
-    def _turn(self) -> Outcome | None:
+    def _turn(self) -> Ending | None:
         # Act on a signal even if the run's folder cannot be read.
         if self.stop_reason is None:
             self._show_new()
@@ -173,7 +173,7 @@ class Follower:
             grace_s = self._driver.plan.stop_grace_s
             self._console.is_ending = True
             self._console.note(f"stopping ({reason}), at most {grace_s} s{self._at_once}")
-            return Outcome(reason=reason)
+            return Ending(cause=reason)
         if (nodes := take_scale_request(self._run)) is not None:
             self._scale(nodes)
         return self._driver.turn()
@@ -196,7 +196,7 @@ class Follower:
         if now == self._failing_since:
             self._console.note(f"{error}; waiting for it, at most {STORAGE_LIMIT_S:g} s")
 
-    def _finish(self, end: Outcome) -> Outcome:
+    def _finish(self, end: Ending) -> Outcome:
         try:
             with self._showing(asked=self.stop_reason is not None):
                 self._driver.end(end, asked=self.stop_reason is not None)
@@ -276,25 +276,21 @@ class Follower:
         return worker.rank_on(sorted(live).index(node_index), plan.nodes[0].nproc_per_node)
 
 
-def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -> Outcome:
+def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
-    has_failed = seen.reason.state is RunState.FAILED
+    has_failed = seen.cause.state is RunState.FAILED
     failure = read_report(run, plan) if has_failed else None
     nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
-    end = decide_reason(seen, nodes, failure.first if failure else None)
-    reason, detail = end.reason, plan.tell_outside(end.detail)
-    if plan.agent and reason is Cause.DISK_FULL and reason not in {node.reason for node in nodes}:
+    first, limit = failure.first if failure else None, plan.resources.memory_bytes
+    end = judge_run(seen, nodes, first, limit)
+    detail, told = plan.tell_outside(end.detail), {node.reason for node in nodes}
+    if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in told:
         # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
-    first, limit = failure.first if failure else None, plan.resources.memory_bytes
-    if limit and "out-of-memory" in (reason, first.cause if first else ""):
-        fix = f"--set resources.memory={render_bytes(2 * limit)}"
-        told = f"the limit is {render_bytes(limit)}; fix: {fix}"
-        detail = f"{told}; {detail}" if detail else told
-    finished_at = end.finished_at or now
+    finished_at = end.at or now
     started_again = sum(node.incarnation - plan.attempt for node in plan.nodes)
-    outcome = replace(
-        end,
+    outcome = Outcome(
+        reason=end.cause,
         detail=detail,
         run_id=run.run_id,
         job=plan.job_name,
@@ -352,6 +348,6 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         return None
     if (end := target.find_end(run, plan)) is None:
         return None
-    if end.reason is Cause.LAUNCHER_LOST and is_stop_requested(run):
-        end = Outcome(reason=Cause.STOP_REQUESTED)
+    if end.cause is Cause.LAUNCHER_LOST and is_stop_requested(run):
+        end = Ending(cause=Cause.STOP_REQUESTED)
     return write_outcome(run, target.as_run(plan), end, now)

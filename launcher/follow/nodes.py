@@ -10,6 +10,7 @@ from dataclasses import replace
 from launcher.contract import protocol, typed
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState, RunState
 from launcher.follow import decide
@@ -20,7 +21,6 @@ from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replac
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
 from launcher.runs.node_outcomes import read_outcomes_of
-from launcher.runs.outcome import Outcome
 
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
@@ -39,7 +39,7 @@ class FolderWatch:
         self._run, self._console, self._clock = run, console, clock
         self._lost_at: float | None = None
 
-    def look(self) -> Outcome | None:
+    def look(self) -> Ending | None:
         """The end of the run once its folder has been missing for ``FOLDER_LIMIT_S``."""
         if self._run.is_there():
             self._lost_at = None
@@ -49,7 +49,7 @@ class FolderWatch:
         if now - self._lost_at <= FOLDER_LIMIT_S:
             return None
         self._console.note(f"stopping: {self._run.path} was removed")
-        return Outcome(reason=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED)
+        return Ending(cause=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED)
 
 
 class NodeDriver:
@@ -79,13 +79,13 @@ class NodeDriver:
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
 
-    def turn(self) -> Outcome | None:
+    def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
         if (observation := self._observe()) is None:
             return None
         action = self._decide(observation)
-        if isinstance(action, Outcome):
+        if isinstance(action, Ending):
             return action
         if isinstance(action, decide.Replace):
             if self._may_start(action.node_index, action.why):
@@ -228,9 +228,9 @@ class NodeDriver:
         self._run.write_plan(plan, self._target.render(plan).shell())
         self.plan = plan
 
-    def end(self, why: Outcome, *, asked: bool) -> None:
+    def end(self, why: Ending, *, asked: bool) -> None:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
-        is_done = why.reason.state is RunState.SUCCEEDED
+        is_done = why.cause.state is RunState.SUCCEEDED
         self._stop(0 if is_done else self.plan.stop_grace_s)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
@@ -247,7 +247,7 @@ class NodeDriver:
             self._console.note(f"{error.what}; {once_more}")
 
 
-def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Outcome | None:
+def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Ending | None:
     """As ``Target.find_end``, from what the target still holds and what the nodes left behind."""
     if any(live.run_id == run.run_id and live.running_nodes for live in target.live_runs()):
         return None
@@ -261,16 +261,16 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Outcome | None
     return end
 
 
-def _judge(plan: LaunchPlan, observation: Observation) -> Outcome:
+def _judge(plan: LaunchPlan, observation: Observation) -> Ending:
     codes = [node.exit_code for node in observation.nodes]
     if all(code == 0 for code in codes):
-        return Outcome(reason=Cause.COMPLETED, detail=FOUND_LATER)
+        return Ending(cause=Cause.COMPLETED, detail=FOUND_LATER)
     lost = "its launcher died, and its processes with it"
     if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
         lost = "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
         action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
-        if isinstance(action, Outcome):
+        if isinstance(action, Ending):
             return replace(action, detail=FOUND_LATER)
         lost = FOUND_LATER
-    return Outcome(reason=Cause.LAUNCHER_LOST, detail=lost)
+    return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.states import NodeState
 from launcher.plan.launch_plan import LaunchPlan
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
-    from launcher.runs.outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Driver(Protocol):
     live: tuple[int, ...]
     """Indices of the nodes that are in the world now; empty if all planned nodes count."""
 
-    def turn(self) -> Outcome | None:
+    def turn(self) -> Ending | None:
         """Looks at the run and acts on what it finds; says how the run ended, if it has."""
         ...
 
@@ -113,7 +113,7 @@ class Driver(Protocol):
         """Changes the number of nodes to one that the plan allows. Raises ``LauncherError``."""
         ...
 
-    def end(self, why: Outcome, *, asked: bool) -> None:
+    def end(self, why: Ending, *, asked: bool) -> None:
         """Ends what is left and brings the last output. ``asked``: a stop was asked for.
 
         Raises ``TargetError`` if the run cannot be ended and goes on.
@@ -302,7 +302,7 @@ class Target(ABC):
 
     # -- a run that no launcher here follows ------------------------------------------------------
 
-    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
         """How the run ended, after removing what is left of it; None while it goes on."""
         from launcher.follow.nodes import find_end
 

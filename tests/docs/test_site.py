@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs.generate import render_all
-from docs.pages import GENERATED, MEANING
-from launcher.contract.causes import Cause
+from docs.pages import GENERATED
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -45,10 +44,6 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site):
 def test_what_is_made_from_the_sources_is_as_they_are():
     stale = [path for path, text in render_all().items() if path.read_text("utf-8") != text]
     assert stale == [], "run make docs"
-
-
-def test_each_reason_has_a_meaning():
-    assert set(MEANING) == set(Cause)
 
 
 def test_no_page_that_people_write_is_longer_than_a_few_screens():

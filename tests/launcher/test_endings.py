@@ -39,7 +39,6 @@ from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 
 MakePlan = Callable[..., LaunchPlan]
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -206,7 +205,7 @@ def tell_run(
     action = decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
     if isinstance(action, Replace | Restart):
         return type(action).__name__.lower()
-    assert isinstance(action, Outcome)
+    assert isinstance(action, Ending)
     end = write_outcome(run, plan, action, 2e10)
     first = end.failure.first if end.failure else None
     said = (first.headline if first else "-") if headline else end.detail
@@ -382,5 +381,5 @@ def test_what_people_and_targets_end_is_told_as_they_said(driver, told, make_pla
     run = RunFolder(tmp_path / "digits-0a1b2c")
     plan = make_plan(engine="agent", nproc_per_node=1)
     end_workers(run.node_dir(0, 0), (W(143),))
-    end = write_outcome(run, plan, Outcome(reason=Cause(driver), detail="as seen"), 2e10)
+    end = write_outcome(run, plan, Ending(cause=Cause(driver), detail="as seen"), 2e10)
     assert f"{end.state}: {end.reason} {end.exit_code}: {end.detail}" == told

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.contract import typed
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
@@ -19,7 +20,6 @@ from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
@@ -113,7 +113,7 @@ class ClusterDriver:
         self._silent = False
         self._told: set[str] = set()
 
-    def turn(self) -> Outcome | None:
+    def turn(self) -> Ending | None:
         """As ``Driver.turn``. Starts no pods: the cluster's controllers do."""
         watch = self._pods.watch
         self._pods.follow_logs()
@@ -127,7 +127,7 @@ class ClusterDriver:
             reason, detail = found
             self._console.note(f"ending the run: {detail}")
             self._ends_it = True
-            return Outcome(reason=reason, detail=detail)
+            return Ending(cause=reason, detail=detail)
         if self._look is None:
             if now < self._next_look_at:
                 return None
@@ -153,7 +153,7 @@ class ClusterDriver:
             watch.wait_endings(ENDINGS_LIMIT_S)
             pods = newest_of_each(watch.seen()).values()
             reason, detail = reason_of_end(end, pods, self._job.cluster.kubectl_there)
-            return Outcome(reason=reason, detail=detail)
+            return Ending(cause=reason, detail=detail)
         least = self.plan.nodes[0].min_nodes
         for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
             self._console.note(line)
@@ -186,7 +186,7 @@ class ClusterDriver:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def end(self, why: Outcome, *, asked: bool) -> None:
+    def end(self, why: Ending, *, asked: bool) -> None:
         """As ``Driver.end``: a failed job's object stays for kubectl describe."""
         try:
             if not asked:
@@ -267,7 +267,7 @@ class ClusterDriver:
 # -- a run that no launcher follows --------------------------------------------------------------
 
 
-def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
+def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
     """As ``Target.find_end``, by the job's own object: pods may be away for a while.
 
     None also while another process brings the last output: that process folds the run.
@@ -286,7 +286,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
             job.remove()
             job.wait_gone(0, is_done=True)
     at = (end.at if run.is_borrowed else None) or 0.0
-    return Outcome(reason=reason, detail=detail or FOUND_LATER, finished_at=at)
+    return Ending(cause=reason, detail=detail or FOUND_LATER, at=at)
 
 
 def bring_output(

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from launcher.code.record import read_kept_code
 from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.follow.target import Door, Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 from launcher.targets.agent_files import is_own_image
 from launcher.targets.hold import is_hold
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
@@ -216,7 +216,7 @@ class KubernetesTarget(Target):
         sender = CodeSender(self, plan, console) if is_sent(plan) else None
         return ClusterDriver(run, plan, self.job(plan), console, clock, sender)
 
-    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
         return find_end(run, self.job(plan))
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from launcher.contract import protocol
 from launcher.contract.causes import Cause, cause_of_exit_code, parse_cause
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
@@ -18,7 +19,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
 from launcher.runs.node_outcomes import read_node_outcome
-from launcher.runs.outcome import Outcome
 from launcher.targets.shared_folder import changed_at
 from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
@@ -73,7 +73,7 @@ class SlurmDriver:
         self._missing_since: int | None = None
         self._decided_at: float | None = None
 
-    def turn(self) -> Outcome | None:
+    def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
         starts = read_starts(self._run)
@@ -81,7 +81,7 @@ class SlurmDriver:
         self._tell(starts, jobs)
         return self._judge(starts, jobs)
 
-    def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> Outcome | None:
+    def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> Ending | None:
         wanted = wanted_elements(self._run, self.plan)
         if (end := decide_end(self._run, self.plan, starts, jobs, wanted)) is None:
             self._decided_at = None
@@ -95,7 +95,7 @@ class SlurmDriver:
 
     def _judge_gone(
         self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-    ) -> Outcome | None:
+    ) -> Ending | None:
         """The end of a run whose jobs left the queue before their scripts recorded an end."""
         if self._watch.jobs is None or any(not job.is_over for job in jobs):
             self._missing_since = None
@@ -148,7 +148,7 @@ class SlurmDriver:
     def scale(self, nodes: int) -> None:
         self._target.scale(self._run, self.plan, nodes)
 
-    def end(self, why: Outcome, *, asked: bool) -> None:
+    def end(self, why: Ending, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
         self._watch.close()
         wanted = wanted_elements(self._run, self.plan)
@@ -198,13 +198,13 @@ def decide_end(
     starts: tuple[JobStart, ...],
     jobs: tuple[QueuedJob, ...],
     wanted: frozenset[int | None],
-) -> Outcome | None:
+) -> Ending | None:
     """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain."""
     for node in dict(run.incarnations()).items():
         told = read_node_outcome(run, *node)
         # A node that saw the whole run finish.
         if told and told.reason is Cause.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
-            return Outcome(reason=Cause.COMPLETED)
+            return Ending(cause=Cause.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
     failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
@@ -215,10 +215,10 @@ def decide_end(
     return end_of(run, first, jobs)
 
 
-def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
+def is_told_why(end: Ending, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
     """Whether more than a signal is known: scancel, preemption and time limits all send one."""
     newest = newest_starts(starts).values()
-    if end.reason not in (Cause.PREEMPTED, Cause.KILLED) or any(s.stop for s in newest):
+    if end.cause not in (Cause.PREEMPTED, Cause.KILLED) or any(s.stop for s in newest):
         return True
     over = {job.name for job in jobs if job.is_over}
     return all(start.name in over for start in newest)
@@ -226,7 +226,7 @@ def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJo
 
 def end_by_queue(
     run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-) -> Outcome:
+) -> Ending:
     """How a run ended whose files record no end, by the queue if that still knows it."""
     if end := _end_told(jobs):
         return end
@@ -238,36 +238,36 @@ def end_by_queue(
     ended = f"job {names} ended without recording why" + (
         f"; its log says: {words}" if words else ""
     )
-    return Outcome(reason=Cause.NODE_LOST, detail=ended)
+    return Ending(cause=Cause.NODE_LOST, detail=ended)
 
 
-def _end_told(jobs: Iterable[QueuedJob]) -> Outcome | None:
+def _end_told(jobs: Iterable[QueuedJob]) -> Ending | None:
     """The end by the first job whose state says why it ended; None if there is none."""
     for job in jobs:
         if job.state in REASON_OF_STATE:
             reason, detail = REASON_OF_STATE[job.state]
-            return Outcome(reason=reason, detail=f"job {job.name}: {detail}")
+            return Ending(cause=reason, detail=f"job {job.name}: {detail}")
     return None
 
 
-def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> Outcome:
+def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> Ending:
     """How a start ended, by the stop request, by its state in the queue, or by its exit code."""
     if start.stop:
         with contextlib.suppress(ValueError):
-            return Outcome(reason=parse_cause(start.stop))
+            return Ending(cause=parse_cause(start.stop))
     if end := _end_told(job for job in jobs if job.name == start.name):
         return end
     if not start.code:
-        return Outcome(reason=Cause.COMPLETED)
+        return Ending(cause=Cause.COMPLETED)
     reason = cause_of_exit_code(start.code)
     if not any(run.incarnations()):
-        return Outcome(reason=reason, detail=last_words(run, start))
+        return Ending(cause=reason, detail=last_words(run, start))
     is_own = start.code < protocol.SIGNAL_CODES.start
     said = setup_words(run, start) if is_own and SlurmSettings.of(run.read_plan()).setup else ""
-    return Outcome(reason=reason, detail=said)
+    return Ending(cause=reason, detail=said)
 
 
-def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outcome | None:
+def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Ending | None:
     """As ``Target.find_end``; asks the queue once, and only if the files do not say it."""
     if not SlurmSettings.of(plan).inside:
         find_unrecorded(run)
@@ -283,7 +283,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outc
     if not is_all_over(starts, wanted):
         with contextlib.suppress(TargetError):
             stop()
-    return Outcome(reason=end.reason, detail=end.detail or FOUND_LATER)
+    return Ending(cause=end.cause, detail=end.detail or FOUND_LATER)
 
 
 def is_being_submitted(run: RunFolder, now: float) -> bool:

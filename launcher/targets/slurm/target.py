@@ -21,6 +21,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
@@ -28,7 +29,6 @@ from launcher.follow.target import Artifact, Door, Driver, Observation, Target, 
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
-from launcher.runs.outcome import Outcome
 from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.agent_files import make_token
 from launcher.targets.hold import is_hold
@@ -342,7 +342,7 @@ class SlurmTarget(Target):
     ) -> Driver:
         return SlurmDriver(run, plan, self, console, clock)
 
-    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:

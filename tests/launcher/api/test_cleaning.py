@@ -13,10 +13,10 @@ import pytest
 from launcher.api.cleaning import find_old
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 from launcher.targets.room import Left
 
 DAY_S = 86_400.0
@@ -36,7 +36,7 @@ def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
         if ended_d is not None:
             reason = Cause.COMPLETED if "good" in name else Cause.TRAINING_FAILED
             at = time.time() - ended_d * DAY_S
-            write_outcome(run, plan, Outcome(reason=reason), at)
+            write_outcome(run, plan, Ending(cause=reason), at)
             os.utime(run.path / protocol.OUTCOME_FILE, (at, at))
         return run
 

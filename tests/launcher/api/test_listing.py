@@ -21,12 +21,12 @@ from launcher.api.listing import (
 )
 from launcher.api.programs import plan_shell, run_in_nodes
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.states import NodeState
 from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 
 MakeRun = Callable[..., tuple[RunFolder, LaunchPlan]]
 
@@ -52,7 +52,7 @@ def test_logs_of_ranks_that_a_run_does_not_have_are_refused(make_run):
         list(RunHandle(run.path).logs(rank=4))
     for index in range(2):
         (run.node_dir(index, 0) / f"attempt-0/rank-{index}").mkdir(parents=True)
-    write_outcome(run, plan, Outcome(reason=Cause.COMPLETED), 2.0)
+    write_outcome(run, plan, Ending(cause=Cause.COMPLETED), 2.0)
     assert list(RunHandle(run.path).logs(rank=1)) == []
     with pytest.raises(InputError, match="--rank 3: digits-0a1b2c has ranks 0 to 1"):
         list(RunHandle(run.path).logs(rank=3))
@@ -67,7 +67,7 @@ def test_a_program_is_only_run_in_a_node_of_a_run_that_goes_on(make_run, enter):
     run, plan = make_run(nnodes=2, follows=True)
     with pytest.raises(InputError, match="node 2: digits-0a1b2c has node 0 to 1"):
         enter(run, 2)
-    write_outcome(run, plan, Outcome(reason=Cause.COMPLETED), 2.0)
+    write_outcome(run, plan, Ending(cause=Cause.COMPLETED), 2.0)
     with pytest.raises(InputError, match=r"has ended \(completed\)"):
         enter(run, 1)
 
@@ -139,7 +139,7 @@ def test_a_run_is_told_with_its_nodes_and_what_they_reported():
 def test_no_time_is_negative_where_a_clock_was_set_back(make_run, tmp_path):
     later = time.time() + 3600
     run, plan = make_run(later)
-    outcome = write_outcome(run, plan, Outcome(reason=Cause.COMPLETED), later - 60)
+    outcome = write_outcome(run, plan, Ending(cause=Cause.COMPLETED), later - 60)
     assert outcome.duration_s == 0.0
     assert [row.age_s for row in list_runs(tmp_path, everything=True)] == [0.0]
     assert list_runs(tmp_path, everything=False) == []

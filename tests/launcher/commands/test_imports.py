@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +55,7 @@ def folder(tmp_path: Path, make_plan: Callable[..., LaunchPlan]) -> Path:
     plan = replace(make_plan(), run_dir=f"{tmp_path}/runs/digits-0a1b2c")
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, "#!/bin/sh\n", 1.0)
-    write_outcome(run, plan, Outcome(reason=Cause.COMPLETED), 2.0)
+    write_outcome(run, plan, Ending(cause=Cause.COMPLETED), 2.0)
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("name: tiny\ncommand: [train.py]\nlocal: {}\n")
     return tmp_path

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
 from launcher.contract.states import NodeState
 from launcher.follow.decide import (
@@ -20,13 +21,11 @@ from launcher.follow.decide import (
     Restart,
     Wait,
     decide_action,
-    describe_agent,
-    is_lost,
     pause_before_replacing_s,
 )
+from launcher.follow.endings import describe_agent, is_lost
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.outcome import Outcome
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS, GONE = "runs", "gone"
@@ -110,7 +109,7 @@ def tell(action: Action) -> str:
         return f"replace {action.node_index}"
     if isinstance(action, Restart):
         return f"restart (node {action.why.split()[1]}, {action.left} left)"
-    return str(action.reason) if isinstance(action, Outcome) else "wait"
+    return str(action.cause) if isinstance(action, Ending) else "wait"
 
 
 def tell_steps(plan: LaunchPlan, used: int, pair: tuple[int | str, ...]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
 from launcher.follow.decide import (
     FALL_S,
@@ -21,7 +22,6 @@ from launcher.follow.decide import (
     decide_action,
 )
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.outcome import Outcome
 from tests.launcher.follow.test_decide import GONE, RUNS, observe
 
 MakePlan = Callable[..., LaunchPlan]
@@ -57,7 +57,7 @@ def replaced_before(plan: LaunchPlan, times: int) -> LaunchPlan:
 
 
 def reason_of(action: Action) -> Cause | None:
-    return action.reason if isinstance(action, Outcome) else None
+    return action.cause if isinstance(action, Ending) else None
 
 
 @pytest.mark.parametrize("code", [1, 2, 127, 128, 137, 143, 193, 194, 195, 198, 255])
@@ -84,8 +84,8 @@ def test_every_exit_code_of_one_node_has_its_step(make_plan, nnodes, code):
 def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(make_plan, code, reason):
     plan = make_plan(nnodes="1:3", max_restarts=9)
     assert decide(plan, RUNS, code, 137, since=FALL_S - 1) == Wait()
-    assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == Outcome(reason=reason)
-    assert decide(plan, CLOSED, code, CLOSED, since=0) == Outcome(reason=reason)
+    assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == Ending(cause=reason)
+    assert decide(plan, CLOSED, code, CLOSED, since=0) == Ending(cause=reason)
     assert reason_of(decide(make_plan(nnodes=1, max_restarts=9), code, since=0)) is reason
 
 
@@ -118,7 +118,7 @@ def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(mak
     assert isinstance(action, Restart)
     assert action.left == MAX_REPLACEMENTS
     ended = decide(replaced_before(plan, MAX_REPLACEMENTS), *nodes)
-    assert isinstance(ended, Outcome)
+    assert isinstance(ended, Ending)
 
 
 def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan):
@@ -135,9 +135,9 @@ def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan):
     [
         (3, (0, RUNS, 137), 0, Wait()),
         ("1:3", (0, RUNS, 137), 0, Wait()),
-        ("1:3", (0, RUNS, 137), LATE, Outcome(reason=Cause.COMPLETED)),
-        ("1:3", (0, 0, 137), 0, Outcome(reason=Cause.COMPLETED)),
-        ("2:3", (0, 0, CLOSED), 0, Outcome(reason=Cause.COMPLETED)),
+        ("1:3", (0, RUNS, 137), LATE, Ending(cause=Cause.COMPLETED)),
+        ("1:3", (0, 0, 137), 0, Ending(cause=Cause.COMPLETED)),
+        ("2:3", (0, 0, CLOSED), 0, Ending(cause=Cause.COMPLETED)),
     ],
 )
 def test_nobody_is_replaced_once_a_node_has_finished(make_plan, nnodes, nodes, since, expected):
@@ -160,7 +160,7 @@ def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(make
 def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(make_plan, nnodes, nodes):
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()
-    assert decide(plan, *nodes) == Outcome(reason=Cause.COMPLETED)
+    assert decide(plan, *nodes) == Ending(cause=Cause.COMPLETED)
 
 
 @pytest.mark.parametrize("nnodes", [2, "1:2"])

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.agent.stopping import StopFiles
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.errors import DiskFullError, InputError, TargetError
 from launcher.follow.loop import create_run, write_outcome
 from launcher.follow.nodes import FOLDER_REMOVED
@@ -20,7 +21,6 @@ from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 from tests.launcher.follow.test_agent import RUNS, ScriptedTarget, begin
 from tests.waiting import StoppedClock
 
@@ -89,7 +89,7 @@ def test_a_run_that_cannot_be_ended_shows_what_it_said_all_the_same(
     target = Ended()
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
 
-    def fail(why: Outcome, *, asked: bool) -> None:
+    def fail(why: Ending, *, asked: bool) -> None:
         target.notes.append("its last word")
         raise TargetError("no engine")
 
@@ -217,13 +217,13 @@ def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path, make_plan):
     run.create(plan, "", 5.0)
     for nodes in (2, 3):  # one came back by scaling, and was not lost
         write_size(run, nodes)
-    outcome = write_outcome(run, plan, Outcome(reason=Cause.COMPLETED, finished_at=8.0), 9.0)
+    outcome = write_outcome(run, plan, Ending(cause=Cause.COMPLETED, at=8.0), 9.0)
     assert (outcome.run_id, outcome.job, outcome.target) == (run.run_id, plan.job_name, plan.target)
     assert (outcome.attempts, outcome.replaced_nodes, outcome.verdict) == (2, 2, "")
     assert (outcome.started_at, outcome.finished_at) == (5.0, 8.0)
     assert run.read_outcome() == outcome
     # Of a removed folder only the end is known, and nothing is written anew.
-    gone = write_outcome(RunFolder(tmp_path / "gone"), plan, Outcome(reason=Cause.COMPLETED), 9.0)
+    gone = write_outcome(RunFolder(tmp_path / "gone"), plan, Ending(cause=Cause.COMPLETED), 9.0)
     assert (gone.started_at, gone.finished_at) == (9.0, 9.0)
     assert not (tmp_path / "gone").exists()
 
@@ -241,7 +241,7 @@ def test_a_run_without_memory_is_told_the_limit_to_set(tmp_path, make_plan, deta
     plan = make_plan(engine="agent", **limit)
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
-    outcome = write_outcome(run, plan, Outcome(reason=Cause.OUT_OF_MEMORY, detail=detail), 9.0)
+    outcome = write_outcome(run, plan, Ending(cause=Cause.OUT_OF_MEMORY, detail=detail), 9.0)
     assert outcome.detail == told
     assert outcome.verdict, "a failed run has one"
     assert json.loads((run.path / "outcome.json").read_text())["detail"] == told

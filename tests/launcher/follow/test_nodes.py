@@ -68,7 +68,7 @@ def test_a_run_without_its_launcher_ends_as_its_nodes_did(ends, told, tmp_path, 
     write_size(run, 2)
     target = Target(observe(*ends))
     end = find_end(run, plan, target)
-    assert (end and (end.reason, end.detail)) == told
+    assert (end and (end.cause, end.detail)) == told
     assert target.ended == ([(0, None)] if told else [])
     # A node that does not answer as its rest is ended hides no end.
     target.is_away = True
@@ -161,7 +161,7 @@ def test_a_run_whose_folder_is_gone_for_some_seconds_ends(tmp_path, make_plan):
         clock.sleep(slept_s)
         end = watch.look()
         assert (end is not None) == is_over
-    assert (end.reason, end.detail) == (
+    assert (end.cause, end.detail) == (
         Cause.STOP_REQUESTED,
         "its folder was removed while it ran",
     )

@@ -16,6 +16,7 @@ from launcher.agent.node.outcome import write_outcome
 from launcher.contract import look, protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
 from launcher.contract.keeper_record import write_record
 from launcher.contract.look import Frame, Look, RankStacks, ThreadStack
@@ -27,7 +28,6 @@ from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
-from launcher.runs.outcome import Outcome
 from tests.launcher.worker_ends import worker_end as end
 
 MakePlan = Callable[..., LaunchPlan]
@@ -267,7 +267,7 @@ def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder):
 )
 def test_the_nodes_own_word_refines_what_an_exit_code_says(folder, make_plan, seen, told, expected):
     folder.node(0, told, detail="as the agent says")
-    outcome = write_run_outcome(folder.run, make_plan(nnodes=1), Outcome(reason=seen), 3.0)
+    outcome = write_run_outcome(folder.run, make_plan(nnodes=1), Ending(cause=seen), 3.0)
     assert Cause(outcome.reason) is expected
     assert (outcome.detail == "as the agent says") == (told is expected)
     again = folder.run.read_outcome()
@@ -278,7 +278,7 @@ def test_the_node_that_ended_first_says_why(folder, make_plan):
     folder.node(0, Cause.TRAINING_FAILED, detail="another node ended the run", finished_at=9.0)
     folder.node(1, Cause.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
     plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Cause.TRAINING_FAILED), 10.0)
+    outcome = write_run_outcome(folder.run, plan, Ending(cause=Cause.TRAINING_FAILED), 10.0)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
 
 
@@ -289,7 +289,7 @@ def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(f
     told = "all 2 restarts are used up; last: rank 1: exit code 1 (ValueError: boom)"
     folder.node(1, Cause.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
     plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Cause.TRAINING_FAILED), 10.0)
+    outcome = write_run_outcome(folder.run, plan, Ending(cause=Cause.TRAINING_FAILED), 10.0)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", told)
 
 
@@ -301,7 +301,7 @@ def test_an_earlier_incarnations_word_is_not_the_present_ones(folder, make_plan)
 
 def test_a_run_under_plain_torchrun_has_no_restarts_to_count(folder, make_plan):
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
-    assert write_run_outcome(folder.run, plan, Outcome(reason=Cause.COMPLETED), 3.0).restarts == {}
+    assert write_run_outcome(folder.run, plan, Ending(cause=Cause.COMPLETED), 3.0).restarts == {}
 
 
 def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
@@ -310,13 +310,13 @@ def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
     folder, plan = Folder(tmp_path / "run"), make_plan(docker_facts)
     full = f"the disk at {protocol.CONTAINER_CHECKPOINT_DIR} is full"
     folder.node(0, Cause.DISK_FULL, detail=full)
-    told = write_run_outcome(folder.run, plan, Outcome(reason=Cause.DISK_FULL), 9.0).detail
+    told = write_run_outcome(folder.run, plan, Ending(cause=Cause.DISK_FULL), 9.0).detail
     assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
 
 
 def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(tmp_path, make_plan):
     folder, plan = Folder(tmp_path / "run"), make_plan()
     plan = replace(plan, resources=replace(plan.resources, memory_bytes=400 << 20))
-    seen = Outcome(reason=Cause.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")
+    seen = Ending(cause=Cause.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")
     told = write_run_outcome(folder.run, plan, seen, 9.0).detail
     assert told.startswith("the limit is 400Mi; fix: --set resources.memory=800Mi; node 0 ended")

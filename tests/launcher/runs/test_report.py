@@ -19,12 +19,12 @@ from launcher.code.record import CodeRecord
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.records import dump_record
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 from launcher.runs.page import render_page
 from launcher.runs.particulars import STACK_CHARACTERS, read_particulars
 from launcher.runs.report import TIMELINE_LINES, read_postmortem, render_postmortem
@@ -117,7 +117,7 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
 
 @pytest.fixture
 def ended(run: RunFolder) -> RunFolder:
-    write_outcome(run, run.read_plan(), Outcome(reason=Cause.TRAINING_FAILED), SUBMITTED_AT + 25)
+    write_outcome(run, run.read_plan(), Ending(cause=Cause.TRAINING_FAILED), SUBMITTED_AT + 25)
     return run
 
 
@@ -192,7 +192,7 @@ def enrich(run: RunFolder) -> LaunchPlan:
 
 def test_the_page_of_a_run_has_all_that_is_known_of_it(run, expect_golden):
     plan = enrich(run)
-    write_outcome(run, plan, Outcome(reason=Cause.TRAINING_FAILED), SUBMITTED_AT + 25)
+    write_outcome(run, plan, Ending(cause=Cause.TRAINING_FAILED), SUBMITTED_AT + 25)
     told = report_run(run, SUBMITTED_AT + 9999)
     page = render_page([read_particulars(run, told, "script-error, certain", "")], [""])
     text = lines_of(page).replace(str(run.path), "/runs/digits-0a1b2c")
@@ -235,7 +235,7 @@ def test_a_run_under_plain_torchrun_is_told_with_what_there_is(tmp_path, make_pl
     plan = make_plan(nnodes=1, nproc_per_node=1, engine="torchrun")
     run.create(plan, "", SUBMITTED_AT)
     (run.path / "nodes/0/0/id_x/attempt_0/0").mkdir(parents=True)
-    write_outcome(run, plan, Outcome(reason=Cause.COMPLETED), SUBMITTED_AT + 5)
+    write_outcome(run, plan, Ending(cause=Cause.COMPLETED), SUBMITTED_AT + 5)
     text = render_postmortem(report_run(run, SUBMITTED_AT + 9))
     assert "succeeded on local, engine torchrun (completed; exit code 0; 5.0 s)" in text
     assert "0.0: 1 attempt, plain torchrun keeps no report of a node" in text
@@ -259,7 +259,7 @@ def test_a_run_that_never_started_is_told_as_such(tmp_path, make_plan):
     text = render_postmortem(told)
     assert "  nodes:\n    0.0: pending; ImagePullBackOff\n    1.0: running\n" in text
     assert told.duration_s == 0.0
-    end = Outcome(reason=Cause.TARGET_UNREACHABLE, detail="ImagePullBackOff")
+    end = Ending(cause=Cause.TARGET_UNREACHABLE, detail="ImagePullBackOff")
     outcome = write_outcome(run, plan, end, SUBMITTED_AT + 9)
     told = read_postmortem(run, plan, outcome.state, outcome, SUBMITTED_AT + 9, {})
     text = render_postmortem(told)

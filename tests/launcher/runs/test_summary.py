@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.records import parse_record
 from launcher.contract.typed import as_called
 from launcher.contract.worker_end import WorkerEnd
+from launcher.follow.endings import judge_run
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.reason import decide_reason
 from launcher.runs.summary import render_summary
 from tests.launcher.worker_ends import worker_end
 
@@ -36,8 +37,8 @@ def report(
 def failed(*details: str, **fields: Any) -> dict[str, Any]:
     """With the detail that is decided of what the driver saw."""
     told: dict[str, Any] = {"reason": Cause.TRAINING_FAILED, "failure": report(BOOM), **fields}
-    seen = Outcome(reason=told["reason"], detail="; ".join(details))
-    return told | {"detail": decide_reason(seen, (), told["failure"].first).detail}
+    seen = Ending(cause=told["reason"], detail="; ".join(details))
+    return told | {"detail": judge_run(seen, (), told["failure"].first).detail}
 
 
 BOOM = rank(3, "ValueError: boom")

@@ -15,10 +15,10 @@ import yaml
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
 from launcher.follow.loop import write_outcome
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import Cluster
 from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
@@ -291,7 +291,7 @@ def test_a_run_that_has_ended_here_does_not_hide_the_one_that_goes_on_there_and_
     plan = replace(plan_in(tmp_path), run_id="digits-99ffff", run_dir=f"{tmp_path}/r/digits-99ffff")
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, "", 1.0)
-    write_outcome(run, plan, Outcome(reason=Cause.COMPLETED), 2.0)
+    write_outcome(run, plan, Ending(cause=Cause.COMPLETED), 2.0)
     assert run_command(("status", "digits", "--runs", str(run.path.parent))) == 0
     assert f"{RUN_ID}: running on kubernetes" in capfd.readouterr().out
     assert run_command(("status", "digits-9", "--runs", str(run.path.parent))) == 0

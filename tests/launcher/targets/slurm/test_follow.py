@@ -15,6 +15,7 @@ import pytest
 
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import TargetError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.process_stat import name_machine
@@ -23,7 +24,6 @@ from launcher.follow.console import Console
 from launcher.follow.requests import is_stop_requested, write_size
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, process_space
-from launcher.runs.outcome import Outcome
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
 from launcher.targets.slurm.follow import (
@@ -77,7 +77,7 @@ class Folder:
     def decide(self, *jobs: QueuedJob) -> Cause | None:
         wanted = wanted_elements(self.run, self.plan)
         end = decide_end(self.run, self.plan, read_starts(self.run), jobs, wanted)
-        return end and end.reason
+        return end and end.cause
 
     def is_over(self) -> bool:
         return is_all_over(read_starts(self.run), wanted_elements(self.run, self.plan))
@@ -147,14 +147,14 @@ def test_who_sent_a_signal_is_asked_of_the_queue_and_nothing_else(tmp_path):
     folder = Folder(tmp_path)
     folder.write(j7_0_started="n1 n2", j7_0_ended="143 over")
     starts = read_starts(folder.run)
-    preempted = Outcome(reason=Cause.PREEMPTED)
+    preempted = Ending(cause=Cause.PREEMPTED)
     assert not is_told_why(preempted, starts, ())
     assert not is_told_why(preempted, starts, (queued("COMPLETING"),))
     assert is_told_why(preempted, starts, (queued("CANCELLED"),))
     assert folder.decide(queued("CANCELLED")) is Cause.STOP_REQUESTED
-    assert is_told_why(Outcome(reason=Cause.DISK_FULL), starts, ())
+    assert is_told_why(Ending(cause=Cause.DISK_FULL), starts, ())
     folder.write(j7_0_stop="interrupted")
-    assert is_told_why(Outcome(reason=Cause.INTERRUPTED), read_starts(folder.run), ())
+    assert is_told_why(Ending(cause=Cause.INTERRUPTED), read_starts(folder.run), ())
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_withdrawn_elements_are_not_waited_for(tmp_path):
 def test_each_word_of_slurm_for_an_end_has_a_reason(tmp_path):
     assert REASON_OF_STATE.keys() == ENDED_STATES - {"COMPLETED", "FAILED"}
     end = end_by_queue(Folder(tmp_path).run, (), (queued("NODE_FAIL"),))
-    assert (end.reason, end.detail) == (Cause.NODE_LOST, "job 7: a node failed")
+    assert (end.cause, end.detail) == (Cause.NODE_LOST, "job 7: a node failed")
 
 
 def test_a_job_that_never_ran_is_told_with_the_last_line_of_its_log(tmp_path):
@@ -271,8 +271,8 @@ def test_a_run_ends_well_while_munge_is_down_on_the_login_node(tmp_path, monkeyp
     assert followed.wait_told("Protocol authentication error; the run goes on") == 1
     folder.write(j7_0_ended="0 over")
     end = followed.driver.turn()
-    followed.driver.end(Outcome(reason=Cause.COMPLETED), asked=False)
-    assert end == Outcome(reason=Cause.COMPLETED)
+    followed.driver.end(Ending(cause=Cause.COMPLETED), asked=False)
+    assert end == Ending(cause=Cause.COMPLETED)
 
 
 def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_ends_well(
@@ -290,8 +290,8 @@ def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_e
     assert followed.wait_told("job 7 runs on n1 n2") == 1
     folder.write(j7_0_ended="0 over")
     end = followed.driver.turn()
-    followed.driver.end(Outcome(reason=Cause.COMPLETED), asked=False)
-    assert end == Outcome(reason=Cause.COMPLETED)
+    followed.driver.end(Ending(cause=Cause.COMPLETED), asked=False)
+    assert end == Ending(cause=Cause.COMPLETED)
 
 
 # -- without a launcher ----------------------------------------------------------------------------
@@ -337,9 +337,9 @@ def test_a_run_whose_folder_was_removed_is_ended_by_the_comment_of_its_jobs(tmp_
     folder = Folder(tmp_path)
     followed = Followed(folder, tmp_path, monkeypatch)
     shutil.rmtree(folder.run.path)
-    ends: list[Outcome | None] = []
+    ends: list[Ending | None] = []
     wait_until(lambda: ends.append(followed.driver.turn()) or ends[-1])  # type: ignore[func-returns-value]
-    assert ends[-1].reason is Cause.STOP_REQUESTED
+    assert ends[-1].cause is Cause.STOP_REQUESTED
     # Where the controller is away too, the launcher says so and ends.
     with pytest.raises(TargetError, match="STILL RUNNING: tiny-1"):
         followed.driver.end(ends[-1], asked=False)
@@ -465,4 +465,4 @@ def test_a_failed_run_tells_what_its_setup_printed_and_nothing_of_slurm(tmp_path
     (folder.run.path / "slurm/7.log").write_text("module: not found\nsrun: error: n1: task 0\n")
     folder.node_ended(0, Cause.TRAINING_FAILED)
     end = decide_end(folder.run, own, read_starts(folder.run), (), wanted_elements(folder.run, own))
-    assert end == Outcome(reason=Cause.TRAINING_FAILED, detail="7.log has: module: not found")
+    assert end == Ending(cause=Cause.TRAINING_FAILED, detail="7.log has: module: not found")

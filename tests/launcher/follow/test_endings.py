@@ -8,12 +8,12 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.runs.outcome import Outcome
-from launcher.runs.reason import decide_reason
+from launcher.follow.endings import judge_run
 from tests.launcher.worker_ends import worker_end
 
-SEEN = Outcome(reason=Cause.TRAINING_FAILED, detail="as seen")
+SEEN = Ending(cause=Cause.TRAINING_FAILED, detail="as seen")
 FIRST = worker_end(3, node_index=1, log="rank-3/stderr")
 
 
@@ -42,11 +42,11 @@ def node(index: int, reason: Cause, detail: str, at: float = 1.0) -> NodeOutcome
          "training-failed", "as seen"),
     ],
 )  # fmt: skip
-def test_a_node_with_the_same_exit_code_knows_the_reason(seen, nodes, reason, detail):
+def test_a_node_with_the_same_exit_code_knows_the_cause(seen, nodes, reason, detail):
     for first in (FIRST, None) if len(nodes) < 2 else (FIRST,):
-        told = decide_reason(replace(SEEN, reason=Cause(seen)), nodes, first)
-        assert (told.reason, told.detail) == (reason, detail)
-    silent = decide_reason(replace(SEEN, detail=""), [node(0, Cause.OUT_OF_MEMORY, "x")], None)
+        told = judge_run(replace(SEEN, cause=Cause(seen)), nodes, first)
+        assert (told.cause, told.detail) == (reason, detail)
+    silent = judge_run(replace(SEEN, detail=""), [node(0, Cause.OUT_OF_MEMORY, "x")], None)
     assert silent.detail == "x"
 
 
@@ -66,8 +66,8 @@ def test_a_node_with_the_same_exit_code_knows_the_reason(seen, nodes, reason, de
 )  # fmt: skip
 def test_what_the_user_has_to_correct_is_bad_input(exit_code, last, log, told):
     first = replace(FIRST, exit_code=exit_code, log=log, log_tail=("usage", last) if last else ())
-    end = decide_reason(SEEN, (), first)
-    expected = (Cause.BAD_INPUT, told) if told else (SEEN.reason, SEEN.detail)
-    assert (end.reason, end.detail) == expected
-    lost = replace(SEEN, reason=Cause.NODE_LOST)
-    assert decide_reason(lost, (), first) == lost
+    end = judge_run(SEEN, (), first)
+    expected = (Cause.BAD_INPUT, told) if told else (SEEN.cause, SEEN.detail)
+    assert (end.cause, end.detail) == expected
+    lost = replace(SEEN, cause=Cause.NODE_LOST)
+    assert judge_run(lost, (), first) == lost
