@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from launcher.agent import disk
 from launcher.agent.atomic_write import (
@@ -31,9 +30,6 @@ POD_LEDGER = "pods.jsonl"
 POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
-KEPT_DIR = ".kept"
-"""The launcher's own copies of files that it reads again: a script may overwrite those in RUN_DIR
-itself."""
 BORROWED_FILE = "borrowed"
 """Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
 
@@ -65,7 +61,7 @@ class RunFolder:
         """
         make_folders((str(self.path),))
         try:
-            self._write_own(SUBMITTED_FILE, json.dumps({"at": at}))
+            write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
             if follows:
                 # Before the plan: a plan without a launcher looks like a dead run.
                 self.write_launcher()
@@ -86,7 +82,7 @@ class RunFolder:
 
     def write_plan(self, plan: LaunchPlan, script: str) -> None:
         """Replaces the recorded plan; later commands use the newest one."""
-        self._write_own(protocol.PLAN_FILE, plan.to_json())
+        write_atomically(self.path / protocol.PLAN_FILE, plan.to_json())
         write_atomically(self.path / protocol.ARTIFACT_FILE, script)
 
     def read_plan(self) -> LaunchPlan:
@@ -95,23 +91,10 @@ class RunFolder:
         try:
             return parse_plan(path.read_text())
         except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError, ValueError):
-                return parse_plan((self.path / KEPT_DIR / protocol.PLAN_FILE).read_text())
             raise InputError(
                 f"{path} is not the plan of a run: {str(error).splitlines()[0]}",
                 f"{typed.command('ps', '--all')} lists the runs",
             ) from error
-
-    def _write_own(self, name: str, text: str) -> None:
-        """Writes a file that later calls read again, and the launcher's own copy of it."""
-        (self.path / KEPT_DIR).mkdir(exist_ok=True)
-        for folder in (self.path, self.path / KEPT_DIR):
-            write_atomically(folder / name, text)
-
-    def _read_own(self, name: str, key: str) -> Mapping[str, Any]:
-        """What ``_write_own`` wrote: the first copy that has ``key``; empty if no copy has."""
-        copies = (read_object(folder / name) for folder in (self.path, self.path / KEPT_DIR))
-        return next((found for found in copies if key in found), {})
 
     def is_there(self) -> bool:
         """Whether the plan is still there: without it no command finds the run.
@@ -124,7 +107,7 @@ class RunFolder:
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
-        at = self._read_own(SUBMITTED_FILE, "at").get("at")
+        at = read_object(self.path / SUBMITTED_FILE).get("at")
         return float(at) if isinstance(at, int | float) else 0.0
 
     def read_metrics(self, plan: LaunchPlan) -> Mapping[str, object]:
@@ -199,7 +182,7 @@ class RunFolder:
         """Records this process as the one that follows the run."""
         mark = {"pid": os.getpid(), "start": start_of(os.getpid())}
         mark |= {"sees": process_space(), "machine": name_machine()}
-        self._write_own(LAUNCHER_FILE, json.dumps(mark))
+        write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
     @property
     def is_foreign(self) -> bool:
@@ -213,13 +196,13 @@ class RunFolder:
 
     def launcher_pid(self) -> int | None:
         """The pid of the launcher that follows the run; None if it ended or died."""
-        mark = self._read_own(LAUNCHER_FILE, "pid")
+        mark = read_object(self.path / LAUNCHER_FILE)
         return int(mark["pid"]) if lives(mark) else None
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether its launcher ran on another machine, or in another container of this one."""
-        mark, here = self._read_own(LAUNCHER_FILE, "pid"), process_space()
+        mark, here = read_object(self.path / LAUNCHER_FILE), process_space()
         seen, machine = str(mark.get("sees", here)), str(mark.get("machine", name_machine()))
         if seen.partition(":")[0] == here.partition(":")[0]:
             return seen != here
@@ -231,7 +214,7 @@ class RunFolder:
 
         A launcher of another machine, container or boot cannot be seen from here.
         """
-        mark = self._read_own(LAUNCHER_FILE, "pid")
+        mark = read_object(self.path / LAUNCHER_FILE)
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
             return ""
         return "" if lives(mark) else f"its process {mark['pid']} is not there any more"

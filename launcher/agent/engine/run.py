@@ -28,7 +28,6 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.ending import Ending
 from launcher.contract.node_outcome import NodeOutcome
 
 _FABRIC = "lightning.fabric"
@@ -74,8 +73,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
     _start_health(settings, node, watchdog, clock, run_dir)
 
-    def run_once(planned: NodeTask) -> Ending:
-        return torch_agent.run_elastic_agent(planned, node, archive, forks=forks)
+    run_once = partial(torch_agent.run_elastic_agent, node=node, archive=archive, forks=forks)
 
     def begin_threads() -> None:
         watchdog.start()

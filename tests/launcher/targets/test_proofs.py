@@ -195,7 +195,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
 
 def end_on_slurm(run: RunFolder) -> Cause | None:
     end = find_end(run, run.read_plan(), lambda: None)
-    return end and end.reason
+    return end and end.cause
 
 
 def test_the_controller_of_another_cluster_tells_nothing_of_a_run(slurm, tmp_path):

@@ -72,17 +72,15 @@ def test_the_command_writes_the_page_of_a_run_or_of_two_and_an_index(runs):
 
 def lose_plan(run: Path) -> None:
     (run / "plan.json").unlink()
-    shutil.rmtree(run / ".kept")
 
 
 def change_plan(run: Path) -> None:
-    shutil.rmtree(run / ".kept")
     plan = json.loads((run / "plan.json").read_text())
     (run / "plan.json").write_text(json.dumps({**plan, "schema": 1}))
 
 
 def lose_most(run: Path) -> None:
-    for name in (".kept", "ledger", "nodes"):
+    for name in ("ledger", "nodes"):
         shutil.rmtree(run / name)
     for name in ("submitted.json", "job.json", "launcher.json"):
         (run / name).unlink()
