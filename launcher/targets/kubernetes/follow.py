@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import typed
@@ -31,8 +32,8 @@ from launcher.targets.kubernetes.pod_states import (
     DELETED,
     JobEnd,
     PodView,
+    judge_job,
     newest_of_each,
-    reason_of_end,
 )
 
 if TYPE_CHECKING:
@@ -124,10 +125,9 @@ class ClusterDriver:
         if watch.error is None and (
             found := self._limit.judge(watch.seen(), now, self._missing.refused)
         ):
-            reason, detail = found
-            self._console.note(f"ending the run: {detail}")
+            self._console.note(f"ending the run: {found.detail}")
             self._ends_it = True
-            return Ending(cause=reason, detail=detail)
+            return found
         if self._look is None:
             if now < self._next_look_at:
                 return None
@@ -152,8 +152,7 @@ class ClusterDriver:
                 watch.refresh()
             watch.wait_endings(ENDINGS_LIMIT_S)
             pods = newest_of_each(watch.seen()).values()
-            reason, detail = reason_of_end(end, pods, self._job.cluster.kubectl_there)
-            return Ending(cause=reason, detail=detail)
+            return judge_job(end, pods, self._job.cluster.kubectl_there)
         least = self.plan.nodes[0].min_nodes
         for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
             self._console.note(line)
@@ -276,17 +275,17 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
         end = job.read_end()
     if end is None or not job.pods.writes_output():
         return None
-    reason, detail = reason_of_end(end, job.pods.read(), job.cluster.kubectl_there)
+    judged = judge_job(end, job.pods.read(), job.cluster.kubectl_there)
     if end.word == DELETED and run.launcher_death():
         with contextlib.suppress(TargetError):
             job.remove_left()
     with contextlib.suppress(TargetError):
         job.pods.collect()
-        if reason is Cause.COMPLETED and not run.is_borrowed:
+        if judged.cause is Cause.COMPLETED and not run.is_borrowed:
             job.remove()
             job.wait_gone(0, is_done=True)
     at = (end.at if run.is_borrowed else None) or 0.0
-    return Ending(cause=reason, detail=detail or FOUND_LATER, at=at)
+    return replace(judged, detail=judged.detail or FOUND_LATER, at=at)
 
 
 def bring_output(

@@ -22,7 +22,7 @@ from launcher.contract.states import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.runs.ledger import read_ledger, tell_moment
 from launcher.targets.kubernetes.logs import LogSource, containers_of
-from launcher.targets.kubernetes.pod_states import Ending, PodView, Trouble, seconds_of
+from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView, Trouble, seconds_of
 
 POD_FILE = "pod.json"
 """In a node's folder: which container's output lies there."""
@@ -103,7 +103,7 @@ class PodRecorder:
                 with contextlib.suppress(OSError, DiskFullError):
                     write_atomically(path, said.removeprefix(READY_SAYS))
 
-    def _save_container(self, source: LogSource, folder: Path, ending: Ending | None) -> None:
+    def _save_container(self, source: LogSource, folder: Path, ending: ContainerEnd | None) -> None:
         """Saves which container's output lies in a node's folder, and its outcome there."""
         # A full disk here must not stop following a run that goes on there.
         with contextlib.suppress(OSError, DiskFullError):
@@ -139,7 +139,7 @@ def _moments(pod: PodView, now: float) -> Iterator[tuple[str, float, str]]:
 
 
 def _container_moments(
-    pod: PodView, source: LogSource, ending: Ending | None
+    pod: PodView, source: LogSource, ending: ContainerEnd | None
 ) -> Iterator[tuple[str, float, str]]:
     """As ``_moments``, for one container of the pod."""
     key = f"{pod.uid}/{source.restarts}"

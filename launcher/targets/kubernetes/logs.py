@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster
 from launcher.targets.kubernetes.kubeconfig import UNAUTHORIZED
-from launcher.targets.kubernetes.pod_states import Ending, PodView
+from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView
 
 RETRY_S = 1.0
 """Seconds between two tries to read on."""
@@ -35,7 +35,7 @@ class LogSource:
     restarts: int
 
 
-def containers_of(pod: PodView) -> list[tuple[LogSource, Ending | None]]:
+def containers_of(pod: PodView) -> list[tuple[LogSource, ContainerEnd | None]]:
     """The containers of a pod that were started or tried, with their endings, older first.
 
     Also the container before the latest: its log and ending are still there.

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.states import NodeState
 from launcher.targets.kubernetes.pod_states import (
     NOT_STARTED,
-    Ending,
+    ContainerEnd,
     PodView,
     Trouble,
     describe_trouble,
@@ -33,7 +34,7 @@ def same_words(text: str) -> str:
     return _VARYING.sub("#", text)
 
 
-def _failed_starts(pods: Iterable[PodView]) -> Iterator[tuple[Start, PodView, Ending]]:
+def _failed_starts(pods: Iterable[PodView]) -> Iterator[tuple[Start, PodView, ContainerEnd]]:
     """Containers whose program could not be started."""
     for pod in pods:
         for restarts, ending in ((pod.restarts, pod.ending), (pod.restarts - 1, pod.ending_before)):
@@ -130,9 +131,7 @@ class StartLimit:
         self._forgiven: set[Start] = set()
         """Starts that failed before enough nodes ran."""
 
-    def judge(
-        self, pods: Iterable[PodView], now: float, refused: str = ""
-    ) -> tuple[Cause, str] | None:
+    def judge(self, pods: Iterable[PodView], now: float, refused: str = "") -> Ending | None:
         """Why the run must end; None while it may go on.
 
         ``pods`` are all that were seen, also gone ones; ``refused`` says why others cannot be made,
@@ -146,8 +145,8 @@ class StartLimit:
             return None
         return self._judge_starts(seen) or self._judge_waiting(newest, refused, now)
 
-    def _judge_starts(self, seen: tuple[PodView, ...]) -> tuple[Cause, str] | None:
-        alike: defaultdict[str, list[tuple[PodView, Ending]]] = defaultdict(list)
+    def _judge_starts(self, seen: tuple[PodView, ...]) -> Ending | None:
+        alike: defaultdict[str, list[tuple[PodView, ContainerEnd]]] = defaultdict(list)
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
                 alike[same_words(ending.message)].append((pod, ending))
@@ -156,16 +155,15 @@ class StartLimit:
             return None
         pod, ending = certain[-1]
         told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
-        return Cause.BAD_INPUT, f"{told}; {fix_of(Trouble.START)}"
+        return Ending(cause=Cause.BAD_INPUT, detail=f"{told}; {fix_of(Trouble.START)}")
 
-    def _judge_waiting(
-        self, newest: dict[int, PodView], refused: str, now: float
-    ) -> tuple[Cause, str] | None:
+    def _judge_waiting(self, newest: dict[int, PodView], refused: str, now: float) -> Ending | None:
         waiting = {index: pod for index, pod in sorted(newest.items()) if is_lasting(pod)}
         told = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
         told |= {NOT_MADE: refused} if refused else {}
         self._kept_since = {index: self._kept_since.get(index, now) for index in told}
         for index, said in told.items():
             if self._limit_s and now - self._kept_since[index] >= self._limit_s:
-                return Cause.BAD_INPUT, f"{said}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+                told_s = f"{said}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+                return Ending(cause=Cause.BAD_INPUT, detail=told_s)
         return None

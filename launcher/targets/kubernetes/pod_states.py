@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
+from launcher.contract.ending import Ending
 from launcher.contract.errors import name_exit_code
 from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.states import NodeState
@@ -71,7 +72,7 @@ def fix_of(trouble: Trouble, kubectl: str = "kubectl") -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class ContainerEnd:
     """How one container ended; ``word`` is Kubernetes' reason, times are as it writes them."""
 
     exit_code: int
@@ -102,8 +103,8 @@ class PodView:
     trouble: Trouble | None = None
     message: str = ""
     has_started: bool = False
-    ending: Ending | None = None
-    ending_before: Ending | None = None
+    ending: ContainerEnd | None = None
+    ending_before: ContainerEnd | None = None
     started: str = ""
     conditions: tuple[tuple[str, str], ...] = ()
     preparing: str = ""
@@ -197,10 +198,10 @@ def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
             yield stamp, words
 
 
-def _ending(ended: Object) -> Ending | None:
+def _ending(ended: Object) -> ContainerEnd | None:
     if not ended:
         return None
-    return Ending(
+    return ContainerEnd(
         exit_code=int(ended.get("exitCode") or 0),
         word=ended.get("reason") or "",
         message=(ended.get("message") or "").strip(),
@@ -344,22 +345,21 @@ def is_suspended(item: Object) -> bool:
     return bool(spec.get("suspend") or section(spec, "runPolicy").get("suspend"))
 
 
-def reason_of_end(
-    end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl"
-) -> tuple[Cause, str]:
+def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") -> Ending:
     """Why the run ended, with the detail of the pod whose worker failed first."""
     if end.succeeded:
-        return Cause.COMPLETED, ""
+        return Ending(cause=Cause.COMPLETED)
     if end.word == DELETED:
-        return Cause.STOP_REQUESTED, end.message
+        return Ending(cause=Cause.STOP_REQUESTED, detail=end.message)
     failed = filter(None, (_as_failed(pod, end) for pod in pods))
     # The pod that says why comes first.
     by_cause = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
     for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
-            return Cause.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
+            told = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
+            return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
         if pod.trouble is Trouble.START:
-            return Cause.BAD_INPUT, describe_trouble(pod, kubectl)
+            return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # The agent's outcome says more than its exit code: out of memory has no own code.
         outcome = parse_node_outcome(pod.message)
@@ -367,10 +367,10 @@ def reason_of_end(
         reason = outcome.reason if outcome else Cause.COMPLETED
         if reason is Cause.COMPLETED:
             reason = cause_of_exit_code(pod.exit_code or 0)
-        return reason, f"{pod.name}: {last}"
+        return Ending(cause=reason, detail=f"{pod.name}: {last}")
     if "DeadlineExceeded" in end.word:
-        return Cause.KILLED, end.message
-    return Cause.TRAINING_FAILED, end.message or end.word
+        return Ending(cause=Cause.KILLED, detail=end.message)
+    return Ending(cause=Cause.TRAINING_FAILED, detail=end.message or end.word)
 
 
 def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
@@ -398,7 +398,7 @@ def last_words(message: str) -> str:
 
 
 def order_of_failure(
-    exit_code: int, ending: Ending | None, trouble: Trouble | None = None
+    exit_code: int, ending: ContainerEnd | None, trouble: Trouble | None = None
 ) -> tuple[bool, bool, bool, float]:
     """Sort key: out of memory comes first, as it ends other nodes too, and leaves no message.
 

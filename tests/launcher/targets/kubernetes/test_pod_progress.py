@@ -44,7 +44,7 @@ def test_one_failure_to_start_is_none_and_a_second_equal_one_ends_the_run():
     limit = StartLimit(600, min_nodes=1)
     assert limit.judge([failed_start("a")], 0.0) is None
     found = limit.judge([failed_start("a"), failed_start("b")], 100.0)
-    assert found[0] is Cause.BAD_INPUT
+    assert found.cause is Cause.BAD_INPUT
 
 
 def test_failures_to_start_for_different_reasons_are_not_equal():
