@@ -75,6 +75,8 @@ def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(tmp
 def test_a_stop_is_told_also_where_the_run_left_no_outcome(fault, tmp_path):
     shutil.copytree(find_fault(fault).recording, tmp_path / fault)
     (tmp_path / fault / "outcome.json").unlink()
+    for recorded in (tmp_path / fault).glob("stop-request"):  # by the name of its time
+        recorded.rename(recorded.with_name(protocol.STOP_RUN_FILE))
     told = decide_verdict(read_run(RunFolder(tmp_path / fault)))
     assert told.cause.value in (find_fault(fault).cause, *find_fault(fault).also)
 
@@ -213,7 +215,7 @@ def test_what_was_said_of_nodes_counts_until_they_start_and_of_their_last_life(t
     ]
     assert (evidence.subject, evidence.state, evidence.reason) == ("run", "running", None)
     assert evidence.missing == ("plan.json is not there", "no log of a worker or a node")
-    (run.path / "stop-request").touch()
+    (run.path / "stop-run").touch()
     assert read_run(run).reason is Cause.STOP_REQUESTED
 
 

@@ -164,7 +164,7 @@ def test_a_job_that_is_done_and_may_not_be_deleted_is_done_with_the_command_for_
 def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(server, start):
     run = start(kind="pytorchjob")
     server.denied.add(("patch", "pytorchjobs"))
-    (run.folder.path / "stop-request").write_text("keep\n")
+    (run.folder.path / "stop-run").write_text("keep\n")
     error = run.refused()
     assert error.hint == (
         "kubectl patch pytorchjob digits -n team --context fake --type merge -p "
