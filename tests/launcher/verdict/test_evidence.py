@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.node.outcome import write_outcome
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.worker_end import WorkerEnd
