@@ -11,12 +11,11 @@ from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.manifests.batch.check import check_batch_script
 from launcher.manifests.batch.script import is_batch_script
-from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtime, check_trainjob
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
 from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule
 from launcher.manifests.scripts.check import check_training_script, is_training_script
-from launcher.manifests.source import Together, Value, object_name, parse_manifest
+from launcher.manifests.source import Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -45,28 +44,24 @@ class Checked:
         return not any(breach.rule.severity == ERROR for breach in self.breaches)
 
 
-def _check_workload(item: Value, together: Together) -> Breaches:
+def _check_workload(item: Value) -> Breaches:
     """A Pod, or an object with a template for pods that do not train together."""
     spec = item["spec"]
     return check_pod(spec["template"]["spec"] if spec["template"] else spec, training=False)
 
 
-CHECKS: Mapping[str, Callable[[Value, Together], Breaches]] = {
+CHECKS: Mapping[str, Callable[[Value], Breaches]] = {
     "PyTorchJob": check_pytorchjob,
-    "TrainJob": check_trainjob,
-    "TrainingRuntime": check_runtime,
-    "ClusterTrainingRuntime": check_runtime,
-    "JobSet": check_jobset,
-    "Job": check_job,
     "Pod": _check_workload,
+    "Job": _check_workload,
     "Deployment": _check_workload,
     "StatefulSet": _check_workload,
 }
-"""The check of each kind. Objects of other kinds are only looked up by these checks."""
+"""The check of each kind; objects of other kinds have none."""
 
 
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
-    """Checks files, given as name and text, that are applied together in that order.
+    """Checks files, given as name and text.
 
     A file may be a batch or training script, which is checked by itself. Raises ``InputError`` for
     a job file, which other commands check.
@@ -91,12 +86,11 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
             found += [Breach(rule=Rule.YAML, **vars(problem)) for problem in error.problems]
         else:
             _refuse_job(inside, file)
-    together = Together(objects=tuple(objects))
     known = [item for item in objects if item["kind"].text in CHECKS]
     for item in known:
         kind = item["kind"].text
         name = f"{kind}/{object_name(item)}"
-        found += [replace(one, object=name) for one in CHECKS[kind](item, together)]
+        found += [replace(one, object=name) for one in CHECKS[kind](item)]
     places = {file: i for i, file in reversed(list(enumerate(files)))}
     ordered = sorted(dict.fromkeys(found), key=lambda one: (places[one.file], one.line))
     return Checked(
