@@ -26,7 +26,6 @@ from launcher.contract.reasons import (
     STATE_OF_REASON,
     Reason,
 )
-from launcher.manifests.batch.check import BatchRule
 from launcher.manifests.checks.rules import Rule
 from launcher.manifests.scripts.rules import ScriptRule
 
@@ -76,9 +75,6 @@ def rules_page() -> str:
 What each is about: [check scripts](check-scripts.md).
 
 {render_rules(ScriptRule)}
-## Batch scripts of Slurm
-
-{render_rules(BatchRule)}
 ## Kubernetes manifests
 
 What is read, and of which versions: [manifests](manifests.md).

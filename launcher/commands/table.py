@@ -340,8 +340,7 @@ def _add_to_check(check: ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="training scripts, a job file for its script, batch scripts, or manifests that are "
-        "applied together; - is stdin",
+        help="training scripts, a job file for its script, or manifests; - is stdin",
     )
     check.add_argument("--json", action="store_true")
 
@@ -458,7 +457,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     (
         "check",
         "check:check",
-        "find what breaks in a training script, a batch script or Kubernetes manifests",
+        "find what breaks in a training script or Kubernetes manifests",
         _add_to_check,
     ),
     (

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.manifests.batch.check import check_batch_script
-from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
 from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule
+from launcher.manifests.imports.batch import is_batch_script
 from launcher.manifests.scripts.check import check_training_script, is_training_script
 from launcher.manifests.source import Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
@@ -27,16 +26,16 @@ STDIN_NAME = "<stdin>"
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The result of a check: the breaches by file and line, and how many objects have rules.
+    """The result of a check: the breaches by file and line, and how much was looked at.
 
-    ``scripts`` counts the batch scripts, ``trainings`` the training scripts.
+    ``known`` counts the objects that have rules, ``others`` those without, ``scripts`` the training
+    scripts.
     """
 
     breaches: tuple[Breach, ...]
     known: int
     others: int
     scripts: int = 0
-    trainings: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -63,23 +62,22 @@ CHECKS: Mapping[str, Callable[[Value], Breaches]] = {
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     """Checks files, given as name and text.
 
-    A file may be a batch or training script, which is checked by itself. Raises ``InputError`` for
-    a job file, which other commands check.
+    A file may be a training script, which is checked by itself. Raises ``InputError`` for a job
+    file and a batch script, which other commands read.
     """
     objects: list[Value] = []
     found: list[Breach] = []
     files = []
-    scripts = trainings = 0
+    scripts = 0
     for file, text in texts:
         files.append(file)
         if is_training_script(text, file):
-            trainings += 1
+            scripts += 1
             found += check_training_script(text, file)
             continue
         if is_batch_script(text, file):
-            scripts += 1
-            found += check_batch_script(text, file)
-            continue
+            what = f"{file}: a batch script; training scripts and manifests are checked"
+            raise InputError(what, typed.command("import", file))
         try:
             objects += (inside := parse_manifest(text, file))
         except FileError as error:
@@ -98,7 +96,6 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         known=len(known),
         others=len(objects) - len(known),
         scripts=scripts,
-        trainings=trainings,
     )
 
 
@@ -130,14 +127,12 @@ def render_checked(checked: Checked) -> str:
     errors = sum(one.rule.severity == ERROR for one in checked.breaches)
     counts = f"{_count(errors, 'error')}, {_count(len(blocks) - errors, 'warning')}"
     looked_at = []
-    if checked.known or checked.others or not (checked.scripts or checked.trainings):
+    if checked.known or checked.others or not checked.scripts:
         looked_at.append(
             f"{_count(checked.known, 'object')} checked, {checked.others} without rules"
         )
     if checked.scripts:
-        looked_at.append(f"{_count(checked.scripts, 'batch script')} checked")
-    if checked.trainings:
-        looked_at.append(f"{_count(checked.trainings, 'training script')} checked")
+        looked_at.append(f"{_count(checked.scripts, 'training script')} checked")
     return "".join(blocks) + f"{counts}; {', '.join(looked_at)}\n"
 
 

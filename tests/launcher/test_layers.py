@@ -31,8 +31,6 @@ NOT_A_TARGET = {
     "manifests.player": {"local"},
     # An example in a hint.
     "commands.doctor": {"slurm"},
-    # A word of the shell.
-    "manifests.batch.script": {"local"},
 }
 """Words that are a target's name, and mean something else."""
 PLAYS_IN_DOCKER = (

@@ -16,7 +16,7 @@ WARNING = "warning"
 
 
 class AnyRule(enum.Enum):
-    """A rule of manifests or of batch scripts: how bad its breach is, and why it hurts."""
+    """A rule of manifests or of training scripts: how bad its breach is, and why it hurts."""
 
     def __init__(self, severity: str, why: str) -> None:
         self.id = self.name.lower().replace("_", "-")
@@ -66,7 +66,7 @@ class Rule(AnyRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Breach(Problem):
-    """A breach of a rule at a place of a manifest or of a batch script."""
+    """A breach of a rule at a place of a manifest or of a training script."""
 
     rule: AnyRule
     object: str = ""

@@ -248,6 +248,12 @@ def test_a_job_file_is_refused_with_the_commands_that_check_it(text, file, typed
     assert caught.value.hint == f"launcher doctor {typed}, or launcher render {typed}"
 
 
+def test_a_batch_script_is_refused_with_the_command_that_reads_it():
+    with pytest.raises(InputError) as caught:
+        check_manifests([("job.sbatch", "#!/bin/bash\nsrun torchrun train.py\n")])
+    assert caught.value.hint == "launcher import job.sbatch"
+
+
 @pytest.mark.parametrize(
     "text",
     [
