@@ -77,7 +77,7 @@ What each is about: [check scripts](check-scripts.md).
 {render_rules(ScriptRule)}
 ## Kubernetes manifests
 
-What is read, and of which versions: [manifests](manifests.md).
+What is read, and of which versions: [Kubernetes](kubernetes.md#check-a-manifest).
 
 {render_rules(Rule)}"""
 

@@ -362,15 +362,6 @@ def _add_to_init(init: ArgumentParser) -> None:
     )
 
 
-def _add_to_play(play: ArgumentParser) -> None:
-    play.epilog = "The pods' stdout goes to stdout; their stderr and what happens go to stderr."
-    play.add_argument(
-        "files", nargs="+", metavar="FILE", help="the job's manifest, and those it refers to"
-    )
-    play.add_argument("--job", metavar="NAME", help="which, where the files hold several")
-    play.add_argument("--image", metavar="REF", help="instead of the manifest's image")
-
-
 def _add_to_docs(docs: ArgumentParser) -> None:
     docs.add_argument("page", metavar="NAME", nargs="?", help="none: a list")
 
@@ -459,12 +450,6 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "check:check",
         "find what breaks in a training script or Kubernetes manifests",
         _add_to_check,
-    ),
-    (
-        "play",
-        "play:play",
-        "run a PyTorchJob's manifest in local containers, as the training operator would",
-        _add_to_play,
     ),
     (
         "docs",

@@ -65,7 +65,7 @@ def _check_replica(job: PyTorchJob, replica: Replica) -> Breaches:
 
 
 def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Breaches:
-    injected = dict(operator_env(job, replica, 0))
+    injected = dict(operator_env(job, replica))
     for variable in container["env"]:
         name, value = variable["name"].text, variable["value"].text
         if name in injected and value != injected[name]:
