@@ -90,12 +90,8 @@ def add_commands(commands: Any) -> None:
 def _add_to_run(run: ArgumentParser) -> None:
     add_job(run)
     run.epilog = STREAMS
-    how = run.add_mutually_exclusive_group()
-    how.add_argument(
+    run.add_argument(
         "--detach", action="store_true", help="follow in the background, print the run id"
-    )
-    how.add_argument(
-        "--live", action="store_true", help="in a terminal: the screen of top in place of output"
     )
     run.add_argument(
         "--in", dest="hold", metavar="NAME", help="on the nodes of a hold: launcher hold"
