@@ -59,7 +59,7 @@ class PodSettings(TargetSettings):
     ``has_master``: a Master and Workers, for a static rendezvous. ``checkpoint`` and ``run`` are
     claims; None: each pod's own disk. ``probe_port`` None: no probes. A pod gets ``rdma_devices``
     of ``rdma_resource``. ``tolerations`` are fields and values. ``start_limit_s`` is for the
-    launcher that follows the run, and for pods that wait for their code.
+    launcher that follows the run.
     """
 
     kind: str

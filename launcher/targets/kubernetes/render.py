@@ -14,7 +14,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import code_map_names, is_sent, render_code_maps, tell_code
+from launcher.targets.kubernetes.code import code_map_names, render_code_maps, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import (
@@ -149,8 +149,6 @@ def _tell_deleting(plan: LaunchPlan, file: str, others: Sequence[str]) -> tuple[
 
 
 def _tell_maps(plan: LaunchPlan) -> str:
-    if is_sent(plan):
-        return "The launcher sends it into one of the pods."
     first, *others = code_map_names(plan)
     return f"ConfigMaps: {first} to {others[-1]}." if others else f"ConfigMap: {first}."
 

@@ -213,9 +213,7 @@ def _init_containers(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
         for kind, wanted in _resources(plan, pods).items()
         if (left := {name: amount for name, amount in wanted.items() if name not in devices})
     }
-    mounts = {one["mountPath"]: one for one in _mounts(plan, pods)}
-    run = mounts[protocol.CONTAINER_RUN_DIR]
-    return [render_unpacking(plan, _image(plan, pods), _security(), resources, run)]
+    return [render_unpacking(plan, _image(plan, pods), _security(), resources)]
 
 
 def _image(plan: LaunchPlan, pods: PodSettings) -> Object:
