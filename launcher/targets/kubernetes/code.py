@@ -1,9 +1,4 @@
-"""The training code on its way into pods.
-
-ConfigMaps carry it, and an init container unpacks it. Or the init container fetches it from a git
-repository, with the git of its image and a Secret of Kubernetes' type ``ssh-auth`` (with
-``known_hosts`` beside the key) or ``basic-auth``.
-"""
+"""The training code on its way into pods: ConfigMaps carry it, an init container unpacks it."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.job.git_source import GitSource
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker_options import PYTHON
 from launcher.targets.kubernetes.plan import PodSettings
@@ -33,43 +27,15 @@ MAX_BYTES = 8_000_000
 """The most in a run's ConfigMaps: they lie in the memory of the cluster's etcd."""
 ARCHIVE = "code.tar.gz"
 CONTAINER = "code"
-"""The init container that unpacks or fetches the code."""
+"""The init container that unpacks the code."""
 LABEL = "launcher.code"
 """The label of ConfigMaps with code: a search for a run's plan then need not read them."""
 PARTS = f"{protocol.CONTAINER_CODE}-parts"
 OTHER_WAYS = (
-    "code: {git: URL, ref: COMMIT}, an image that holds it (launcher build --base IMAGE --tag REF "
-    "--push, then --image REF "
+    "an image that holds it (launcher build --base IMAGE --tag REF --push, then --image REF "
     "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
     "workdir: /code); .launcherignore leaves out what is not code"
 )
-GIT_KEY = "/launcher/git"
-FETCH = f"""\
-trap 'exit 143' TERM
-(
-command -v git >/dev/null || {{
-  echo "error: the image has no git" >&2
-  echo "  fix: code.image: an image that has, such as alpine/git" >&2
-  exit 2
-}}
-set -e
-export HOME=/tmp GIT_TERMINAL_PROMPT=0
-export GIT_SSH_COMMAND="ssh -i {GIT_KEY}/ssh-privatekey -o UserKnownHostsFile={GIT_KEY}/known_hosts"
-# The kubelet has made the folder, as root.
-git config --global safe.directory '*'
-git config --global credential.helper '!f() {{ for key in username password; do
-  printf "%s=%s\\n" $key "`cat {GIT_KEY}/$key`"; done; }}; f'
-cd "$2"
-git init -q
-git fetch -q --depth 1 "$0" "$1"
-git checkout -qf FETCH_HEAD
-[ ! -f .gitmodules ] || git submodule update -q --init --recursive --depth 1
-mkdir -p "./$3"
-) &
-wait $!
-"""
-"""Running it again does the same. No ``$(``: Kubernetes would replace it. A shell that waits hears
-SIGTERM, but not one that runs a program."""
 
 
 def check_size(code: PackedCode) -> None:
@@ -140,33 +106,22 @@ def render_code_maps(plan: LaunchPlan, metadata: Object, code: PackedCode) -> li
 def render_unpacking(
     plan: LaunchPlan, image: Object, security: Object, resources: Object
 ) -> Object:
-    """The init container. It uses the job's image, which is there, unless git needs another."""
+    """The init container. It uses the job's image, which is there anyway."""
     assert plan.code is not None, "asked for jobs that take code along"
-    pods = PodSettings.of(plan)
-    inner = plan.code.inner.replace("$", "$$")
-    own = render_fetching(pods.git, inner) if pods.git else _render_program(plan, inner)
+    program = Path(__file__).with_name("unpack_code.py").read_text()
+    inner, pattern = plan.code.inner.replace("$", "$$"), f"{PARTS}/{ARCHIVE}.*"
+    # The image's variables and the current folder shall not matter, nor its locale.
+    python = [PYTHON, "-I", "-X", "utf8", "-c", program]
+    parts = {"name": "code-parts", "mountPath": PARTS, "readOnly": True}
     return {
         "name": CONTAINER,
         **image,
-        **own,
+        "command": [*python, plan.code.hash, protocol.CONTAINER_CODE, inner, pattern],
         # A namespace may demand them of every container; a pod counts only the larger of the two.
         **({"resources": resources} if resources else {}),
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*own["volumeMounts"], render_code_mount()],
-    }
-
-
-def _render_program(plan: LaunchPlan, inner: str) -> Object:
-    """``unpack_code``, for what is mounted in parts."""
-    assert plan.code is not None, "asked for jobs that take code along"
-    program = Path(__file__).with_name("unpack_code.py").read_text()
-    # The image's variables and the current folder shall not matter, nor its locale.
-    python = [PYTHON, "-I", "-X", "utf8", "-c", program]
-    words = (plan.code.hash, protocol.CONTAINER_CODE, inner, f"{PARTS}/{ARCHIVE}.*")
-    return {
-        "command": [*python, *words],
-        "volumeMounts": [{"name": "code-parts", "mountPath": PARTS, "readOnly": True}],
+        "volumeMounts": [parts, render_code_mount()],
     }
 
 
@@ -178,24 +133,7 @@ def render_code_mount() -> Object:
 def render_code_volumes(plan: LaunchPlan) -> list[Object]:
     """The code's ConfigMaps, and the pod's own copy of the code, which it may write to."""
     sources = [{"configMap": {"name": name}} for name in code_map_names(plan)]
-    git = PodSettings.of(plan).git
-    key = {"name": "git", "secret": {"secretName": git.secret}} if git and git.secret else None
     return [
-        *([key] if key else []),
-        *([{"name": "code-parts", "projected": {"sources": sources}}] if sources else []),
+        {"name": "code-parts", "projected": {"sources": sources}},
         {"name": "code", "emptyDir": {}},
     ]
-
-
-def render_fetching(source: GitSource, inner: str) -> dict[str, Any]:
-    """The fields of the init container that fetches code from git."""
-    mounts = [
-        {"name": "git", "mountPath": GIT_KEY, "readOnly": True},
-        # ssh refuses to work for a user without a name.
-        {"name": "plan", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True},
-    ]
-    return {
-        **({"image": source.image} if source.image else {}),
-        "command": ["sh", "-c", FETCH, source.git, source.ref, protocol.CONTAINER_CODE, inner],
-        "volumeMounts": mounts if source.secret else [],
-    }

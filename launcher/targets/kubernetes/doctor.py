@@ -52,8 +52,8 @@ def diagnose_kubernetes(
         yield warning("reachable", f"context {context}", told, fix)
     code = None
     try:
-        place = find_code(job.command, job.code, job.workdir, Path.cwd(), fetches=True)
-        if place is not None and not place.is_fetched:
+        place = find_code(job.command, job.code, job.workdir, Path.cwd())
+        if place is not None:
             check_size(code := read_code(place, run_root))
             yield ok("code", code.record.root, tell_code(code))
     except LauncherError as error:
@@ -151,9 +151,6 @@ class _Diagnosis:
         if node.secrets:
             of_secret = functools.partial(judge_secret, keys=node.secrets)
             yield from self._judge_named(SECRET, SECRET, pods.secret, of_secret)
-        if pods.git and pods.git.secret:
-            of_secret = functools.partial(judge_secret, keys=())
-            yield from self._judge_named(SECRET, SECRET, pods.git.secret, of_secret)
         for name in pods.image_pull_secrets:
             yield from self._judge_named(PULL_SECRET, SECRET, name, judge_pull_secret)
 

@@ -77,16 +77,13 @@ def render_config_map(plan: LaunchPlan) -> Object:
 
     Its name has a hash of its content: running pods keep what they have.
     """
-    pods = PodSettings.of(plan)
-    has_key = pods.git is not None and pods.git.secret is not None
-    passwd = {"passwd": f"launcher:x:{pods.uid}:{pods.uid}::/tmp:/bin/sh\n"} if has_key else {}
     archive = {protocol.AGENT_ARCHIVE: base64.b64encode(read_archive()).decode()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": render_metadata(plan, _config_map_name(plan)),
         "immutable": True,
-        "data": {protocol.NODE_TASK_FILE: render_kept_plan(plan), **passwd},
+        "data": {protocol.NODE_TASK_FILE: render_kept_plan(plan)},
         **({} if has_own_agent(plan) else {"binaryData": archive}),
     }
 

@@ -45,7 +45,6 @@ class KubernetesTarget(Target):
         own_checkpoints="kubernetes.checkpoint",
         tells_by_consoles=True,
         sends_code=True,
-        fetches_code=True,
         plans_offline=True,
         held_by="entered",
     )
