@@ -7,7 +7,6 @@ these figures, and a test compares them).
 from __future__ import annotations
 
 from benchmarks.again import agains
-from benchmarks.checking import checks
 from benchmarks.command_line import answers, helps, renders
 from benchmarks.containers import containers
 from benchmarks.hosts import hosts
@@ -37,7 +36,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "answers": Benchmark(trials=answers, limit_s=60),
     "plan": Benchmark(trials=plans, limit_s=60),
     "manifests": Benchmark(trials=manifests, limit_s=60),
-    "check": Benchmark(trials=checks, limit_s=300),
     "output": Benchmark(trials=outputs, limit_s=180),
     "step": Benchmark(trials=steps, limit_s=120),
     "trainer": Benchmark(trials=trainers, limit_s=120),

@@ -20,7 +20,6 @@ from fabric_train.strategies import INSTEAD, STRATEGIES
 from launcher.commands.cli import _parser
 from launcher.contract.causes import OF_RUNS, RETRY_FROM, Cause
 from launcher.contract.errors import ExitCode
-from launcher.manifests.batch.check import BatchRule
 from launcher.manifests.checks.rules import Rule
 from launcher.manifests.scripts.rules import ScriptRule
 
@@ -50,12 +49,9 @@ def rules_page() -> str:
 What each is about: [check scripts](check-scripts.md).
 
 {render_rules(ScriptRule)}
-## Batch scripts of Slurm
-
-{render_rules(BatchRule)}
 ## Kubernetes manifests
 
-What is read, and of which versions: [manifests](manifests.md).
+What is read, and of which versions: [Kubernetes](kubernetes.md#check-a-manifest).
 
 {render_rules(Rule)}"""
 

@@ -108,12 +108,11 @@ def plan_job(
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
     if job.code == IN_IMAGE and opened and not opened.has_image(job):
         job = job.model_copy(update={"code": None})
-    fetches = bool(opened and opened.traits.fetches_code)
-    place = find_code(job.command, job.code, job.workdir, Path.cwd(), fetches=fetches)
+    place = find_code(job.command, job.code, job.workdir, Path.cwd())
     read_code: Callable[[], PackedCode] | None = None
-    if place and not place.is_fetched:
+    if place:
         read_code = functools.partial(_read_place, place, run_root)
-    if again and copy and not (place and place.is_fetched):
+    if again and copy:
         kept = _read_kept(again, job, copy, is_needed=place is not None)
         place, read_code = (kept[0], lambda: kept[1]) if kept else (None, None)
     if opened and opened.traits.sends_code and read_code:

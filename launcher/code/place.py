@@ -8,16 +8,15 @@ from pathlib import Path, PurePosixPath
 
 from launcher.code.git import find_repository
 from launcher.contract.errors import KeyInputError
-from launcher.job.git_source import GitSource
 from launcher.job.values import IN_IMAGE
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodePlace:
-    """``root`` is the folder of the code, absolute, unless nodes fetch it; ``inner`` the working
-    folder below it, empty for the root itself; ``command`` is what is started there."""
+    """``root`` is the folder of the code, absolute; ``inner`` the working folder below it, empty
+    for the root itself; ``command`` is what is started there."""
 
-    root: Path = Path()
+    root: Path
     inner: str = ""
     command: tuple[str, ...]
     note: str = ""
@@ -25,33 +24,16 @@ class CodePlace:
     is_copy: bool = False
     """Whether ``root`` is a copy made for the run, which all nodes use wherever they are."""
 
-    @property
-    def is_fetched(self) -> bool:
-        """Whether nodes get the code from a git repository."""
-        return self.root == Path()
-
 
 def find_code(
-    command: tuple[str, ...],
-    code: str | GitSource | None,
-    workdir: str | None,
-    cwd: Path,
-    *,
-    fetches: bool = False,
+    command: tuple[str, ...], code: str | None, workdir: str | None, cwd: Path
 ) -> CodePlace | None:
     """Where the code of a command is; None if the image holds it.
 
     ``code`` and ``workdir`` are the job's keys, ``cwd`` is where the launcher was called. Without
-    ``code``, a script or module that is not found from there must be in the image. ``fetches``:
-    nodes can fetch code. Raises ``KeyInputError`` if a folder is named and the script is not in
-    it, and for code from git that nodes cannot fetch.
+    ``code``, a script or module that is not found from there must be in the image. Raises
+    ``KeyInputError`` if a folder is named and the script is not in it.
     """
-    if isinstance(code, GitSource):
-        if fetches:
-            return CodePlace(inner=workdir or "", command=command)
-        fix = f"git clone {code.git}, and --code FOLDER"
-        what = "found git, but nodes of this target cannot fetch code"
-        raise KeyInputError(("code",), what, fix)
     if code == IN_IMAGE or (code is None and workdir is not None and workdir.startswith("/")):
         return None
     start = Path(os.path.normpath(cwd / (workdir or "")))

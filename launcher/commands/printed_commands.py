@@ -13,7 +13,7 @@ from launcher.api.choose_target import rooms
 from launcher.commands.arguments import shown
 
 OF_THIS_CALL = (
-    *("module", "again", "on", "resume", "detach", "live", "verbose"),
+    *("module", "again", "on", "resume", "detach", "verbose"),
     *("debug", "debug_port", "fresh", "hold"),
 )
 """Options of ``run`` that another command for the same job uses differently, or does not have."""

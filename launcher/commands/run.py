@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
 
 from launcher.api import launch
 from launcher.api.choose_target import Choice
@@ -24,16 +20,13 @@ from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.generations import FOLDER as OF_AGENTS
-from launcher.contract.protocol import LAUNCHER_LOG_FILE, OUTCOME_FILE
+from launcher.contract.protocol import OUTCOME_FILE
 from launcher.follow.console import Console
 from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_summary
-
-if TYPE_CHECKING:
-    from launcher.screen.app import RunScreen
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,13 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
         # No buffer: the output goes to a file, which never pauses, and a fork loses threads.
         _run_in_background(planned_run, Console(sys.stderr))
         return 0
-    if arguments.live:
-        # Imported here, as a run without --live needs nothing of the screen.
-        from launcher.commands.top import has_terminal, load_screen
-
-        if has_terminal():
-            screen = load_screen("run --live", "leave --live out")
-            return _run_live(arguments, planned_run, Console(sys.stderr), screen)
     shows = typed.command("logs", planned_run.plan.run_id)
     with launch.open_streams(shows=shows) as console:
         return _run_here(arguments, planned_run, console, port)
@@ -67,11 +53,9 @@ def _read_debugging(arguments: argparse.Namespace) -> tuple[Purpose, socket.sock
     if len(ranks) > 1:
         given = " ".join(f"--debug {rank}" for rank in ranks)
         raise InputError(f"{given}: one rank at a time", f"--debug {ranks[0]}")
-    if arguments.detach or arguments.live:
-        way = "--detach" if arguments.detach else "--live"
-        raise InputError(
-            f"--debug needs this process in this terminal: not with {way}", "one of both"
-        )
+    if arguments.detach:
+        what = "--debug needs this process in this terminal: not with --detach"
+        raise InputError(what, "one of both")
     if port is not None:
         return Purpose(debug_rank=ranks[0], debug_editor=True), listen(port)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -81,44 +65,12 @@ def _read_debugging(arguments: argparse.Namespace) -> tuple[Purpose, socket.sock
 
 
 def _run_in_background(planned_run: PlannedRun, console: Console) -> None:
-    run = _start_in_background(planned_run, console)
-    console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
-    print(run.run_id, flush=True)
-
-
-def _start_in_background(planned_run: PlannedRun, console: Console) -> RunFolder:
     run, choice = create_told(planned_run, console), planned_run.choice
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
         _note_after_start(planned_run, run.path.parent, console.note)
-    return run
-
-
-def _run_live(
-    arguments: argparse.Namespace,
-    planned_run: PlannedRun,
-    console: Console,
-    screen: type[RunScreen],
-) -> int:
-    """Follows in a background process, to which this process passes its signals on."""
-    run = _start_in_background(planned_run, console)
-
-    def pass_on(signum: int, _: FrameType | None = None) -> None:
-        if (pid := run.launcher_pid()) is not None:
-            os.kill(pid, signum)
-
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, pass_on)
-    screen(run, 1.0, functools.partial(pass_on, signal.SIGINT)).run()
-    if run.launcher_pid() is not None:
-        console.note(f"the run goes on; see: {typed.command('logs', '--follow', run.run_id)}")
-        return 0
-    outcome = run.read_outcome()
-    if outcome is None:
-        raise TargetError(
-            f"{run.run_id} has no outcome", f"{run.path / LAUNCHER_LOG_FILE} tells what happened"
-        )
-    return _tell_end(arguments, planned_run, run, outcome, console)
+    console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
+    print(run.run_id, flush=True)
 
 
 def _run_here(

@@ -90,12 +90,8 @@ def add_commands(commands: Any) -> None:
 def _add_to_run(run: ArgumentParser) -> None:
     add_job(run)
     run.epilog = STREAMS
-    how = run.add_mutually_exclusive_group()
-    how.add_argument(
+    run.add_argument(
         "--detach", action="store_true", help="follow in the background, print the run id"
-    )
-    how.add_argument(
-        "--live", action="store_true", help="in a terminal: the screen of top in place of output"
     )
     run.add_argument(
         "--in", dest="hold", metavar="NAME", help="on the nodes of a hold: launcher hold"
@@ -340,8 +336,7 @@ def _add_to_check(check: ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="training scripts, a job file for its script, batch scripts, or manifests that are "
-        "applied together; - is stdin",
+        help="training scripts, a job file for its script, or manifests; - is stdin",
     )
     check.add_argument("--json", action="store_true")
 
@@ -361,15 +356,6 @@ def _add_to_init(init: ArgumentParser) -> None:
     init.add_argument(
         "-o", "--output", metavar="FILE", default="job.yaml", help="a new file (default: job.yaml)"
     )
-
-
-def _add_to_play(play: ArgumentParser) -> None:
-    play.epilog = "The pods' stdout goes to stdout; their stderr and what happens go to stderr."
-    play.add_argument(
-        "files", nargs="+", metavar="FILE", help="the job's manifest, and those it refers to"
-    )
-    play.add_argument("--job", metavar="NAME", help="which, where the files hold several")
-    play.add_argument("--image", metavar="REF", help="instead of the manifest's image")
 
 
 def _add_to_docs(docs: ArgumentParser) -> None:
@@ -458,14 +444,8 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     (
         "check",
         "check:check",
-        "find what breaks in a training script, a batch script or Kubernetes manifests",
+        "find what breaks in a training script or Kubernetes manifests",
         _add_to_check,
-    ),
-    (
-        "play",
-        "play:play",
-        "run a PyTorchJob's manifest in local containers, as the training operator would",
-        _add_to_play,
     ),
     (
         "docs",

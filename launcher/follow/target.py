@@ -165,8 +165,6 @@ class Traits:
     """Whether workers write into their nodes' own output, and nowhere else."""
     sends_code: bool = False
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
-    fetches_code: bool = False
-    """Whether nodes can get the code from a git repository."""
     takes_shell: bool = False
     """Whether workers get the variables of the shell that starts them."""
     held_by: str = ""

@@ -287,9 +287,7 @@ class JobSpec(Section):
     without a repository, the folder that holds it. If not, the image holds the code.
     ``.launcherignore`` in the code's folder, written like a ``.gitignore``, names more files that
     are not copied. ``--on local`` and ``--on docker`` use the folder itself; other targets get a
-    copy of at most 100 MiB. Only ``--on kubernetes`` also accepts ``{git: URL, ref: COMMIT}``, with
-    ``secret`` for a Secret with the key and ``image`` for an image that has git: each pod fetches
-    the commit, and ``workdir`` is a folder in it."""
+    copy of at most 100 MiB, pods one of at most 8 MB packed."""
     nnodes: Annotated[Nodes, Field(examples=[2, "1:4"])] = NodeRange(1, 1)
     """How many nodes: a number, or ``MIN:MAX`` for an elastic job, which is started on MAX nodes
     and goes on while MIN are left. Left out in a Slurm allocation or with ``launcher node``: all

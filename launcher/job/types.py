@@ -26,7 +26,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from launcher.job import storage, values
 from launcher.job.command import parse_command, parse_text
-from launcher.job.git_source import CODE_WORDS, GitSource, dump_code, parse_code
 from launcher.job.refused import NotAcceptedError
 from launcher.job.values import NodeRange
 
@@ -212,10 +211,7 @@ HostPath = Annotated[
         {"type": "string", "pattern": "^[^~]"},
     ),
 ]
-Code = Annotated[
-    str | GitSource,
-    Read(parse_code, CODE_WORDS, text("[^~].*"), {"type": "object"}, dump=dump_code),
-]
+Code = Annotated[str, Read(values.parse_host_path, "a folder, or image", text("[^~].*"))]
 ListenAddress = Annotated[
     str,
     matching(

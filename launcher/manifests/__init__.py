@@ -1,1 +1,1 @@
-"""Anybody's manifests and scripts: read, checked, and manifests played on a Docker engine."""
+"""Anybody's manifests and scripts: read, checked, and made into job files."""

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.manifests.batch.check import check_batch_script
-from launcher.manifests.batch.script import is_batch_script
-from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtime, check_trainjob
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
 from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule
+from launcher.manifests.imports.batch import is_batch_script
 from launcher.manifests.scripts.check import check_training_script, is_training_script
-from launcher.manifests.source import Together, Value, object_name, parse_manifest
+from launcher.manifests.source import Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -28,16 +26,16 @@ STDIN_NAME = "<stdin>"
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The result of a check: the breaches by file and line, and how many objects have rules.
+    """The result of a check: the breaches by file and line, and how much was looked at.
 
-    ``scripts`` counts the batch scripts, ``trainings`` the training scripts.
+    ``known`` counts the objects that have rules, ``others`` those without, ``scripts`` the training
+    scripts.
     """
 
     breaches: tuple[Breach, ...]
     known: int
     others: int
     scripts: int = 0
-    trainings: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -45,58 +43,52 @@ class Checked:
         return not any(breach.rule.severity == ERROR for breach in self.breaches)
 
 
-def _check_workload(item: Value, together: Together) -> Breaches:
+def _check_workload(item: Value) -> Breaches:
     """A Pod, or an object with a template for pods that do not train together."""
     spec = item["spec"]
     return check_pod(spec["template"]["spec"] if spec["template"] else spec, training=False)
 
 
-CHECKS: Mapping[str, Callable[[Value, Together], Breaches]] = {
+CHECKS: Mapping[str, Callable[[Value], Breaches]] = {
     "PyTorchJob": check_pytorchjob,
-    "TrainJob": check_trainjob,
-    "TrainingRuntime": check_runtime,
-    "ClusterTrainingRuntime": check_runtime,
-    "JobSet": check_jobset,
-    "Job": check_job,
     "Pod": _check_workload,
+    "Job": _check_workload,
     "Deployment": _check_workload,
     "StatefulSet": _check_workload,
 }
-"""The check of each kind. Objects of other kinds are only looked up by these checks."""
+"""The check of each kind; objects of other kinds have none."""
 
 
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
-    """Checks files, given as name and text, that are applied together in that order.
+    """Checks files, given as name and text.
 
-    A file may be a batch or training script, which is checked by itself. Raises ``InputError`` for
-    a job file, which other commands check.
+    A file may be a training script, which is checked by itself. Raises ``InputError`` for a job
+    file and a batch script, which other commands read.
     """
     objects: list[Value] = []
     found: list[Breach] = []
     files = []
-    scripts = trainings = 0
+    scripts = 0
     for file, text in texts:
         files.append(file)
         if is_training_script(text, file):
-            trainings += 1
+            scripts += 1
             found += check_training_script(text, file)
             continue
         if is_batch_script(text, file):
-            scripts += 1
-            found += check_batch_script(text, file)
-            continue
+            what = f"{file}: a batch script; training scripts and manifests are checked"
+            raise InputError(what, typed.command("import", file))
         try:
             objects += (inside := parse_manifest(text, file))
         except FileError as error:
             found += [Breach(rule=Rule.YAML, **vars(problem)) for problem in error.problems]
         else:
             _refuse_job(inside, file)
-    together = Together(objects=tuple(objects))
     known = [item for item in objects if item["kind"].text in CHECKS]
     for item in known:
         kind = item["kind"].text
         name = f"{kind}/{object_name(item)}"
-        found += [replace(one, object=name) for one in CHECKS[kind](item, together)]
+        found += [replace(one, object=name) for one in CHECKS[kind](item)]
     places = {file: i for i, file in reversed(list(enumerate(files)))}
     ordered = sorted(dict.fromkeys(found), key=lambda one: (places[one.file], one.line))
     return Checked(
@@ -104,7 +96,6 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         known=len(known),
         others=len(objects) - len(known),
         scripts=scripts,
-        trainings=trainings,
     )
 
 
@@ -136,14 +127,12 @@ def render_checked(checked: Checked) -> str:
     errors = sum(one.rule.severity == ERROR for one in checked.breaches)
     counts = f"{_count(errors, 'error')}, {_count(len(blocks) - errors, 'warning')}"
     looked_at = []
-    if checked.known or checked.others or not (checked.scripts or checked.trainings):
+    if checked.known or checked.others or not checked.scripts:
         looked_at.append(
             f"{_count(checked.known, 'object')} checked, {checked.others} without rules"
         )
     if checked.scripts:
-        looked_at.append(f"{_count(checked.scripts, 'batch script')} checked")
-    if checked.trainings:
-        looked_at.append(f"{_count(checked.trainings, 'training script')} checked")
+        looked_at.append(f"{_count(checked.scripts, 'training script')} checked")
     return "".join(blocks) + f"{counts}; {', '.join(looked_at)}\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.contract.node_plan import Env
-from launcher.manifests.source import Value, object_name, object_namespace
+from launcher.manifests.source import Value, object_name
 
 MASTER = "Master"
 WORKER = "Worker"
@@ -46,7 +46,6 @@ class PyTorchJob:
 
     def __init__(self, item: Value) -> None:
         self.name = object_name(item)
-        self.namespace = object_namespace(item)
         self.spec = item["spec"]
         self.elastic, self.run_policy = self.spec["elasticPolicy"], self.spec["runPolicy"]
         self.clean_pod_policy = self.run_policy["cleanPodPolicy"].text or "None"
@@ -74,19 +73,19 @@ class PyTorchJob:
         return PORT
 
 
-def operator_env(job: PyTorchJob, replica: Replica, index: int) -> Env:
-    """The variables that the operator appends to every container's own, in its order."""
+def operator_env(job: PyTorchJob, replica: Replica) -> Env:
+    """The variables that the operator appends to those of a replica's first pod, in its order."""
     env = {"PYTHONUNBUFFERED": "1"}
     if job.master is not None:
-        env |= _master_env(job, replica, index)
+        env |= _master_env(job, replica)
     env["PET_NPROC_PER_NODE"] = job.nproc_per_node
     env |= _elastic_env(job) if job.elastic else {"PET_NNODES": str(job.pods)}
     return tuple(env.items())
 
 
-def _master_env(job: PyTorchJob, replica: Replica, index: int) -> dict[str, str]:
+def _master_env(job: PyTorchJob, replica: Replica) -> dict[str, str]:
     address, port = f"{job.name}-master-0", str(job.port_of(job.master))
-    rank = str(index if replica.kind == MASTER else index + 1)
+    rank = "0" if replica.kind == MASTER else "1"
     return {
         "MASTER_PORT": port,
         "PET_MASTER_PORT": port,

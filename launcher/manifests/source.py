@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from launcher.job.quantity import parse_quantity
@@ -87,43 +86,9 @@ def parse_manifest(text: str, file: str) -> tuple[Value, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Together:
-    """Objects that are applied together, in that order."""
-
-    objects: tuple[Value, ...]
-
-    @cached_property
-    def _positions(self) -> dict[tuple[str, str, str], int]:
-        places = [_place_of(item) for item in self.objects]
-        return {place: i for i, place in reversed(list(enumerate(places)))}
-
-    def find(self, kind: str, name: str, namespace: str = "") -> Value | None:
-        """The first object of that kind, name and namespace, else one that names no namespace.
-
-        kubectl puts such an object where its user says. Cluster-wide kinds have no namespace.
-        """
-        places = ((kind, name, place) for place in (namespace, ""))
-        found = (self._positions[place] for place in places if place in self._positions)
-        return next((self.objects[position] for position in found), None)
-
-    def is_later(self, first: Value, second: Value) -> bool:
-        """Whether ``first`` comes after ``second``; both are of these objects."""
-        return self._positions[_place_of(first)] > self._positions[_place_of(second)]
-
-
-def _place_of(item: Value) -> tuple[str, str, str]:
-    return item["kind"].text, object_name(item), item["metadata"]["namespace"].text
-
-
 def object_name(item: Value) -> str:
     """``metadata.name``; empty where it is not written."""
     return item["metadata"]["name"].text
-
-
-def object_namespace(item: Value) -> str:
-    """``metadata.namespace``, else the one that kubectl uses if its context names none."""
-    return item["metadata"]["namespace"].text or "default"
 
 
 def count_gpus(container: Value) -> int | None:

@@ -44,10 +44,7 @@ YIELDS = 10
 
 
 class RunScreen(App[None]):
-    """Shows a run until ``q``; the run goes on as before.
-
-    With ``interrupt``, Ctrl-C calls it, and the screen ends when the run's launcher does.
-    """
+    """Shows a run until ``q``; the run goes on as before."""
 
     CSS = """
     #state, #training { max-height: 2; padding: 0 1; }
@@ -58,7 +55,7 @@ class RunScreen(App[None]):
     """
     BINDINGS: ClassVar = [
         Binding("q", "quit", "quit"),
-        Binding("ctrl+c", "interrupt", show=False, priority=True),
+        Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("l", "log", "log of the node"),
         Binding("s", "stacks", "stacks"),
         Binding("slash", "filter", "filter"),
@@ -66,11 +63,8 @@ class RunScreen(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(
-        self, run: RunFolder, interval_s: float, interrupt: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, run: RunFolder, interval_s: float) -> None:
         super().__init__()
-        self._interrupt = interrupt
         self._watched, self._interval_s = run, interval_s
         self._seen_nodes: Sequence[NodeRow] = ()
         self._seen_events: Sequence[Moment] = ()
@@ -105,9 +99,6 @@ class RunScreen(App[None]):
             self.call_from_thread(self.show, read_snapshot(self._watched, time.time()))
         except (LauncherError, OSError) as error:
             self.call_from_thread(self.query_one("#state", Static).update, str(error))
-        if self._interrupt is not None and self._watched.launcher_pid() is None:
-            self.call_from_thread(self.exit)
-            return
         pause_s = max(self._interval_s, (time.monotonic() - began) / READING_SHARE)
         self.call_from_thread(self.set_timer, pause_s, self.look)
 
@@ -157,14 +148,6 @@ class RunScreen(App[None]):
         """Goes back to the table."""
         self.query_one(Input).display = False
         self.query_one(DataTable).focus()
-
-    def action_interrupt(self) -> None:
-        """Ctrl-C: calls ``interrupt`` if it was given, else leaves the screen."""
-        if self._interrupt is None:
-            self.exit()
-            return
-        self._interrupt()
-        self.notify("stopping the run; Ctrl-C again ends it at once")
 
     def action_filter(self) -> None:
         """Asks which nodes to show."""

@@ -55,13 +55,6 @@ ELASTIC: Fields = {
 FIXED: Fields = {**ELASTIC, "nnodes": 3}
 EPHEMERAL: Fields = {**FIXED, "kubernetes": {"checkpoint": "ephemeral", "whole_node": True}}
 WITH_CODE: Fields = {**FIXED, "takes_code": True}
-GIT: Fields = {
-    "git": "https://example.com/me/repo.git",
-    "ref": "0c0de" * 8,
-    "secret": "deploy-key",
-    "image": "alpine/git",
-}
-FROM_GIT: Fields = {**FIXED, "code": GIT, "workdir": "sub folder/ä"}
 LONG: Fields = {**FIXED, "name": "n" * 40, "nnodes": 1000}
 
 
@@ -76,7 +69,6 @@ OF_ANY_KIND: dict[str, Fields] = {
     "ephemeral": EPHEMERAL,
     "long": LONG,
     "code": WITH_CODE,
-    "git": FROM_GIT,
     "everything": {**FIXED, **GPUS, "kubernetes": PLACED},
     **{name: gang(FIXED, name) for name in ("volcano", "kueue")},
 }

@@ -39,7 +39,7 @@ GOLDEN = ROOT / "tests/golden"
 WHOLE = (
     *("pytorchjob-plain", "pytorchjob-elastic", "pytorchjob-static", "pytorchjob-everything"),
     *("pytorchjob-elastic-volcano", "trainjob-fixed", "trainjob-volcano", "jobset-fixed"),
-    *("pytorchjob-code", "job-code", "job-git"),
+    *("pytorchjob-code", "job-code"),
     *("job-elastic", "job-kueue", "job-volcano", "job-ephemeral"),
 )
 

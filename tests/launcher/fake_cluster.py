@@ -106,8 +106,6 @@ class FakeCluster:
         """Pods whose containers the runtime has forgotten, and their logs with them."""
         self.programs: dict[str, Callable[[list[str]], subprocess.Popen[bytes]]] = {}
         """By pod, what starts a program in it."""
-        self.executed: list[str] = []
-        """The pods in which a program was started, one after the other."""
         self.after_log: Callable[[], object] = lambda: None
         """What happens when a log has been sent to its end."""
         self.token = "t0ken"
@@ -478,8 +476,7 @@ class _Handler(BaseHTTPRequestHandler):
         start = self.cluster.programs.get(pod)
         if start is None:
             return self._fail(404, f'pods "{pod}" not found', "NotFound")
-        self.cluster.executed.append(pod)
-        return serve_exec(self, start(asked["command"]), self._cut_after)
+        return serve_exec(self, start(asked["command"]))
 
     def _log(self, pod: str, query: dict[str, str]) -> None:
         item = self.cluster.objects.get(("pods", pod))

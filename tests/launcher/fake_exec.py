@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import socket
 import struct
 import subprocess
 import threading
@@ -24,10 +23,8 @@ MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TEXT, BINARY, CLOSE = 1, 2, 8
 
 
-def serve_exec(
-    handler: BaseHTTPRequestHandler, program: subprocess.Popen[bytes], cut_after: int | None
-) -> None:
-    """Stays until the program has ended. Breaks the connection ``cut_after`` bytes of its input."""
+def serve_exec(handler: BaseHTTPRequestHandler, program: subprocess.Popen[bytes]) -> None:
+    """Stays until the program has ended."""
     key = handler.headers["Sec-WebSocket-Key"].encode()
     asked = handler.headers["Sec-WebSocket-Protocol"]
     protocol = next(one for one in PROTOCOLS if one in asked)
@@ -38,7 +35,7 @@ def serve_exec(
     handler.send_header("Sec-WebSocket-Accept", accept)
     handler.send_header("Sec-WebSocket-Protocol", protocol)
     handler.end_headers()
-    reader = threading.Thread(target=_pass_on, args=(handler, program, cut_after), daemon=True)
+    reader = threading.Thread(target=_pass_on, args=(handler, program), daemon=True)
     reader.start()
     # Passed on while it runs: a person waits for it, and a pipe holds little.
     listener = threading.Thread(target=_show, args=(handler, program))
@@ -66,24 +63,16 @@ def _show(handler: BaseHTTPRequestHandler, program: subprocess.Popen[bytes]) -> 
             _write(handler, BINARY, b"\x01" + data)
 
 
-def _pass_on(
-    handler: BaseHTTPRequestHandler, program: subprocess.Popen[bytes], cut_after: int | None
-) -> None:
+def _pass_on(handler: BaseHTTPRequestHandler, program: subprocess.Popen[bytes]) -> None:
     assert program.stdin is not None
-    passed = 0
     with contextlib.suppress(OSError, EOFError):
         while (frame := _read(handler.rfile))[0] != CLOSE:
             if frame[0] in (TEXT, BINARY) and frame[1][:1] == b"\x00":
-                passed += len(frame[1]) - 1
                 with contextlib.suppress(BrokenPipeError):
                     program.stdin.write(frame[1][1:])
                     program.stdin.flush()
             if frame[1] == b"\xff\x00":
                 program.stdin.close()
-            if cut_after is not None and passed > cut_after:
-                handler.connection.shutdown(socket.SHUT_RDWR)
-                program.kill()
-                return
     # As a runtime ends the input of a program whose client has gone.
     with contextlib.suppress(OSError):
         program.stdin.close()

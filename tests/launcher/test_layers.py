@@ -28,19 +28,10 @@ NOT_A_TARGET = {
     "targets.interpreter": {"local"},
     # Docker's command line, and its driver for logs.
     "targets.docker_options": {"docker", "local"},
-    "manifests.player": {"local"},
     # An example in a hint.
     "commands.doctor": {"slurm"},
-    # A word of the shell.
-    "manifests.batch.script": {"local"},
 }
 """Words that are a target's name, and mean something else."""
-PLAYS_IN_DOCKER = (
-    "manifests.play",
-    "manifests.player",
-    "commands.play",
-)
-"""``launcher play`` runs anybody's manifests in containers, on no target."""
 BUILDS_IN_DOCKER = ("commands.build",)
 """``launcher build`` makes an image, for every target that takes one."""
 HOST = "targets.hosts.program"
@@ -128,7 +119,7 @@ def test_nothing_outside_of_its_room_names_a_target_but_the_one_table():
     for module in elsewhere:
         named = {word for word, line in words_of(module) if word in OF_A_TARGET}
         assert named <= NOT_A_TARGET.get(module, set()), module
-        if module not in (*PLAYS_IN_DOCKER, *BUILDS_IN_DOCKER):
+        if module not in BUILDS_IN_DOCKER:
             assert not {target_of(name) for name in imports_of(module)} - {""}, module
 
 

@@ -7,14 +7,11 @@ healthy. Answers from what the agent knows already, so that a hanging worker can
 
 from __future__ import annotations
 
-import re
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 from launcher.agent.engine.node_state import Node
@@ -24,7 +21,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.records import read_object
 
 REQUEST_LIMIT_S = 5.0
-CODE = re.compile(re.escape("/" + protocol.KEPT_CODE).replace(r"\{hash\}", "[0-9a-f]{64}"))
+
 """Whoever knows the hash may have the code."""
 
 
@@ -117,16 +114,13 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
     ]
 
 
-def start_health_server(host: str, port: int, read: Callable[[], Health], run_dir: Path) -> int:
+def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int:
     """Serves from daemon threads; returns the port. Raises OSError if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_LIMIT_S
 
         def do_GET(self) -> None:
-            if CODE.fullmatch(self.path) and (archive := run_dir / self.path[1:]).is_file():
-                self._send_file(archive)
-                return
             if self.path not in ("/healthz", "/metrics"):
                 self.send_error(404, "try /healthz or /metrics")
                 return
@@ -137,13 +131,6 @@ def start_health_server(host: str, port: int, read: Callable[[], Health], run_di
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-
-        def _send_file(self, path: Path) -> None:
-            with path.open("rb") as file:
-                self.send_response(200)
-                self.send_header("Content-Length", str(path.stat().st_size))
-                self.end_headers()
-                shutil.copyfileobj(file, self.wfile)
 
         def log_message(self, format: str, *args: object) -> None:
             """Prints nothing: probes come every few seconds."""

@@ -71,7 +71,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     node = Node(attempts, judge, ledger, gate, clock)
     node.token = token
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
-    _start_health(settings, node, watchdog, clock, run_dir)
+    _start_health(settings, node, watchdog, clock)
 
     run_once = partial(torch_agent.run_elastic_agent, node=node, archive=archive, forks=forks)
 
@@ -97,9 +97,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     )
 
 
-def _start_health(
-    settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock, run_dir: Path
-) -> None:
+def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:
     if settings.health_port is None:
         return
     from launcher.agent.engine.health_server import read_health, start_health_server
@@ -110,7 +108,6 @@ def _start_health(
             settings.health_host,
             settings.health_port,
             lambda: read_health(node, book, clock),
-            run_dir,
         )
     except OSError as error:
         say(f"no health server on port {settings.health_port}: {error}")

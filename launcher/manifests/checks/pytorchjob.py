@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-from launcher.manifests.checks.jobs import check_length
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.rules import Breaches, Rule, hit
-from launcher.manifests.pytorchjob import NPROC_WORDS, PyTorchJob, Replica, operator_env
-from launcher.manifests.source import Together, Value, count_gpus
+from launcher.manifests.pytorchjob import DNS_1035, NPROC_WORDS, PyTorchJob, Replica, operator_env
+from launcher.manifests.source import Value, count_gpus
 
+MAX_LABEL = 63
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("Running", "All", "None")
 WRITTEN_OUT = ("minReplicas", "maxReplicas", "maxRestarts", "rdzvId")
@@ -22,10 +22,10 @@ ENGINES = re.compile(
 """Commands that start a worker for each process, or scripts that may do so."""
 
 
-def check_pytorchjob(item: Value, together: Together) -> Breaches:
-    """One PyTorchJob, whatever is applied together with it."""
+def check_pytorchjob(item: Value) -> Breaches:
+    """One PyTorchJob."""
     job = PyTorchJob(item=item)
-    yield from check_length(item, f"{job.name}-worker-999")
+    yield from _check_name(item, job)
     yield from _check_run_policy(job)
     yield from _check_world(job)
     if job.elastic:
@@ -33,6 +33,20 @@ def check_pytorchjob(item: Value, together: Together) -> Breaches:
     for replica in job.replicas:
         yield from _check_replica(job, replica)
         yield from check_pod(replica.pod)
+
+
+def _check_name(item: Value, job: PyTorchJob) -> Breaches:
+    """The name of the job, and the longest name that is derived from it."""
+    place, longest = item["metadata"]["name"], f"{job.name}-worker-999"
+    if not job.name and item["metadata"]["generateName"]:
+        return
+    if not DNS_1035.fullmatch(job.name):
+        fix = "small letters, digits and hyphens, a letter first"
+        yield hit(Rule.JOB_NAME, place, f"name {job.name!r} is no DNS label", fix)
+    elif len(longest) > MAX_LABEL:
+        what = f"name of {len(job.name)} characters makes {longest}"
+        fix = f"at most {len(job.name) - (len(longest) - MAX_LABEL)} characters"
+        yield hit(Rule.JOB_NAME, place, what, fix)
 
 
 def _check_replica(job: PyTorchJob, replica: Replica) -> Breaches:
@@ -51,7 +65,7 @@ def _check_replica(job: PyTorchJob, replica: Replica) -> Breaches:
 
 
 def _check_container(job: PyTorchJob, replica: Replica, container: Value) -> Breaches:
-    injected = dict(operator_env(job, replica, 0))
+    injected = dict(operator_env(job, replica))
     for variable in container["env"]:
         name, value = variable["name"].text, variable["value"].text
         if name in injected and value != injected[name]:

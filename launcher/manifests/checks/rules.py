@@ -16,7 +16,7 @@ WARNING = "warning"
 
 
 class AnyRule(enum.Enum):
-    """A rule of manifests or of batch scripts: how bad its breach is, and why it hurts."""
+    """A rule of manifests or of training scripts: how bad its breach is, and why it hurts."""
 
     def __init__(self, severity: str, why: str) -> None:
         self.id = self.name.lower().replace("_", "-")
@@ -62,28 +62,11 @@ class Rule(AnyRule):
     RANK_COUNTS_PODS = WARNING, "WORLD_SIZE counts processes that only torchrun starts: pods hang"
     ENV_OVERRIDDEN = WARNING, "the operator appends its own value, and the last one wins"
     READINESS_PROBE = WARNING, "only ready pods are published: one that waits for training never is"
-    TRAINJOB_NO_TRAINER = ERROR, "nothing is injected without spec.trainer: no address, no rank"
-    TRAINJOB_ELASTIC = ERROR, "the trainer has no elasticity: the field does nothing"
-    TRAINJOB_CONTAINER = ERROR, "variables go to the container node of the job node alone"
-    REPLICATED_NAME = ERROR, "from v2.4 on the trainer takes names of at most 20 characters"
-    JOBSET_BACKOFF = ERROR, "a replaced pod leaves the others of its gang in a dead collective"
-    JOBSET_MAX_RESTARTS = WARNING, "the first failure ends the whole set"
-    JOBSET_UNREADY = ERROR, "pods have names only when ready, and get ready only once they meet"
-    JOB_NOT_INDEXED = ERROR, "pods have no index, so no rank and no name of their own"
-    JOB_COUNTS = ERROR, "the rendezvous waits for nodes that start only when others have ended"
-    JOB_SUBDOMAIN = ERROR, "pods have no names by which the others could reach them"
-    JOB_RESTART_POLICY = ERROR, "only Never replaces a lost pod; podFailurePolicy needs it"
-    JOB_DISRUPTION = WARNING, "drained and preempted pods count as failures of the training"
-    SERVICE_ABSENT = WARNING, "without that headless service the pods' names do not resolve"
-    SERVICE_LATE = WARNING, "name servers remember for 30 s that a name does not exist"
-    SERVICE_NOT_HEADLESS = ERROR, "names of single pods exist only under a headless service"
-    SERVICE_UNREADY = ERROR, "the others find a pod only when it is ready: none ever gets ready"
-    SERVICE_SELECTOR = ERROR, "the service selects no pod of the job: its names do not resolve"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breach(Problem):
-    """A breach of a rule at a place of a manifest or of a batch script."""
+    """A breach of a rule at a place of a manifest or of a training script."""
 
     rule: AnyRule
     object: str = ""
@@ -114,13 +97,3 @@ def hit(rule: Rule, at: Value, what: str, fix: str) -> Breach:
     """A breach at a place; ``fix`` is what to write instead."""
     line = at.source.nearest(at.path).line
     return Breach(rule=rule, where=at.where, line=line, path=at.path, what=what, fix=fix)
-
-
-def expect(rule: Rule, field: Value, wanted: str, absent: str = "", more: str = "") -> Breaches:
-    """A breach if a field does not have the wanted value.
-
-    ``absent`` is the default of a field that is left out; ``more`` is added to the found value.
-    """
-    if field.text != wanted:
-        found = field.text or f"not written{absent and f', which is {absent}'}"
-        yield hit(rule, field, f"{field.path[-1]} {found}{more}", f"{field.path[-1]}: {wanted}")

@@ -1,25 +1,38 @@
-"""Batch scripts of Slurm that start a training. Pure."""
+"""Batch scripts of Slurm that start a training. Pure.
+
+Nothing is run: only what a line itself says is known, and the values of variables set before it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
 
 from launcher.contract.errors import InputError
-from launcher.manifests.batch.script import BatchScript, ScriptLine
 from launcher.manifests.imports.command_line import (
     ASSIGNMENT,
     PYTHON,
+    SUBSTITUTED,
     LineReader,
     Special,
     has_launcher,
     last,
     launches,
     split_line,
+    split_options,
 )
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.programs import MEETING, NOWHERE, PROGRAMS
 
+SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".batch")
+SBATCH = re.compile(r"^#SBATCH(?=\s|$)(.*)$", re.MULTILINE)
+WORD = re.compile(
+    rf"""(?:\\.|'[^']*+'|"(?:\\.|{SUBSTITUTED}|[^"\\])*+"|{SUBSTITUTED}|[^\s'"\\`])++""", re.DOTALL
+)
+HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*['\"]?(\w+)")
 SETUP = ("module", "ml", "source", ".", "conda", "mamba", "eval", "ulimit", "spack", "cd", "umask")
 """Commands that make a node ready; each start of the job runs them first."""
 ACTIVATES = re.compile(r"\bactivate\b")
@@ -34,36 +47,67 @@ OF_SLURM = {
 """Variables whose values follow from the script's own options."""
 
 
-def import_batch_script(script: BatchScript, draft: Draft) -> None:
+NO_SIGNAL = (
+    "--signal, which the script lacks",
+    "the launcher has the training save before the time limit",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptLine:
+    """A command with the rows that continue it, and its words without their quotes."""
+
+    raw: str
+    words: tuple[str, ...]
+
+
+def is_batch_script(text: str, file: str) -> bool:
+    """Whether a file is one by its suffix, or by its content unless the suffix is YAML's."""
+    suffix = PurePath(file).suffix.lower()
+    if suffix in (".yaml", ".yml", ".json"):
+        return False
+    return suffix in SUFFIXES or text.startswith("#!") or bool(SBATCH.search(text))
+
+
+def import_batch_script(text: str, draft: Draft) -> None:
     """Reads a batch script. Raises ``InputError`` where it starts no training."""
-    given = {name: word.text for name, word in script.options.items()}
+    text = text.replace("\r\n", "\n")
+    lines = list(_read_lines(text))
+    # sbatch reads no options below the first command.
+    head = text[: text.index(lines[0].raw)] if lines else text
+    given: dict[str, str] = {}
+    for options in SBATCH.findall(head):
+        words, _ = _split(options)
+        given |= {name: value for name, value, _ in split_options(words, PROGRAMS["srun"])}
     gres = re.search(r"gpu(?::[A-Za-z]\w*)?:(\d+)", given.get("gres", ""))
     if gres:
         given.setdefault("gpus-per-node", gres[1])
     known = {variable: given[name] for variable, name in OF_SLURM.items() if given.get(name)}
     reader = LineReader(draft, known)
-    runs = [line for line in script.lines if _starts_training(line)]
-    launches = [line for line in runs if has_launcher(_texts(line))] or runs
-    if not launches:
+    starts = [line for line in lines if _starts_training(line)]
+    runs = [line for line in starts if has_launcher(line.words)] or starts
+    if not runs:
         raise InputError(
-            f"{script.file}: no line starts torchrun, srun, mpirun, accelerate or python",
-            f"by hand: launcher docs job-file; {script.file} itself: sbatch {script.file}",
+            f"{draft.source}: no line starts torchrun, srun, mpirun, accelerate or python",
+            f"by hand: launcher docs job-file; {draft.source} itself: sbatch {draft.source}",
         )
-    for line in script.lines:
-        if line is launches[0]:
+    for line in lines:
+        if line is runs[0]:
             break
         _prepare(line, reader, known)
-    reader.read_all(split_line(launches[0].raw))
-    for line in launches[1:]:
+    reader.read_all(split_line(runs[0].raw))
+    for line in runs[1:]:
         draft.leave(line.raw.split("\n")[0], "a second training: a job file of its own")
     if any(ACTIVATES.search(line) for line in draft.keys.get("slurm.setup", ())):
         draft.put("slurm.python", "python")
     special: Special = defaultdict(list)
-    for name, word in script.options.items():
-        written = f"--{name}={word.text}" if word.text else f"--{name}"
-        value = written if PROGRAMS["srun"].keys.get(name) == "@extra" else word.text
+    for name, value in given.items():
+        written = f"--{name}={value}" if value else f"--{name}"
+        value = written if PROGRAMS["srun"].keys.get(name) == "@extra" else value
         if name != "gpus-per-node" or "gres" not in given:
             reader.take(PROGRAMS["srun"], name, value, f"#SBATCH {written}", special)
+    if "signal" not in given:
+        draft.leave(*NO_SIGNAL)
     _share(special, draft)
     reader.take_slurm(special)
 
@@ -86,12 +130,51 @@ def _share(special: Special, draft: Draft) -> None:
         draft.keys["slurm.cpus_per_task"] = cpus * int(tasks)
 
 
-def _texts(line: ScriptLine) -> list[str]:
-    return [word.text for word in line.words]
+def _read_lines(text: str) -> Iterator[ScriptLine]:
+    """The commands with the rows that continue them, without comments and here-documents."""
+    held: list[str] = []
+    end = ""
+    for row in text.split("\n"):
+        if end:
+            end = "" if row.strip() == end else end
+            continue
+        if not held and (not row.strip() or row.lstrip().startswith("#")):
+            continue
+        held.append(row)
+        raw = "\n".join(held)
+        words, is_whole = _split(raw)
+        # Without the limit, a quote that is never closed would swallow the whole script.
+        if (row.endswith("\\") or not is_whole) and len(held) < 100:
+            continue
+        found = HERE_DOCUMENT.search(raw)
+        end = found[1] if found else ""
+        held.clear()
+        yield ScriptLine(raw=raw, words=tuple(words))
+
+
+def _split(raw: str) -> tuple[list[str], bool]:
+    """The words of a command, also those of ``bash -c '...'``, and whether all quotes end."""
+    words: list[str] = []
+    at = 0
+    while at < len(raw):
+        if raw[at].isspace() or raw.startswith("\\\n", at):
+            at += 1 if raw[at].isspace() else 2
+            continue
+        found = WORD.match(raw, at)
+        if found is None:
+            return words, False
+        token, at = found[0], found.end()
+        if token.startswith("#"):
+            at = raw.find("\n", at) if "\n" in raw[at:] else len(raw)
+        elif token[0] in "'\"" and words and re.fullmatch(r"-[a-z]*c|eval", words[-1]):
+            words += _split(token[1:-1])[0]
+        else:
+            words.append(re.sub(r"\\(.)|['\"]", r"\1", token, flags=re.DOTALL).lstrip("("))
+    return words, True
 
 
 def _starts_training(line: ScriptLine) -> bool:
-    words = _texts(line)
+    words = line.words
     others = {"hostname", "echo", "scontrol", "nvidia-smi", "printf", "which", "pip"}
     is_python = bool(words) and PYTHON.fullmatch(words[0].rpartition("/")[2])
     return bool(is_python or launches(words)) and not others & {*words}
@@ -99,8 +182,8 @@ def _starts_training(line: ScriptLine) -> bool:
 
 def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> None:
     """A line before the launch: a variable, the preparation of a node, or neither."""
-    words = _texts(line)
-    names = words[1:] if words[:1] == ["export"] else words
+    words = line.words
+    names = words[1:] if words[:1] == ("export",) else words
     found = [ASSIGNMENT.fullmatch(word) for word in names]
     if found and all(found) and "$(" not in line.raw and "`" not in line.raw:
         for one in filter(None, found):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.contract.errors import InputError
-from launcher.manifests.batch.script import SUBSTITUTED
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.programs import (
     ADDS_LOCAL_RANK,
@@ -25,6 +24,7 @@ from launcher.manifests.imports.programs import (
     Program,
 )
 
+SUBSTITUTED = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?::?-([^}]*))?\}?")
 PYTHON = re.compile(r"python[0-9.]*")

@@ -108,7 +108,7 @@ def _pytorchjob(work: _Import) -> None:
     work.take(container["resources"]["requests"])
     draft.put("resources.gpus", count_gpus(container))
     _volumes(work, pod, container)
-    _command(work, container, dict(operator_env(job, replica, 0)))
+    _command(work, container, dict(operator_env(job, replica)))
     nproc = work.take(job.spec["nprocPerNode"]).text
     if "nproc_per_node" not in draft.keys:
         # Without torchrun each pod is one process of the world that the operator's variables make.

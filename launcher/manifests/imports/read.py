@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from launcher.contract import typed
 from launcher.contract.errors import InputError
-from launcher.manifests.batch.script import is_batch_script, parse_batch_script
-from launcher.manifests.imports.batch import import_batch_script
+from launcher.manifests.imports.batch import import_batch_script, is_batch_script
 from launcher.manifests.imports.command_line import LineReader, launches, split_line
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.kubernetes import KINDS, import_object
@@ -31,7 +30,7 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
     lines = [line for line in text.splitlines() if line.partition("#")[0].strip()]
     is_yaml = bool(lines) and re.match(r"[\w-]+:(\s|$)", lines[0])
     if is_batch_script(text, source):
-        import_batch_script(parse_batch_script(text, source), draft)
+        import_batch_script(text, draft)
     elif lines and all(HOST_LINE.fullmatch(line.partition("#")[0].strip()) for line in lines):
         _hostfile(lines, source, draft)
     elif launches(text.replace("\\\n", " ").split()) and not is_yaml:

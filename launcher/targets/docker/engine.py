@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
@@ -19,6 +19,7 @@ from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState
 from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.at_once import at_once
+from launcher.targets.docker_options import Container
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -81,41 +82,16 @@ class ContainerEnding:
     exit_code: int
     out_of_memory: bool
     error: str
-    finished: str = ""
-    """When it ended, as the engine writes it."""
-
-
-class NotStartedError(TargetError):
-    """The program of container ``name`` could not be started; ``said`` is the engine's message."""
-
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(what)
-        self.name, self.said = name, what.partition(f"{name}: ")[2]
-
-
-class Creatable(Protocol):
-    """A container to be created, as the SDK's arguments."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def image(self) -> str: ...
-
-    def create_kwargs(self, secrets: Mapping[str, str]) -> dict[str, Any]: ...
-
-    def host_config_kwargs(self) -> dict[str, Any]: ...
 
 
 class Engine:
-    """The engine that the docker command line uses, with what it holds under ``label``.
+    """The engine that the docker command line uses, with what it holds of runs.
 
     Each method may raise ``TargetError``. Removing what is already gone is no error.
     """
 
-    def __init__(self, clock: Clock, label: str = protocol.LABEL_RUN_ID) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._label = label
 
     @functools.cached_property
     def api(self) -> APIClient:
@@ -125,12 +101,6 @@ class Engine:
         api = docker.from_env(timeout=5).api
         api.timeout = REQUEST_TIMEOUT_S
         return api
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it sees this machine's files, as far as its address tells."""
-        with engine_errors("be found"):
-            return str(self.api.base_url).startswith("http+docker://")
 
     @functools.cached_property
     def id(self) -> str:
@@ -152,20 +122,17 @@ class Engine:
     def list_containers(self, run_id: str | None = None) -> list[OwnContainer]:
         """The containers of one run, or of all, whatever their state."""
         with engine_errors("list containers"):
-            listed = self.api.containers(all=True, filters={"label": self._filter(run_id)})
-            return [_own_container(one, self._label) for one in listed]
+            listed = self.api.containers(all=True, filters={"label": _label(run_id)})
+            return [_own_container(one) for one in listed]
 
     def list_networks(self, run_id: str | None = None) -> dict[str, str]:
         """Run folders, by run id, of those runs (or the one) that have a network."""
         found = [network["Labels"] for network in self._networks(run_id)]
-        return {n[self._label]: n.get(protocol.LABEL_RUN_DIR, "") for n in found}
+        return {n[protocol.LABEL_RUN_ID]: n.get(protocol.LABEL_RUN_DIR, "") for n in found}
 
     def _networks(self, run_id: str | None) -> list[dict[str, Any]]:
         with engine_errors("list networks"):
-            return list(self.api.networks(filters={"label": self._filter(run_id)}))
-
-    def _filter(self, run_id: str | None) -> str:
-        return self._label if run_id is None else f"{self._label}={run_id}"
+            return list(self.api.networks(filters={"label": _label(run_id)}))
 
     def read_ending(self, container: OwnContainer) -> ContainerEnding | None:
         """How a container ended; None if it is gone by now."""
@@ -180,20 +147,19 @@ class Engine:
                 exit_code=state["ExitCode"],
                 out_of_memory=state["OOMKilled"],
                 error=state["Error"],
-                finished=state["FinishedAt"],
             )
 
     def create(
         self,
         network_kwargs: Mapping[str, Any],
-        containers: Sequence[Creatable],
+        containers: Sequence[Container],
         secrets: Mapping[str, str],
     ) -> list[str]:
         """Creates and starts a run's containers, on its network; returns their ids, in order.
 
         On any error or Ctrl-C, it removes what it has created.
         """
-        run_id = network_kwargs["labels"][self._label]
+        run_id = network_kwargs["labels"][protocol.LABEL_RUN_ID]
         with engine_errors(f"start {run_id}"), contextlib.ExitStack() as undo:
             made: list[str] = []
             # Undone last: a network can only be removed after its containers.
@@ -204,13 +170,17 @@ class Engine:
                     network = self.api.create_network(check_duplicate=True, **network_kwargs)
                     made.append(network["Id"])
 
-            def create(container: Creatable) -> str:
+            def create(container: Container) -> str:
                 with engine_errors(f"create {container.name}", container.image):
                     host_config = self.api.create_host_config(**container.host_config_kwargs())
                     arguments = container.create_kwargs(secrets)
                     created = self.api.create_container(host_config=host_config, **arguments)
                     undo.callback(self.remove, created["Id"])
                     return str(created["Id"])
+
+            def start(name: str, id: str) -> None:
+                with engine_errors(f"start {name}"):
+                    self.api.start(id)
 
             # The network is made beside the containers, which need it only when they start.
             with ThreadPoolExecutor(1) as pool:
@@ -220,19 +190,9 @@ class Engine:
                 networked.result()
             # All containers exist before the first starts: no node waits for one that cannot come.
             names = [container.name for container in containers]
-            at_once(lambda created: self._start(*created), zip(names, ids, strict=True))
+            at_once(lambda created: start(*created), zip(names, ids, strict=True))
             undo.pop_all()
             return ids
-
-    def _start(self, name: str, id: str) -> None:
-        try:
-            with engine_errors(f"start {name}"):
-                self.api.start(id)
-        except TargetError as error:
-            # The image lacks the program, or a mount fails.
-            if "OCI runtime create failed" in error.what and not error.hint:
-                raise NotStartedError(name, error.what) from error
-            raise
 
     def end(self, container: OwnContainer, timeout_s: int) -> None:
         """Stops a container, by force after ``timeout_s`` seconds; it stays until removed."""
@@ -333,11 +293,15 @@ def _image_hint(image: str) -> str:
     return f"--image REF with an image that holds torch, or {make}"
 
 
-def _own_container(listed: Mapping[str, Any], label: str) -> OwnContainer:
+def _label(run_id: str | None) -> str:
+    return protocol.LABEL_RUN_ID if run_id is None else f"{protocol.LABEL_RUN_ID}={run_id}"
+
+
+def _own_container(listed: Mapping[str, Any]) -> OwnContainer:
     labels = listed["Labels"]
     return OwnContainer(
         id=listed["Id"],
-        run_id=labels[label],
+        run_id=labels[protocol.LABEL_RUN_ID],
         run_dir=labels.get(protocol.LABEL_RUN_DIR, ""),
         node_index=int(labels.get(protocol.LABEL_NODE_INDEX, -1)),
         incarnation=int(labels.get(protocol.LABEL_INCARNATION, -1)),

@@ -41,7 +41,6 @@ ANSWER_LIMIT_S = 3.5
 OPENED = "OPENED"
 WATCH_S, STREAM_SILENCE_S = 240, 330.0
 """How long the server keeps a watch open, and how long a stream may bring nothing."""
-SENT_AT_ONCE = 64 * 1024
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
@@ -330,8 +329,8 @@ class Cluster:
         with self._open(path, query, "read a log") as chunks:
             yield from chunks
 
-    def send(self, pod: str, container: str, argv: Sequence[str], data: bytes = b"") -> str:
-        """Runs a program with ``data`` as input, but no end of file; returns its stdout."""
+    def execute(self, pod: str, container: str, argv: Sequence[str]) -> str:
+        """Runs a program without input; returns its stdout."""
         client, _ = official_client()
         from kubernetes.stream import stream
         from websocket import WebSocketException
@@ -339,8 +338,8 @@ class Cluster:
         # A client of its own: while it asks, ``stream`` changes how its client sends.
         core = client.CoreV1Api(self._open_client())
         call, words = core.connect_get_namespaced_pod_exec, {"command": list(argv)}
-        streams = {"stdin": True, "stdout": True, "stderr": True, "tty": False}
-        with api_errors(f"send to {container} of pod {pod}", self):
+        streams = {"stdin": False, "stdout": True, "stderr": True, "tty": False}
+        with api_errors(f"start a program in {container} of pod {pod}", self):
             try:
                 talk = stream(
                     call, pod, self.namespace, container=container, _preload_content=False,
@@ -353,11 +352,6 @@ class Cluster:
                 raise OSError(str(error.reason).partition(" -+-+- ")[0]) from error
             try:
                 talk.sock.settimeout(REQUEST_LIMIT_S)
-                for start in range(0, len(data), SENT_AT_ONCE):
-                    talk.write_stdin(data[start : start + SENT_AT_ONCE])
-                    talk.update()
-                    if not talk.is_open():
-                        break
                 talk.run_forever(timeout=REQUEST_LIMIT_S)
                 if talk.returncode != 0:
                     said = talk.read_stderr().strip() or "it printed no error"

@@ -20,7 +20,6 @@ from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders
 from launcher.targets.kubernetes.api import ApiError, Cluster
-from launcher.targets.kubernetes.code import CONTAINER
 from launcher.targets.kubernetes.history import Incarnations, PodRecorder
 from launcher.targets.kubernetes.logs import Fate, LogFollower, LogSource, containers_of
 from launcher.targets.kubernetes.plan import PodSettings
@@ -83,14 +82,13 @@ class PodCollector:
     def _observe(self, index: int, pod: PodView | None) -> NodeObservation:
         if pod is None:
             return NodeObservation(node_index=index, incarnation=0, state=NodeState.MISSING)
-        waits = f"{pod.name}: waits for its code" if pod.preparing == CONTAINER else pod.waits
         return NodeObservation(
             node_index=index,
             incarnation=self.number_of(pod),
             state=pod.state,
             exit_code=pod.exit_code,
             out_of_memory=pod.trouble is Trouble.OUT_OF_MEMORY,
-            detail=describe_trouble(pod, self._cluster.kubectl_there) if pod.trouble else waits,
+            detail=describe_trouble(pod, self._cluster.kubectl_there) if pod.trouble else pod.waits,
         )
 
     def number_of(self, pod: PodView) -> int:

@@ -20,7 +20,8 @@ from launcher.targets.kubernetes.api import (
     ObjectPlace,
     plural,
 )
-from launcher.targets.kubernetes.code import SENDING_VERBS, check_door, is_sent, tell_code
+from launcher.targets.kubernetes.code import check_size, tell_code
+from launcher.targets.kubernetes.look import check_door
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_kinds import can_be_tried
@@ -51,9 +52,9 @@ def diagnose_kubernetes(
         yield warning("reachable", f"context {context}", told, fix)
     code = None
     try:
-        place = find_code(job.command, job.code, job.workdir, Path.cwd(), fetches=True)
-        if place is not None and not place.is_fetched:
-            code = read_code(place, run_root)
+        place = find_code(job.command, job.code, job.workdir, Path.cwd())
+        if place is not None:
+            check_size(code := read_code(place, run_root))
             yield ok("code", code.record.root, tell_code(code))
     except LauncherError as error:
         yield failed("code", "job", error.what.partition("; the largest files")[0], error.hint)
@@ -134,7 +135,6 @@ class _Diagnosis:
         wanted[_resource(self._objects[-1])] = ["get", *made]
         # Following any kind of run needs these.
         wanted |= {"pods": ["list", "watch"], "pods/log": ["get"]}
-        wanted |= {"pods/exec": list(SENDING_VERBS)} if is_sent(self._plan) else {}
         for resource, verbs in wanted.items():
             lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
             if lacking:
@@ -151,9 +151,6 @@ class _Diagnosis:
         if node.secrets:
             of_secret = functools.partial(judge_secret, keys=node.secrets)
             yield from self._judge_named(SECRET, SECRET, pods.secret, of_secret)
-        if pods.git and pods.git.secret:
-            of_secret = functools.partial(judge_secret, keys=())
-            yield from self._judge_named(SECRET, SECRET, pods.git.secret, of_secret)
         for name in pods.image_pull_secrets:
             yield from self._judge_named(PULL_SECRET, SECRET, name, judge_pull_secret)
 

@@ -37,7 +37,6 @@ from launcher.targets.kubernetes.pod_states import (
 )
 
 if TYPE_CHECKING:
-    from launcher.targets.kubernetes.code import CodeSender
     from launcher.targets.kubernetes.target import KubernetesTarget
 
 READ_END_S = 2.0
@@ -91,9 +90,8 @@ class ClusterDriver:
         job: ClusterJob,
         console: Console,
         clock: Clock,
-        sender: CodeSender | None,
     ) -> None:
-        self.plan, self._sender = plan, sender
+        self.plan = plan
         self._run, self._job, self._console, self._clock = run, job, console, clock
         self._pods = job.pods
         pods = PodSettings.of(plan)
@@ -119,8 +117,6 @@ class ClusterDriver:
         watch = self._pods.watch
         self._pods.follow_logs()
         self._tell()
-        if self._sender is not None and watch.error is None:
-            self._sender.turn(watch.pods())
         now = self._clock.monotonic()
         if watch.error is None and (
             found := self._limit.judge(watch.seen(), now, self._missing.refused)

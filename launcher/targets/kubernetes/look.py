@@ -8,22 +8,24 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
 from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
 from launcher.targets.at_once import at_once
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.code import check_door, check_exec
 from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
 
 if TYPE_CHECKING:
     from launcher.contract.look import LookRequest
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
+    from launcher.targets.kubernetes.api import Cluster
     from launcher.targets.kubernetes.cluster_job import ClusterJob
 
+EXEC_VERBS = ("create", "get")
+"""Rights on pods/exec: a websocket is a GET, and since Kubernetes 1.35 it needs create too."""
 ASK = f"""
 cd "$0" 2>/dev/null && cd "$(ls | sort -n | tail -n 1)" || exit 0
 printf %s "$2" >".look.$$" && mv ".look.$$" {protocol.LOOK_REQUEST} || exit
@@ -38,6 +40,23 @@ for file in *.json; do echo "$file"; tr -d '\\n' <"$file"; echo; done
 """Runs in a pod, with the node's folder, the look's id, the request, and the limit in tenths of a
 second. Prints nothing where no agent has begun; else an empty line, then each file's name, and its
 text on one line."""
+
+
+def check_exec(cluster: Cluster, what: str) -> None:
+    """Raises ``InputError`` if this user may not start programs in pods, as ``what`` needs."""
+    if not all(cluster.may(verb, "pods/exec") for verb in EXEC_VERBS):
+        raise _may_not(cluster, f"{what}, and you may not create and get pods/exec")
+
+
+def check_door(cluster: Cluster, what: str) -> None:
+    """As ``check_exec``, for ``kubectl exec``, which reads the pod first."""
+    check_exec(cluster, what)
+    if not cluster.may("get", "pods"):
+        raise _may_not(cluster, f"{what} by kubectl exec, and you may not get pods")
+
+
+def _may_not(cluster: Cluster, what: str) -> InputError:
+    return InputError(f"{what} in namespace {cluster.namespace}", "k8s/base/rbac.yaml grants it")
 
 
 def look(
@@ -56,7 +75,7 @@ def look(
         folder = str(nodes / str(pod.node_index))
         argv = ("sh", "-c", ASK, folder, request.id, dump_record(request), tenths)
         try:
-            lines = cluster.send(pod.name, pod.container, argv).splitlines()
+            lines = cluster.execute(pod.name, pod.container, argv).splitlines()
         except TargetError as error:
             return error.what
         if not lines:

@@ -15,7 +15,6 @@ from launcher.contract.agent_settings import START_LIMIT_S, AgentSettings, NodeT
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Env
 from launcher.contract.records import dump_record, parse_record
-from launcher.job.git_source import GitSource
 from launcher.job.storage import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.nodes import plan_node_like
@@ -59,7 +58,7 @@ class PodSettings(TargetSettings):
     ``has_master``: a Master and Workers, for a static rendezvous. ``checkpoint`` and ``run`` are
     claims; None: each pod's own disk. ``probe_port`` None: no probes. A pod gets ``rdma_devices``
     of ``rdma_resource``. ``tolerations`` are fields and values. ``start_limit_s`` is for the
-    launcher that follows the run, and for pods that wait for their code.
+    launcher that follows the run.
     """
 
     kind: str
@@ -87,8 +86,6 @@ class PodSettings(TargetSettings):
     start_limit_s: int = START_LIMIT_S
     code_bytes: int = 0
     """The size of the packed code that the pods get."""
-    git: GitSource | None = None
-    """The repository that pods fetch it from instead."""
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -147,7 +144,6 @@ def plan_pods(job: JobSpec) -> PodSettings:
         # On a machine's network another job may have the port: nothing is probed unless asked.
         probe_port=port or (None if spec.host_network else HEALTH_PORT),
         start_limit_s=spec.start_limit_s,
-        git=job.code if isinstance(job.code, GitSource) else None,
     )
 
 

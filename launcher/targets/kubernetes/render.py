@@ -14,7 +14,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import code_map_names, is_sent, render_code_maps, tell_code
+from launcher.targets.kubernetes.code import code_map_names, render_code_maps, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import (
@@ -84,7 +84,7 @@ def render_manifest(
     """
     pods = PodSettings.of(plan)
     *others, job = RENDERERS[pods.kind](plan)
-    if plan.code is not None and pods.git is None:
+    if plan.code is not None:
         if code is None or code.hash != plan.code.hash:
             what = f"the code of {plan.run_id} is not in {plan.run_dir}"
             raise InputError(what, "run the script itself: that takes the code as it is now")
@@ -123,7 +123,6 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
         f"Made by: {made_by}",
         "Change the job file, not this one.",
         *(["", f"Code: {tell_code(code)}.", _tell_maps(plan)] if code else []),
-        *(["", f"Code: {pods.git.git}, commit {pods.git.ref[:12]}."] if pods.git else []),
         "",
         "Needs:",
         *(f"- {one}" for one in _needs(plan, pods)),
@@ -149,8 +148,6 @@ def _tell_deleting(plan: LaunchPlan, file: str, others: Sequence[str]) -> tuple[
 
 
 def _tell_maps(plan: LaunchPlan) -> str:
-    if is_sent(plan):
-        return "The launcher sends it into one of the pods."
     first, *others = code_map_names(plan)
     return f"ConfigMaps: {first} to {others[-1]}." if others else f"ConfigMap: {first}."
 
@@ -170,11 +167,6 @@ def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
         f"optional, before it: the Secret {token_name(plan)} with {protocol.TOKEN_FILE}, any text "
         "that only the nodes know; without it a NetworkPolicy has to keep others out",
         *([f"the Secret {pods.secret} with {secrets}"] if secrets else []),
-        *(
-            [f"the Secret {pods.git.secret} with the key to the code"]
-            if pods.git and pods.git.secret
-            else []
-        ),
     ]
 
 

@@ -77,16 +77,13 @@ def render_config_map(plan: LaunchPlan) -> Object:
 
     Its name has a hash of its content: running pods keep what they have.
     """
-    pods = PodSettings.of(plan)
-    has_key = pods.git is not None and pods.git.secret is not None
-    passwd = {"passwd": f"launcher:x:{pods.uid}:{pods.uid}::/tmp:/bin/sh\n"} if has_key else {}
     archive = {protocol.AGENT_ARCHIVE: base64.b64encode(read_archive()).decode()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": render_metadata(plan, _config_map_name(plan)),
         "immutable": True,
-        "data": {protocol.NODE_TASK_FILE: render_kept_plan(plan), **passwd},
+        "data": {protocol.NODE_TASK_FILE: render_kept_plan(plan)},
         **({} if has_own_agent(plan) else {"binaryData": archive}),
     }
 
@@ -213,9 +210,7 @@ def _init_containers(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
         for kind, wanted in _resources(plan, pods).items()
         if (left := {name: amount for name, amount in wanted.items() if name not in devices})
     }
-    mounts = {one["mountPath"]: one for one in _mounts(plan, pods)}
-    run = mounts[protocol.CONTAINER_RUN_DIR]
-    return [render_unpacking(plan, _image(plan, pods), _security(), resources, run)]
+    return [render_unpacking(plan, _image(plan, pods), _security(), resources)]
 
 
 def _image(plan: LaunchPlan, pods: PodSettings) -> Object:

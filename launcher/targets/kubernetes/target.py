@@ -23,13 +23,7 @@ from launcher.targets.agent_files import is_own_image
 from launcher.targets.hold import is_hold
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
-from launcher.targets.kubernetes.code import (
-    CodeSender,
-    check_door,
-    check_sending,
-    check_size,
-    is_sent,
-)
+from launcher.targets.kubernetes.code import check_size
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, describe_own_disks, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
@@ -51,7 +45,6 @@ class KubernetesTarget(Target):
         own_checkpoints="kubernetes.checkpoint",
         tells_by_consoles=True,
         sends_code=True,
-        fetches_code=True,
         plans_offline=True,
         held_by="entered",
     )
@@ -90,6 +83,8 @@ class KubernetesTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: all that a manifest needs is in the job file."""
+        if self.code is not None:
+            check_size(self.code)
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, run_root=root, cwd=cwd, code=self.code)
 
@@ -102,9 +97,9 @@ class KubernetesTarget(Target):
                 f"context {cluster.context} skips TLS verification: whoever is on the way to "
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
-        if is_sent(plan):
-            check_sending(cluster)
         if is_hold(plan):
+            from launcher.targets.kubernetes.look import check_door
+
             check_door(cluster, "runs in a hold are started in its pods")
             if PodSettings.of(plan).kind == "trainjob":
                 what = "kubernetes.kind trainjob: its pods are not held"
@@ -129,8 +124,6 @@ class KubernetesTarget(Target):
         return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
-        if self.code is not None:
-            check_size(self.code)
         self.notes += render_losses(plan)
         return render_manifest(plan, code=self._code_of(plan), made_by=made_by).yaml()
 
@@ -213,8 +206,7 @@ class KubernetesTarget(Target):
         clock: Clock,
         show: Callable[[], None],
     ) -> Driver:
-        sender = CodeSender(self, plan, console) if is_sent(plan) else None
-        return ClusterDriver(run, plan, self.job(plan), console, clock, sender)
+        return ClusterDriver(run, plan, self.job(plan), console, clock)
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
         return find_end(run, self.job(plan))

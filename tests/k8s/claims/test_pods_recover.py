@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import docker
 import pytest
 
 from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes import code
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
 from tests.k8s.pods_on_docker import IMAGE, Pods
@@ -97,32 +95,3 @@ def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_jo
         assert container.wait(timeout=120)["StatusCode"] == 0, container.logs().decode()
     outcome = json.loads((run_dir / "nodes/0/1/outcome.json").read_text())
     assert (outcome["reason"], outcome["incarnation"]) == ("completed", 1)
-
-
-UNPACK = Path(code.__file__).with_name("unpack_code.py").read_text()
-NO_GIT = "printf '#!/bin/sh\\nexec sleep 600\\n' >/tmp/git; chmod +x /tmp/git; PATH=/tmp:$PATH; "
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["python3", "-I", "-c", UNPACK, "0" * 64, "/tmp/code", ".", "/tmp/parts/*", "600"],
-        ["sh", "-c", NO_GIT + code.FETCH, "url", "main", "/tmp", "."],
-    ],
-    ids=["sent", "git"],
-)
-def test_a_pod_that_waits_for_its_code_ends_when_it_is_asked_to(command):
-    engine = docker.from_env()
-    pod = engine.containers.run(IMAGE, command, entrypoint=[], detach=True)
-
-    def hears() -> bool:
-        told = pod.exec_run(["grep", "SigCgt", "/proc/1/status"]).output.decode()
-        return bool(int(told.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-    try:
-        wait_until(hears, limit_s=60)
-        pod.kill("SIGTERM")
-        assert pod.wait(timeout=60)["StatusCode"] == 143
-    finally:
-        pod.remove(force=True)
-        engine.close()

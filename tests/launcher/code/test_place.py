@@ -9,7 +9,6 @@ import pytest
 
 from launcher.code.place import find_code
 from launcher.contract.errors import KeyInputError
-from launcher.job.git_source import GitSource
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -159,26 +158,13 @@ def test_a_wrong_folder_is_named(code, what, tmp_path):
         find_code(("train.py",), code, None, tmp_path)
 
 
-def test_code_from_git_is_fetched_where_nodes_can(tmp_path):
-    source = GitSource(git="https://x/y", ref="0" * 40)
-    place = find_code(("train.py",), source, None, tmp_path, fetches=True)
-    assert place
-    assert (place.is_fetched, place.inner, place.command) == (True, "", ("train.py",))
-    inside = find_code(("train.py",), source, "sub", tmp_path, fetches=True)
-    assert inside
-    assert inside.inner == "sub"
-    with pytest.raises(KeyInputError, match="nodes of this target cannot fetch code") as caught:
-        find_code(("train.py",), source, None, tmp_path)
-    assert "git clone https://x/y, and --code FOLDER" in caught.value.hint
-
-
 def test_a_folder_that_is_named_takes_the_command_as_it_is(tmp_path):
     write(tmp_path / "sub" / "train.py")
     for command in (("missing.py",), ("-m", "json.tool"), ("-m", "sub.train")):
         place = find_code(command, ".", None, tmp_path)
         assert place
         assert (place.root, place.inner, place.command) == (tmp_path, "", command)
-        assert (place.is_fetched, place.is_copy, place.note) == (False, False, "")
+        assert (place.is_copy, place.note) == (False, "")
     absolute = find_code((str(tmp_path / "sub/train.py"), "x"), ".", "sub", tmp_path)
     assert absolute
     assert (absolute.inner, absolute.command) == ("sub", ("train.py", "x"))

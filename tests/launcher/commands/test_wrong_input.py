@@ -280,7 +280,6 @@ LINES = [
     ("env job.yaml --nnodes 2 --rdzv-endpoint host:port", "host:port"),
     ("check", "FILE"),
     ("check .", "is a folder, not a file"),
-    ("play job.yaml", "found 0 PyTorchJobs"),
 ]
 
 

@@ -22,7 +22,7 @@ JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 LINES = [
     *("ps", "ps --all --json", "schema", "status", "report", "logs", "stop", "scale 2"),
     *("render job.yaml --on local", "run job.yaml --on local", "doctor job.yaml --on local"),
-    *("env job.yaml", "env --join x", "check job.yaml", "play job.yaml", "hosts --hosts a"),
+    *("env job.yaml", "env --join x", "check job.yaml", "hosts --hosts a"),
 ]
 
 

@@ -116,9 +116,6 @@ def test_defaults_leave_to_the_planner_what_only_the_target_can_tell():
     assert made.resources.shm_bytes == 2**30
 
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
 @pytest.mark.parametrize(
     ("key", "written", "read"),
     [
@@ -130,11 +127,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("devices", "all", "-1"), ("devices", "free:2", "free:2"), ("devices", "1024", "1024"),
         ("devices", "[GPU-a-1, MIG-b]", "GPU-a-1,MIG-b"), ("devices", "[0]", "0,"),
         ("code", "image", "image"), ("code", "./src", "./src"),
-        ("code", f"{{git: 'g@h:r', ref: {COMMIT}}}", {"git": "g@h:r", "ref": COMMIT}),
-        (
-            "code", f"{{git: 'ssh://h:22/r', ref: {COMMIT}, secret: s, image: git}}",
-            {"git": "ssh://h:22/r", "ref": COMMIT, "secret": "s", "image": "git"},
-        ),
         ("command", "'t.py --x \"a b\" c\\;d'", ["t.py", "--x", "a b", "c;d"]),
         ("command", "[t.py, 1.10, true, 0x1, ';x']", ["t.py", "1.10", "true", "0x1", ";x"]),
         ("command", "-m pkg.train", ["-m", "pkg.train"]),

@@ -324,10 +324,3 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(folder)
     yield runner
     runner("stop", "--grace", "0")
-
-
-def test_live_without_a_terminal_is_a_plain_stream(tmp_path):
-    runner = Runner(tmp_path)
-    runner.write("print('hello')")
-    done = runner("run", "job.yaml", "--on", "local", "--live")
-    assert (done.returncode, done.stdout) == (0, "hello\n")

@@ -324,9 +324,9 @@ HEALTH = Health(
 )
 
 
-def test_health_is_served_and_says_503_when_the_deadline_has_passed(tmp_path):
+def test_health_is_served_and_says_503_when_the_deadline_has_passed():
     states = [HEALTH, replace(HEALTH, healthy=False)]
-    port = start_health_server("127.0.0.1", 0, lambda: states[0], tmp_path)
+    port = start_health_server("127.0.0.1", 0, lambda: states[0])
     url = f"http://127.0.0.1:{port}"
     with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
         assert b"launcher_step 7" in answer.read()
@@ -335,18 +335,6 @@ def test_health_is_served_and_says_503_when_the_deadline_has_passed(tmp_path):
         urllib.request.urlopen(f"{url}/healthz", timeout=5)
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
         assert b"launcher_healthy 0" in answer.read()
-
-
-def test_code_that_was_sent_to_a_node_is_given_to_whoever_knows_its_hash(tmp_path):
-    name = f"code-{'0c' * 32}.tar.gz"
-    (tmp_path / name).write_bytes(b"the code")
-    (tmp_path / "other.json").write_bytes(b"not for all")
-    url = f"http://127.0.0.1:{start_health_server('127.0.0.1', 0, lambda: HEALTH, tmp_path)}"
-    with urllib.request.urlopen(f"{url}/{name}", timeout=5) as answer:
-        assert answer.read() == b"the code"
-    for path in ("other.json", name.replace("0c", "0d"), f"../{tmp_path.name}/{name}"):
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/{path}", timeout=5)
 
 
 # -- GPUs --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -78,6 +79,44 @@ def test_what_cannot_be_imported_is_one_message(text, source, what):
         render_draft(import_text(text, source))
     assert what in str(refused.value)
     assert "fix: " in str(refused.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "#SBATCH", "#!\n#SBATCH --nodes", "#!\n#SBATCH --nodes=x -N -n -n - --", "srun",
+        "srun torchrun --nnodes", "torchrun --nnodes=$", "srun bash -c 'torchrun", "a=`b", "a=${b",
+        "cat <<EOF\nx", "cat <<", "$", "\\", "\x00", "srun bash -c", "eval eval",
+        '"$(' * 5000, "${" * 5000, "a=" + "$(" * 3000 + ")" * 3000, "`" * 9999, "'\n" * 2001,
+        '"$(x)' * 2000, "srun torchrun " + "$a" * 30_000, "#SBATCH --gpus=²",
+        *((INPUTS[0].parent / "llama.sbatch").read_text()[:end] for end in range(0, 900, 30)),
+    ],
+    ids=range(55),
+)  # fmt: skip
+def test_a_batch_script_of_any_shape_is_a_draft_or_one_message_and_is_read_soon(text):
+    for whole in (text, f"#!/bin/bash\n#SBATCH -N 2\n{text}"):
+        with contextlib.suppress(InputError):
+            import_text(whole, "job.sbatch")
+
+
+def test_what_stands_in_comments_strings_and_here_documents_is_no_launch():
+    draft = import_text(
+        f"{BATCH}# torchrun other.py\necho 'torchrun other.py'\npip install torchrun\n"
+        "cat > run.sh <<'EOF'\ntorchrun other.py\nEOF\n"
+        "srun bash -c '\ntorchrun train.py' # here\nsrun torchrun next.py\n",
+        "job.sbatch",
+    )
+    assert draft.keys["command"] == ["train.py"]
+    assert [word for word, _ in draft.left if "next.py" in word] == ["srun torchrun next.py"]
+
+
+def test_a_batch_script_without_a_signal_is_told_and_sbatch_reads_no_option_below_a_command():
+    lacks = "--signal, which the script lacks"
+    for options, start, said in [("", "", True), ("\n#SBATCH --signal=USR1@9", "", False),
+                                 ("", "#SBATCH --signal=USR1@9\n", True)]:  # fmt: skip
+        text = f"#!/bin/bash\n#SBATCH -N 2{options}\ncd /x\n{start}srun torchrun train.py\n"
+        assert (lacks in render_draft(import_text(text, "job.sbatch"))) is said
 
 
 # -- init ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from launcher.api.choose_target import room_of
+from launcher.contract.errors import ExitCode
 from launcher.doctor.finding import Status
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
@@ -213,6 +214,19 @@ def test_all_parts_of_the_code_go_with_the_job(big, server, planned):
     assert not server.objects
 
 
+@pytest.mark.parametrize("command", ["render", "run"])
+def test_code_that_no_config_maps_take_is_refused_with_its_largest_files_and_the_ways_that_work(
+    command, server, launcher, project
+):
+    (project / "big.bin").write_bytes(os.urandom(8_500_000))
+    code, said = launcher(command, *WORDS)
+    assert code == ExitCode.BAD_INPUT
+    assert f"the code in {project}, 4 files of 8,50" in said
+    assert "which take 8,000 kB packed; the largest files:\n    8,500 kB  big.bin" in said
+    assert "launcher build" in said
+    assert not server.objects
+
+
 # -- submitting -----------------------------------------------------------------------------------
 
 
@@ -337,20 +351,14 @@ def test_a_run_whose_folder_has_lost_its_code_is_not_submitted(server, planned):
 # -- doctor, and what a pod says ------------------------------------------------------------------
 
 
-def test_doctor_tells_the_code_how_it_may_travel_and_when_it_is_too_much(server, project):
+def test_doctor_tells_the_code_and_when_it_is_too_much(server, project):
     server.put("namespaces", {"metadata": {"name": "team"}})
     job = JobSpec.model_validate({"name": "train", "command": ["train.py"]})
     rows = {row.check: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
     assert rows["code"].status is Status.OK
     assert rows["code"].found.startswith(f"{size_of(project)}, ")
     assert rows["dry run"].status is Status.OK
-    assert "pods/exec" not in {row.where for row in rows.values()}
     (project / "weights.bin").write_bytes(os.urandom(8_100_000))
-    server.denied.add(("create", "pods/exec"))
-    rows = {row.where: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
-    assert rows["pods/exec"].status is Status.FAILED
-    assert rows["pods/exec"].found == "you may not create it"
-    (project / "weights.bin").write_bytes(b"0" * (100 << 20))
     rows = {row.check: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
     assert rows["code"].status is Status.FAILED
     assert "\n" not in rows["code"].found

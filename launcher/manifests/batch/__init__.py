@@ -1,1 +1,0 @@
-"""Batch scripts that anybody wrote, and the rules that ``launcher check`` has for them. Pure."""
