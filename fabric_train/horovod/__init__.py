@@ -10,14 +10,7 @@ from __future__ import annotations
 from fabric_train.horovod import elastic
 from fabric_train.horovod.compression import Compression
 from fabric_train.horovod.context import init, is_initialized, shutdown
-from fabric_train.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
-from fabric_train.horovod.exchanges import (
-    alltoall,
-    alltoall_async,
-    grouped_reducescatter,
-    reducescatter,
-    reducescatter_async,
-)
+from fabric_train.horovod.errors import HorovodInternalError
 from fabric_train.horovod.objects import (
     allgather_object,
     broadcast_object,
@@ -42,14 +35,6 @@ from fabric_train.horovod.operations import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    global_process_set,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    join,
     poll,
     synchronize,
 )
@@ -72,8 +57,6 @@ from fabric_train.horovod.ranks import (
     rank,
     rocm_built,
     size,
-    start_timeline,
-    stop_timeline,
 )
 
 __all__ = [
@@ -82,7 +65,6 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
-    "HostsUpdatedInterrupt",
     "Max",
     "Min",
     "Product",
@@ -94,8 +76,6 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -110,20 +90,11 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
-    "global_process_set",
     "gloo_built",
     "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
-    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -132,12 +103,8 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
-    "reducescatter",
-    "reducescatter_async",
     "rocm_built",
     "shutdown",
     "size",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]

@@ -148,46 +148,11 @@ def broadcast(channel: Channel, tensors: Sequence[Tensor], request: Collective) 
     return list(tensors)
 
 
-def alltoall(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
-    """Sends the k-th part of the rows to rank k; returns the received rows and counts by rank.
-
-    ``tensors``: the rows, and how many of them go to each rank.
-    """
-    rows, splits = tensors[0].contiguous(), tensors[1].tolist()
-    received = [numbers[channel.rank] for numbers in channel.gather_numbers(splits)]
-    output = rows.new_empty((sum(received), *rows.shape[1:]))
-    row_bytes = rows.element_size() * rows.shape[1:].numel()
-    if channel.size == 1:
-        output.copy_(rows)
-    else:
-        dist.all_to_all_single(
-            as_bytes(output),
-            as_bytes(rows),
-            [count * row_bytes for count in received],
-            [count * row_bytes for count in splits],
-            group=channel.data,
-        )
-    return [output, torch.tensor(received, dtype=torch.int32)]
-
-
-def reducescatter(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
-    """This rank's rows of the reduced tensors; the first ranks may have one row more."""
-    allreduce(channel, tensors, request)
-    return [tensor[rows_of(channel.rank, channel.size, len(tensor))].clone() for tensor in tensors]
-
-
-def rows_of(rank: int, size: int, count: int) -> slice:
-    """The rows of one rank, when ``count`` are cut into ``size`` runs as equal as can be."""
-    each, more = divmod(count, size)
-    start = rank * each + min(rank, more)
-    return slice(start, start + each + (rank < more))
-
-
 def barrier(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
     """Does nothing: all ranks have made the request by now."""
     return []
 
 
 PERFORM: dict[str, Callable[[Channel, Sequence[Tensor], Collective], Any]] = {
-    act.__name__: act for act in (allreduce, allgather, broadcast, alltoall, reducescatter, barrier)
+    act.__name__: act for act in (allreduce, allgather, broadcast, barrier)
 }

@@ -37,27 +37,21 @@ _meetings = 0
 _exit_code = 0
 
 
-def init(comm: object = None, process_sets: object = None) -> None:
+def init() -> None:
     """Joins all processes of the job; blocks until they are there. A second call does nothing.
 
     Uses the process group of torch.distributed, or makes one. Raises InputError if the environment
-    contradicts itself, and NotImplementedError for ``comm`` or process sets.
+    contradicts itself.
     """
     global _context
     if _context is not None:
         return
-    if comm or process_sets:
-        raise NotImplementedError(
-            "init(comm=...) and process sets are not supported: make a group of these ranks with "
-            "torch.distributed.new_group after hvd.init()"
-        )
     starter = find_starter(os.environ)
     owns_group = not dist.is_initialized() and starter.size > 1
     if owns_group:
         _make_group(starter)
-    channel = _open_channel(starter)
-    starter = starter.settle(channel.gather_objects)
-    _context = Context(starter=starter, engine=Conductor(channel), owns_group=owns_group, names={})
+    engine = Conductor(_open_channel(starter))
+    _context = Context(starter=starter, engine=engine, owns_group=owns_group, names={})
     _watch_the_end()
 
 

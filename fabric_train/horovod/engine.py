@@ -2,13 +2,12 @@
 
 Horovod matches requests by name, whatever order each rank makes them in. So do we: before each
 collective every rank sends 16 bytes that stand for the head of its queue. Only if these differ, the
-ranks exchange their whole queues and perform the first request that all have made. A rank that has
-joined takes part with zeros; a rank that leaves ends the engine on all ranks.
+ranks exchange their whole queues and perform the first request that all have made. A rank that
+leaves ends the engine on all ranks.
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import os
 import sys
@@ -20,21 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fabric_train.horovod.collectives import PERFORM, Channel, Collective, ReduceOp
+from fabric_train.horovod.collectives import PERFORM, Channel, Collective
 from fabric_train.horovod.errors import HorovodInternalError
 
 STALL_LIMIT_S = 24 * 3600.0
 """How long ranks wait for each other; a dead rank is noticed at once."""
 MIN_POLL_S, MAX_POLL_S = 0.001, 0.05
-ROWS_MAY_DIFFER = ("allgather", "alltoall")
-
-
-class Presence(enum.IntEnum):
-    """Whether a rank makes requests, has joined, or leaves."""
-
-    ACTIVE = 0
-    JOINED = 1
-    LEAVING = 2
 
 
 class Handle:
@@ -51,7 +41,7 @@ class Handle:
     @property
     def signature(self) -> tuple[Any, ...]:
         """What must be equal on all ranks."""
-        free = 1 if self.request.kind in ROWS_MAY_DIFFER else 0
+        free = 1 if self.request.kind == "allgather" else 0
         shapes = tuple((tuple(t.shape[free:]), t.dtype, t.device.type) for t in self.tensors)
         return self.name, self.request, shapes
 
@@ -119,11 +109,7 @@ class Conductor:
         self.channel = channel
         self._queue: dict[str, Handle] = {}
         self._changed = threading.Condition()
-        self._presence = Presence.ACTIVE
-        self._device: int | None = None
-        self._seen = [Presence.ACTIVE] * channel.size
-        self._joining: Handle | None = None
-        self._last_joined = channel.rank
+        self._leaves = False
         self._error: HorovodInternalError | None = None
         self._resting = False
         self._looking_since = 0.0
@@ -156,26 +142,10 @@ class Conductor:
             self._changed.notify_all()
         return handle
 
-    def join(self, device: int | None = None) -> int:
-        """Takes part in the others' requests until all have joined; returns the last rank to join.
-
-        ``device``: the CUDA device of what this rank contributes.
-        """
-        if self.channel.size == 1:
-            return 0
-        with self._changed:
-            if self._error is not None:
-                raise HorovodInternalError(str(self._error))
-            self._joining = joining = Handle("join", Collective(kind="barrier"), ())
-            self._presence = Presence.JOINED
-            self._device = device
-            self._changed.notify_all()
-        return int(joining.wait())
-
     def leave(self) -> None:
         """Ends the engine on all ranks; blocks until the others leave too or make a request."""
         with self._changed:
-            self._presence = Presence.LEAVING
+            self._leaves = True
             self._changed.notify_all()
         if self.channel.size > 1:
             self._thread.join()
@@ -201,44 +171,41 @@ class Conductor:
         """Performs one request together with all ranks; False after the last."""
         with self._changed:
             self._resting = True
-            self._changed.wait_for(lambda: self._queue or self._presence)
+            self._changed.wait_for(lambda: self._queue or self._leaves)
             self._resting = False
-            head = next(iter(self._queue.values()), None)
-            # Queued requests come before a join, but not before leaving.
-            leaving = self._presence is Presence.LEAVING
-            mine = Presence.ACTIVE if head and not leaving else self._presence
-        mark = _fingerprint(head.signature) if head and mine is Presence.ACTIVE else 0
-        tickets = self.channel.gather_numbers((mine, mark))
-        presences = [Presence(presence) for presence, _ in tickets]
-        if Presence.LEAVING in presences:
-            gone = presences.index(Presence.LEAVING)
-            self.agreed_to_leave = set(presences) == {Presence.LEAVING}
-            self._fail(f"rank {gone} has shut Horovod down, or has reached its end")
+            leaves, head = self._leaves, next(iter(self._queue.values()), None)
+        mark = _fingerprint(head.signature) if head and not leaves else 0
+        tickets = self.channel.gather_numbers((leaves, mark))
+        leaving = [rank for rank, (leaves, _) in enumerate(tickets) if leaves]
+        if leaving:
+            self.agreed_to_leave = len(leaving) == self.channel.size
+            self._fail(f"rank {leaving[0]} has shut Horovod down, or has reached its end")
             return False
-        self._note_joins(presences)
-        if set(presences) == {Presence.JOINED}:
-            self._end_join()
-        elif len({tuple(ticket) for ticket in tickets}) == 1 and head:
+        if len({tuple(ticket) for ticket in tickets}) == 1 and head:
             self._perform(head)
-        else:
-            return self._perform_common(presences)
-        return True
+            return True
+        return self._perform_common()
 
-    def _perform_common(self, presences: list[Presence]) -> bool:
-        """Performs the first request that all active ranks have made; False if they gave up."""
+    def _perform_common(self) -> bool:
+        """Performs the first request that all ranks have made; False if they gave up."""
         with self._changed:
             mine = {name: handle.signature for name, handle in self._queue.items()}
         since_s = time.monotonic() - self._looking_since if self._looking_since else 0.0
         told = self.channel.gather_objects((mine, since_s > self._stall_limit_s))
-        active = [rank for rank, presence in enumerate(presences) if presence is Presence.ACTIVE]
-        wishes = {rank: told[rank][0] for rank in active}
-        common = [n for n in wishes[active[0]] if all(n in wish for wish in wishes.values())]
-        if common:
+        wishes = [wish for wish, _ in told]
+        common = next((n for n in wishes[0] if all(n in wish for wish in wishes)), None)
+        if common is not None:
             self._looking_since = 0.0
-            self._perform_one(common[0], wishes, presences)
+            with self._changed:
+                handle = self._queue[common]
+            if problem := _find_problem([wish[common] for wish in wishes]):
+                self._drop(handle)
+                handle.finish(error=HorovodInternalError(problem))
+            else:
+                self._perform(handle)
             return True
         if any(gave_up for _, gave_up in told):
-            firsts = (f"rank {r} for {next(iter(w), 'nothing')}" for r, w in wishes.items())
+            firsts = (f"rank {r} for {next(iter(w), 'nothing')}" for r, w in enumerate(wishes))
             self._fail(f"the ranks waited for different requests: {', '.join(firsts)}")
             return False
         self._looking_since = self._looking_since or time.monotonic()
@@ -246,25 +213,6 @@ class Conductor:
             # The others' new requests show only in the next round, so this polls.
             self._changed.wait(min(max(since_s, MIN_POLL_S), MAX_POLL_S))
         return True
-
-    def _perform_one(
-        self, name: str, wishes: dict[int, dict[str, Any]], presences: list[Presence]
-    ) -> None:
-        wanted = next(iter(wishes.values()))[name]
-        joined = [rank for rank in range(len(presences)) if rank not in wishes]
-        problem = _find_problem({rank: wish[name] for rank, wish in wishes.items()}, joined)
-        with self._changed:
-            found = self._queue.get(name)
-        if self.channel.rank in joined:
-            if self._device is not None:
-                # Otherwise this thread would use the first device.
-                torch.cuda.set_device(self._device)
-            found = _StandIn(*wanted) if not problem else None
-        if found is not None and problem:
-            self._drop(found)
-            found.finish(error=HorovodInternalError(problem))
-        elif found is not None:
-            self._perform(found)
 
     def _perform(self, handle: Handle) -> None:
         # It stays queued meanwhile, so that ``_fail`` finds it if another rank ends.
@@ -276,40 +224,13 @@ class Conductor:
         with self._changed:
             self._queue.pop(handle.name, None)
 
-    def _note_joins(self, presences: list[Presence]) -> None:
-        for rank, (before, now) in enumerate(zip(self._seen, presences, strict=True)):
-            if now is Presence.JOINED and before is not now:
-                self._last_joined = rank
-        self._seen = presences
-
-    def _end_join(self) -> None:
-        with self._changed:
-            joining, self._joining = self._joining, None
-            self._presence = Presence.ACTIVE
-            self._seen = [Presence.ACTIVE] * self.channel.size
-        if joining is not None:
-            joining.finish(self._last_joined)
-
     def _fail(self, reason: str) -> None:
         with self._changed:
             self._error = HorovodInternalError(reason)
-            pending = [*self._queue.values(), *([self._joining] if self._joining else [])]
+            pending = [*self._queue.values()]
             self._queue.clear()
         for handle in pending:
             handle.finish(error=HorovodInternalError(f"{handle.name}: {reason}"))
-
-
-class _StandIn(Handle):
-    """What a rank that has joined contributes: zeros, or no rows."""
-
-    def __init__(self, name: str, request: Collective, shapes: Sequence[Any]) -> None:
-        super().__init__(name, request, [])
-        free = (0,) if request.kind in ROWS_MAY_DIFFER else ()
-        self.tensors = [
-            torch.zeros((*free, *shape), dtype=dtype, device=device)
-            for shape, dtype, device in shapes
-        ]
-        self._began = _record(self.tensors)
 
 
 def _fingerprint(signature: tuple[Any, ...]) -> int:
@@ -317,30 +238,22 @@ def _fingerprint(signature: tuple[Any, ...]) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _find_problem(signatures: dict[int, tuple[Any, ...]], joined: list[int]) -> str:
+def _find_problem(signatures: Sequence[tuple[Any, ...]]) -> str:
     """Why the ranks cannot perform this request together; empty if they can."""
-    first, wanted = next(iter(signatures.items()))
-    name, request, _ = wanted
-    for rank, signature in signatures.items():
+    wanted = signatures[0]
+    for rank, signature in enumerate(signatures):
         if signature != wanted:
             return (
-                f"Mismatched requests for {name}: rank {first} asks for {describe(wanted)}, "
+                f"Mismatched requests for {wanted[0]}: rank 0 asks for {describe(wanted)}, "
                 f"rank {rank} for {describe(signature)}"
             )
-    can_stand_in = request.kind in ("allgather", "barrier") or (
-        request.kind in ("allreduce", "reducescatter")
-        and request.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
-    )
-    can_stand_in |= request.kind == "broadcast" and request.root not in joined
-    if joined and not can_stand_in:
-        return f"{name}: {describe(wanted)} is not possible after rank {joined[0]} has joined"
     return ""
 
 
 def describe(signature: tuple[Any, ...]) -> str:
     """A request in words, for people."""
     _, request, shapes = signature
-    first = "[rows, " if request.kind in ROWS_MAY_DIFFER else "["
+    first = "[rows, " if request.kind == "allgather" else "["
     tensors = ", ".join(
         f"{str(dtype).removeprefix('torch.')}{first}{', '.join(map(str, shape))}] on {device}"
         for shape, dtype, device in shapes

@@ -23,89 +23,36 @@ Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
 
-class _Waiting:
-    """A handle, and whether its result is a single tensor."""
-
-    def __init__(self, handle: Handle, single: bool) -> None:
-        self.handle, self._single = handle, single
-
-    def wait(self) -> Any:
-        result = self.handle.wait()
-        return result[0] if self._single else result
-
-
-def submit(
-    name: str | None, tensors: Sequence[Tensor], request: Collective, *, single: bool
-) -> _Waiting:
+def submit(name: str | None, tensors: Sequence[Tensor], request: Collective) -> Handle:
     """Hands a request to the engine, as ``KIND.NAME``; it numbers requests without a name."""
     here = context.get()
     if name is None:
         number = here.names[request.kind] = here.names.get(request.kind, 0) + 1
         name = f"noname.{number}"
     detached = [tensor.detach() for tensor in tensors]
-    handle = Handle(f"{request.kind}.{name}", request, detached)
-    return _Waiting(here.engine.submit(handle), single)
+    return here.engine.submit(Handle(f"{request.kind}.{name}", request, detached))
 
 
-def through(function: Any, *arguments: Any) -> Any:
-    """Applies an autograd function."""
-    return function.apply(*arguments)
-
-
-def synchronize(handle: _Waiting) -> Any:
+def synchronize(handle: Handle) -> Tensor:
     """The result of an asynchronous request; blocks. Raises HorovodInternalError if it failed."""
-    return handle.wait()
+    result: Tensor = handle.wait()[0]
+    return result
 
 
-def poll(handle: _Waiting) -> bool:
+def poll(handle: Handle) -> bool:
     """Whether ``synchronize`` would return at once."""
-    return handle.handle.is_done()
+    return handle.is_done()
 
 
-def join(device: int = -1) -> int:
-    """Tells the others that this rank has no more data; blocks until all have said so.
-
-    Until then this rank contributes zeros to their sums and averages, and no rows to what they
-    gather, on ``device`` (the current CUDA device by default). Returns the rank that joined last.
-    """
-    here = context.get()
-    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    last = here.engine.join(device if device >= 0 else current)
-    # The ranks have made different numbers of requests, and count anew from here.
-    here.names.clear()
-    return last
-
-
-def barrier(process_set: object = None) -> None:
+def barrier() -> None:
     """Returns when all ranks have called it."""
-    refuse_process_set(process_set)
-    submit(None, [], Collective(kind="barrier"), single=False).wait()
+    submit(None, [], Collective(kind="barrier")).wait()
 
 
-def refuse_process_set(process_set: object) -> None:
-    """Raises NotImplementedError for a process set other than all ranks."""
-    if process_set is not None and process_set is not global_process_set:
-        raise NotImplementedError(
-            "process sets are not supported: make a group of these ranks with "
-            "torch.distributed.new_group, and use torch.distributed's own collectives with it"
-        )
-
-
-class _AllRanks:
-    """Horovod's global process set: all ranks."""
-
-    def rank(self) -> int:
-        return context.get().starter.rank
-
-    def size(self) -> int:
-        return context.get().starter.size
-
-
-global_process_set = _AllRanks()
+# -- allreduce ---------------------------------------------------------------------------------
 
 
 def plan_reduce(
-    kind: str,
     tensors: Sequence[Tensor],
     average: bool | None,
     op: ReduceOp | None,
@@ -124,40 +71,23 @@ def plan_reduce(
             raise NotImplementedError("Adasum needs floating-point tensors")
     if any(tensor.is_sparse for tensor in tensors):
         raise NotImplementedError("a sparse tensor cannot be reduced: give tensor.to_dense()")
-    return Collective(kind=kind, op=op, prescale=prescale_factor, postscale=postscale_factor)
-
-
-# -- allreduce ---------------------------------------------------------------------------------
+    return Collective(kind="allreduce", op=op, prescale=prescale_factor, postscale=postscale_factor)
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, request: Collective, name: str | None, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, request: Collective, name: str | None, tensor: Tensor) -> Any:
         ctx.request = request
-        copies = [tensor.detach().clone() for tensor in tensors]
-        return tuple(submit(name, copies, request, single=False).wait())
+        return synchronize(submit(name, [tensor.detach().clone()], request))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, *through(_Allreduce, ctx.request, None, *grads)
+        return None, None, _through(_Allreduce, ctx.request, None, grads[0])
 
 
-def grouped_allreduce(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: object = None,
-) -> list[Tensor]:
-    """New tensors, reduced over all ranks in one transfer; gradients flow through it."""
-    refuse_process_set(process_set)
-    request = plan_reduce("allreduce", tensors, average, op, prescale_factor, postscale_factor)
-    small, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    reduced = through(_Allreduce, request, name, *small)
-    return [compression.decompress(t, c) for t, c in zip(reduced, contexts, strict=True)]
+def _through(function: Any, *arguments: Any) -> Any:
+    """Applies an autograd function."""
+    return function.apply(*arguments)
 
 
 def allreduce(
@@ -168,47 +98,35 @@ def allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: object = None,
 ) -> Tensor:
     """A new tensor, reduced over all ranks (the average, unless ``op``); gradients flow."""
-    scales = prescale_factor, postscale_factor
-    return grouped_allreduce([tensor], average, name, compression, op, *scales, process_set)[0]
+    request = plan_reduce([tensor], average, op, prescale_factor, postscale_factor)
+    small, made = compression.compress(tensor)
+    result: Tensor = compression.decompress(_through(_Allreduce, request, name, small), made)
+    return result
 
 
-def grouped_allreduce_async_(
-    tensors: Sequence[Tensor],
+def reduce_in_place(
+    tensors: Sequence[Tensor], name: str, op: ReduceOp, before: float = 1.0, after: float = 1.0
+) -> Handle:
+    """Starts to reduce tensors in place, in one transfer; returns the handle."""
+    return submit(name, tensors, plan_reduce(tensors, None, op, before, after))
+
+
+def allreduce_async_(
+    tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: object = None,
-    *,
-    single: bool = False,
-) -> _Waiting:
-    """Starts to reduce tensors in place, in one transfer; returns the handle."""
-    refuse_process_set(process_set)
-    request = plan_reduce("allreduce", tensors, average, op, prescale_factor, postscale_factor)
-    return submit(name, tensors, request, single=single)
-
-
-def grouped_allreduce_async(tensors: Sequence[Tensor], *rest: Any, **more: Any) -> _Waiting:
-    """As ``grouped_allreduce_async_``, into new tensors."""
-    return grouped_allreduce_async_([t.detach().clone() for t in tensors], *rest, **more)
-
-
-def grouped_allreduce_(tensors: Sequence[Tensor], *rest: Any, **more: Any) -> list[Tensor]:
-    """Reduces tensors in place, in one transfer."""
-    grouped_allreduce_async_(tensors, *rest, **more).wait()
-    return list(tensors)
-
-
-def allreduce_async_(tensor: Tensor, *rest: Any, **more: Any) -> _Waiting:
+) -> Handle:
     """Starts to reduce a tensor in place; returns the handle."""
-    return grouped_allreduce_async_([tensor], *rest, single=True, **more)
+    request = plan_reduce([tensor], average, op, prescale_factor, postscale_factor)
+    return submit(name, [tensor], request)
 
 
-def allreduce_async(tensor: Tensor, *rest: Any, **more: Any) -> _Waiting:
+def allreduce_async(tensor: Tensor, *rest: Any, **more: Any) -> Handle:
     """Starts to reduce into a new tensor; returns the handle."""
     return allreduce_async_(tensor.detach().clone(), *rest, **more)
 
@@ -224,53 +142,30 @@ def allreduce_(tensor: Tensor, *rest: Any, **more: Any) -> Tensor:
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str | None, *tensors: Tensor) -> Any:
-        gathered = grouped_allgather_async(tensors, name).wait()
-        ctx.rows = [len(tensor) for tensor in tensors]
-        return tuple(gathered)
+    def forward(ctx: Any, name: str | None, tensor: Tensor) -> Any:
+        whole = synchronize(allgather_async(tensor, name))
+        ctx.rows = len(tensor)
+        return whole
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # The average, as in Horovod: each rank's loss counts one share of the whole.
-        means = grouped_allreduce(grads, op=Average)
-        rows = torch.tensor([ctx.rows])
-        before = allgather(rows)[: context.get().starter.rank].sum(0).tolist()
-        parts = zip(means, before, ctx.rows, strict=True)
-        return None, *(mean.narrow(0, start, count) for mean, start, count in parts)
+        mean = allreduce(grads[0], op=Average)
+        before = allgather(torch.tensor([ctx.rows]))[: context.get().starter.rank].sum()
+        return None, mean.narrow(0, int(before), ctx.rows)
 
 
-def grouped_allgather_async(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: object = None,
-    *,
-    single: bool = False,
-) -> _Waiting:
-    """Starts to gather each tensor; returns the handle."""
-    refuse_process_set(process_set)
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError("a tensor without dimensions cannot be gathered: give tensor.reshape(1)")
-    return submit(name, tensors, Collective(kind="allgather"), single=single)
-
-
-def grouped_allgather(
-    tensors: Sequence[Tensor], name: str | None = None, process_set: object = None
-) -> list[Tensor]:
-    """Each tensor's rows of all ranks, in the order of ranks; gradients flow through it."""
-    refuse_process_set(process_set)
-    return list(through(_Allgather, name, *tensors))
-
-
-def allgather_async(
-    tensor: Tensor, name: str | None = None, process_set: object = None
-) -> _Waiting:
+def allgather_async(tensor: Tensor, name: str | None = None) -> Handle:
     """Starts to gather the rows of all ranks; returns the handle."""
-    return grouped_allgather_async([tensor], name, process_set, single=True)
+    if tensor.dim() == 0:
+        raise ValueError("a tensor without dimensions cannot be gathered: give tensor.reshape(1)")
+    return submit(name, [tensor], Collective(kind="allgather"))
 
 
-def allgather(tensor: Tensor, name: str | None = None, process_set: object = None) -> Tensor:
+def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
     """The rows of all ranks, in the order of ranks; ranks may have unequal numbers of rows."""
-    return grouped_allgather([tensor], name, process_set)[0]
+    result: Tensor = _through(_Allgather, name, tensor)
+    return result
 
 
 # -- broadcast ---------------------------------------------------------------------------------
@@ -280,7 +175,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None) -> Any:
         ctx.root_rank = root_rank
-        return broadcast_async(tensor, root_rank, name).wait()
+        return synchronize(broadcast_async(tensor, root_rank, name))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -289,35 +184,25 @@ class _Broadcast(torch.autograd.Function):
         return mean if is_root else mean * 0, None, None
 
 
-def broadcast_async_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: object = None
-) -> _Waiting:
+def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Starts to replace a tensor by the root's; returns the handle."""
-    refuse_process_set(process_set)
     if not 0 <= root_rank < context.get().starter.size:
         raise ValueError(f"root_rank {root_rank} is not one of {context.get().starter.size} ranks")
-    return submit(name, [tensor], Collective(kind="broadcast", root=root_rank), single=True)
+    return submit(name, [tensor], Collective(kind="broadcast", root=root_rank))
 
 
-def broadcast_async(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: object = None
-) -> _Waiting:
+def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Starts to copy the root's tensor into a new one; returns the handle."""
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+    return broadcast_async_(tensor.detach().clone(), root_rank, name)
 
 
-def broadcast_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: object = None
-) -> Tensor:
+def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
     """Replaces a tensor by the root's."""
-    broadcast_async_(tensor, root_rank, name, process_set).wait()
+    broadcast_async_(tensor, root_rank, name).wait()
     return tensor
 
 
-def broadcast(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: object = None
-) -> Tensor:
+def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
     """The root's tensor, in a new one; gradients flow to the root."""
-    refuse_process_set(process_set)
-    result: Tensor = through(_Broadcast, tensor, root_rank, name)
+    result: Tensor = _through(_Broadcast, tensor, root_rank, name)
     return result

@@ -22,13 +22,12 @@ from torch.optim import Optimizer
 from fabric_train.horovod import context
 from fabric_train.horovod.collectives import ReduceOp
 from fabric_train.horovod.compression import Compression
+from fabric_train.horovod.engine import Handle
 from fabric_train.horovod.operations import (
     Adasum,
     Average,
-    _Waiting,
-    grouped_allreduce_async_,
     plan_reduce,
-    refuse_process_set,
+    reduce_in_place,
 )
 
 BUCKET_BYTES = 25 << 20
@@ -43,9 +42,9 @@ class Bucket:
     def __init__(self, name: str, parameters: Sequence[Tensor]) -> None:
         self.name, self.parameters = name, list(parameters)
         self.ready: set[Tensor] = set()
-        self.sent: tuple[_Waiting, list[Tensor], list[Any]] | None = None
+        self.sent: tuple[Handle, list[Tensor], list[Any]] | None = None
 
-    def send(self, compression: Any, reduce: Callable[[str, list[Tensor]], _Waiting]) -> None:
+    def send(self, compression: Any, reduce: Callable[[str, list[Tensor]], Handle]) -> None:
         """Hands the gradients to the engine, with zeros where this rank has computed none."""
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -75,7 +74,6 @@ class _Distributed(Optimizer):
         self._compression = settings["compression"]
         self._op: ReduceOp = settings["op"]
         self._predivide: float = settings["predivide"]
-        self._sparse_as_dense: bool = settings["sparse_as_dense"]
         self.backward_passes_per_step: int = settings["passes"]
         self._buckets = buckets
         self._passes: dict[Tensor, int] = {}
@@ -96,7 +94,8 @@ class _Distributed(Optimizer):
                     "backward_passes_per_step to accumulate gradients locally."
                 )
             if parameter.grad is not None and parameter.grad.is_sparse:
-                self._densify(parameter)
+                name = self._names[parameter]
+                raise NotImplementedError(f"the gradient of {name} is sparse: give sparse=False")
             if done == self.backward_passes_per_step:
                 bucket.ready.add(parameter)
                 if len(bucket.ready) == len(bucket.parameters):
@@ -104,27 +103,11 @@ class _Distributed(Optimizer):
 
         return hook
 
-    def _densify(self, parameter: Tensor) -> None:
-        if not self._sparse_as_dense:
-            raise NotImplementedError(
-                f"the gradient of {self._names[parameter]} is sparse: give "
-                "DistributedOptimizer(..., sparse_as_dense=True)"
-            )
-        grad = parameter.grad
-        assert grad is not None
-        # Not to_dense(): torch 2.13 returns zeros if the values share one element, as after
-        # sum().backward().
-        places = tuple(grad._indices())
-        dense = torch.zeros_like(parameter)
-        parameter.grad = dense.index_put_(places, grad._values(), accumulate=True)
-
-    def _reduce(self, name: str, grads: list[Tensor]) -> _Waiting:
+    def _reduce(self, name: str, grads: list[Tensor]) -> Handle:
         before, after = 1.0, 1.0
         if self._op is Average:
             before, after = 1.0 / self._predivide, self._predivide
-        return grouped_allreduce_async_(
-            grads, name=name, op=self._op, prescale_factor=before, postscale_factor=after
-        )
+        return reduce_in_place(grads, name, self._op, before, after)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many backward passes come before each ``step``, from the next step on."""
@@ -183,9 +166,8 @@ class _Distributed(Optimizer):
         with torch.no_grad():
             changes = [p - start for p, start in zip(parameters, before, strict=True)]
             pairs = [self._compression.compress(change) for change in changes]
-            handle = grouped_allreduce_async_(
-                [small for small, _ in pairs], name=self._buckets[0].name, op=Adasum
-            )
+            small = [tensor for tensor, _ in pairs]
+            handle = reduce_in_place(small, self._buckets[0].name, Adasum)
             ends = zip(parameters, before, handle.wait(), pairs, strict=True)
             for parameter, start, change, (_, ctx) in ends:
                 parameter.copy_(start + self._compression.decompress(change, ctx))
@@ -218,10 +200,6 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Sequence[Sequence[Tensor]] | int | None = None,
-    sparse_as_dense: bool = False,
-    process_set: object = None,
 ) -> Any:
     """An optimizer of the same class and state, that reduces gradients over all ranks.
 
@@ -230,15 +208,14 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     part of the division by ``size()`` that is done before the sum, against overflow in float16.
     Raises ValueError for a parameter without a name, or a name given twice.
     """
-    refuse_process_set(process_set)
     op = ReduceOp(op)
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    plan_reduce("allreduce", [], None, op)
+    plan_reduce([], None, op)
     named = _name_parameters(optimizer, named_parameters)
     global _made
     _made += 1
-    buckets = _fill_buckets(f"optimizer.{_made}", optimizer, num_groups, groups)
+    buckets = _fill_buckets(f"optimizer.{_made}", optimizer)
     cls: Any = type(optimizer.__class__.__name__, (_Distributed, optimizer.__class__), {})
     made = cls.__new__(cls)
     # The same groups and state, so that earlier schedulers keep working. They have wrapped ``step``
@@ -250,7 +227,6 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         compression=compression,
         op=op,
         predivide=gradient_predivide_factor,
-        sparse_as_dense=sparse_as_dense,
         passes=backward_passes_per_step,
     )
     return made
@@ -284,33 +260,19 @@ def _name_parameters(
     return pairs
 
 
-def _fill_buckets(
-    name: str,
-    optimizer: Optimizer,
-    num_groups: int,
-    groups: Sequence[Sequence[Tensor]] | int | None,
-) -> list[Bucket]:
+def _fill_buckets(name: str, optimizer: Optimizer) -> list[Bucket]:
     """Buckets in the order of the backward pass: the last parameters first."""
-    left = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    fixed: list[list[Tensor]] = []
-    if isinstance(groups, int):
-        num_groups = groups
-    elif groups is not None:
-        fixed = [list(group) for group in groups]
-        together = {parameter for group in fixed for parameter in group}
-        left = [parameter for parameter in left if parameter not in together]
-    left.reverse()
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     limit = int(os.environ.get("HOROVOD_FUSION_THRESHOLD") or BUCKET_BYTES)
-    if num_groups > 0:
-        limit = -(-sum(_bytes_of(p) for p in left) // num_groups)
-    for parameter in left:
-        last = fixed[-1] if fixed and groups is None else None
-        fits = last is not None and sum(map(_bytes_of, last)) + _bytes_of(parameter) <= limit
-        if last is not None and fits and last[0].dtype == parameter.dtype:
+    filled: list[list[Tensor]] = []
+    for parameter in reversed(parameters):
+        last = filled[-1] if filled else []
+        fits = sum(map(_bytes_of, last)) + _bytes_of(parameter) <= limit
+        if last and fits and last[0].dtype == parameter.dtype:
             last.append(parameter)
         else:
-            fixed.append([parameter])
-    return [Bucket(f"{name}.bucket.{number}", each) for number, each in enumerate(fixed)]
+            filled.append([parameter])
+    return [Bucket(f"{name}.bucket.{number}", each) for number, each in enumerate(filled)]
 
 
 def _bytes_of(tensor: Tensor) -> int:

@@ -64,13 +64,3 @@ def gloo_enabled() -> bool:
 
 
 gloo_built = gloo_enabled
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Not supported; raises NotImplementedError."""
-    raise NotImplementedError("Horovod's timeline is not supported: use torch.profiler")
-
-
-def stop_timeline() -> None:
-    """Not supported; raises NotImplementedError."""
-    start_timeline("")

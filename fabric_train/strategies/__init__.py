@@ -44,50 +44,23 @@ STRATEGIES = {
 }
 """Each strategy's module and class, by the name that ``--strategy`` takes."""
 
-_SHARDED = (
-    "it was FairScale's sharding of optimizer states and gradients, which is no longer maintained",
-    "--strategy fsdp",
-)
-_FSDP1 = ("it was the first FullyShardedDataParallel, which FSDP2 replaces", "--strategy fsdp")
-_TPU = ("TPUs are reached through torch_xla", "--strategy xla, where torch_xla is installed")
-_STAGE = "the stage and where the state lies are options of deepspeed"
-_UNUSED = (
-    "it is for models that leave weights out of some steps, which ddp does not support",
-    "--strategy ddp, and multiply outputs that are not needed by 0 in place of leaving them out",
-)
-_GONE = "its package is no longer maintained, and Lightning dropped it"
-
 INSTEAD: dict[str, tuple[str, str]] = {
     "auto": ("it would choose differently on different machines", "--strategy ddp"),
-    "single_device": ("one process alone needs no name", "leave --strategy out"),
-    "ddp_cpu": ("the device is a setting of its own", "--strategy ddp --accelerator cpu"),
-    "ddp_find_unused_parameters_true": _UNUSED,
-    "ddp_find_unused_parameters_false": (
-        "ddp does not look for unused weights anyway",
-        "--strategy ddp",
+    "ddp_find_unused_parameters_true": (
+        "it is for models that leave weights out of some steps, which ddp does not support",
+        "--strategy ddp, and multiply outputs that are not needed by 0, not leave them out",
     ),
-    "ddp_spawn_find_unused_parameters_false": (
-        "ddp_spawn does not look for unused weights anyway",
-        "--strategy ddp_spawn",
-    ),
-    "ddp_sharded": _SHARDED,
-    "ddp_sharded_spawn": _SHARDED,
-    "ddp_sharded_find_unused_parameters_false": _SHARDED,
-    "sharded": _SHARDED,
-    "fairscale": _SHARDED,
-    "ddp_fully_sharded": _FSDP1,
-    "fully_sharded": _FSDP1,
-    "fsdp_native": _FSDP1,
-    "fsdp1": _FSDP1,
+    "ddp_sharded": ("it was FairScale's, which is no longer maintained", "--strategy fsdp"),
     "fsdp2": ("fsdp is FSDP2 here", "--strategy fsdp"),
     "fsdp_cpu_offload": (
         "CPU offload is an option of fsdp, not a strategy",
         "--strategy fsdp --strategy_options.offload true",
     ),
-    "fsdp_native_full_shard_offload": (
-        "CPU offload is an option of fsdp, not a strategy",
-        "--strategy fsdp --strategy_options.offload true",
+    "deepspeed_stage_2": (
+        "the stage and where the state lies are options of deepspeed",
+        "--strategy deepspeed",
     ),
+    "deepspeed_stage_3": ("fsdp cuts the weights too, within torch", "--strategy fsdp"),
     "horovod": (
         "a Horovod script brings its own loop, so it is no choice of this program",
         "--strategy ddp here; in a Horovod script, import fabric_train.horovod "
@@ -98,51 +71,7 @@ INSTEAD: dict[str, tuple[str, str]] = {
         "--strategy bagua:gradient_allreduce, or :bytegrad, :decentralized, "
         ":low_precision_decentralized, :qadam, :async",
     ),
-    "gradient_allreduce": ("it is one of Bagua's", "--strategy bagua:gradient_allreduce"),
-    "bytegrad": ("it is one of Bagua's", "--strategy bagua:bytegrad"),
-    "decentralized": ("it is one of Bagua's", "--strategy bagua:decentralized"),
-    "low_precision_decentralized": (
-        "it is one of Bagua's",
-        "--strategy bagua:low_precision_decentralized",
-    ),
-    "qadam": ("it is one of Bagua's", "--strategy bagua:qadam"),
-    "async": ("it is one of Bagua's", "--strategy bagua:async"),
-    "onebit_adam": ("it is qadam with one bit", "--strategy bagua:qadam --strategy_options.bits 1"),
-    "fp16_compress": ("only the short name is accepted", "--strategy fp16"),
-    "fp16_compress_hook": ("only the short name is accepted", "--strategy fp16"),
-    "bf16_compress": ("only the short name is accepted", "--strategy bf16"),
-    "bf16_compress_hook": ("only the short name is accepted", "--strategy bf16"),
-    "powerSGD": ("only the short name is accepted", "--strategy powersgd"),
-    "powersgd_hook": ("only the short name is accepted", "--strategy powersgd"),
-    "powerSGD_hook": ("only the short name is accepted", "--strategy powersgd"),
-    "rpc_sequential": ("it was FairScale's pipeline, which torch replaces", "--strategy pipeline"),
-    "rpc": ("it was FairScale's pipeline, which torch replaces", "--strategy pipeline"),
-    "tensor_parallel": ("only the short name is accepted", "--strategy tp"),
-    "post_local_sgd": ("it is local_sgd after a warm-up", "--strategy local_sgd"),
-    "deepspeed_stage_1": (_STAGE, "--strategy deepspeed --strategy_options.stage 1"),
-    "deepspeed_stage_2": (_STAGE, "--strategy deepspeed"),
-    "deepspeed_stage_2_offload": (
-        _STAGE,
-        "--strategy deepspeed --strategy_options.offload true",
-    ),
-    "deepspeed_stage_3": ("fsdp cuts the weights too, within torch", "--strategy fsdp"),
-    "deepspeed_stage_3_offload": (
-        "fsdp cuts the weights too, within torch",
-        "--strategy fsdp --strategy_options.offload true",
-    ),
-    "tpu": _TPU,
-    "tpu_spawn": _TPU,
-    "tpu_spawn_debug": _TPU,
-    "single_tpu": _TPU,
-    "xla_debug": _TPU,
-    "xla_fsdp": _TPU,
-    "colossalai": (_GONE, "--strategy fsdp"),
-    "collaborative": (f"{_GONE} (Hivemind)", "--strategy local_sgd, or --strategy diloco"),
-    "hivemind": (_GONE, "--strategy local_sgd, or --strategy diloco"),
-    "ipu": (f"{_GONE} (Graphcore)", "--strategy ddp on GPUs or CPUs"),
-    "ipu_strategy": (f"{_GONE} (Graphcore)", "--strategy ddp on GPUs or CPUs"),
-    "hpu": ("Habana's accelerators are not supported", "--strategy ddp on GPUs or CPUs"),
-    "hpu_parallel": ("Habana's accelerators are not supported", "--strategy ddp on GPUs or CPUs"),
+    "tpu": ("TPUs are reached through torch_xla", "--strategy xla, where torch_xla is installed"),
 }
 """Names of other programs that ``--strategy`` refuses: why, and what to write instead."""
 

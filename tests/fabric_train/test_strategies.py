@@ -28,8 +28,9 @@ def test_each_name_makes_the_strategy_that_bears_it(name):
     [
         ("dpp", {}, "did you mean dp or ddp?"),
         ("bagua", {}, "--strategy bagua:gradient_allreduce, or :bytegrad"),
-        ("fp16_compress_hook", {}, "--strategy fp16"),
-        ("powerSGD", {}, "--strategy powersgd"),
+        ("powerSGD", {}, "did you mean powersgd"),
+        ("bytegrad", {}, "did you mean bagua:bytegrad"),
+        ("colossalai", {}, "one of ddp, ddp_spawn, "),
         ("bagua:asynch", {}, "did you mean bagua:async or"),
         ("bagua:qadam", {"bits": 4}, "bits=4 of bagua:qadam is not one of 8, 1"),
         ("ddp", {"exat": True}, "did you mean exact?"),

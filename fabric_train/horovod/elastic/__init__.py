@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from fabric_train.horovod.elastic.running import run
 from fabric_train.horovod.elastic.sampler import ElasticSampler
-from fabric_train.horovod.elastic.state import ElasticState as State
 from fabric_train.horovod.elastic.state import ObjectState, TorchState
-from fabric_train.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from fabric_train.horovod.errors import HorovodInternalError
 
 __all__ = [
     "ElasticSampler",
     "HorovodInternalError",
-    "HostsUpdatedInterrupt",
     "ObjectState",
-    "State",
     "TorchState",
     "run",
 ]

@@ -187,7 +187,7 @@ class Keeper:
 
     def keep(self, content: Any) -> None:
         """Hands a commit over to be written."""
-        if self._folder is not None and content is not None:
+        if self._folder is not None:
             self._folder.put(content)
 
     def answer(self, take: Callable[[], Any]) -> None:

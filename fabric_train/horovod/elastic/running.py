@@ -11,7 +11,7 @@ from typing import Any
 
 from fabric_train.horovod import context
 from fabric_train.horovod.elastic.keeper import Keeper
-from fabric_train.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from fabric_train.horovod.errors import HorovodInternalError
 from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError
 
 WAIT_FOR_THE_END_S = 60.0
@@ -37,21 +37,18 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             if state._keeper.open(state.load_commit):
                 state.on_reset()
         keeper = state._keeper
-        while True:
-            try:
-                state.sync()
-                state.save()
-                return func(state, *args, **kwargs)
-            except HostsUpdatedInterrupt:
-                state.on_reset()
-            except HorovodInternalError as error:
-                keeper.close()
-                _wait_for_the_end(error)
-                raise
-            except PreemptedError:
-                _exit_preempted()
-            finally:
-                keeper.close()
+        try:
+            state.sync()
+            state.save()
+            return func(state, *args, **kwargs)
+        except HorovodInternalError as error:
+            keeper.close()
+            _wait_for_the_end(error)
+            raise
+        except PreemptedError:
+            _exit_preempted()
+        finally:
+            keeper.close()
 
     return wrapper
 

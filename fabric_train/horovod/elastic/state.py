@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,18 +16,21 @@ from fabric_train.horovod.objects import (
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
+    copy_to_cpu,
 )
 
 
-class ElasticState:
-    """The base class; subclasses define ``save``, ``restore`` and ``sync``.
+class ObjectState:
+    """Plain values; each is an attribute of the state, named as its argument.
 
     What ``to_commit`` returns is written to disk, and ``load_commit`` gets it after a restart.
     """
 
-    def __init__(self, bcast_object: object = None, get_rank: object = None) -> None:
+    def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
         self._keeper: Keeper | None = None
+        self._saved_state = copy.deepcopy(values)
+        self._set_values()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Functions to call after a restart, before the ranks get rank 0's state.
@@ -67,48 +68,21 @@ class ElasticState:
 
     def save(self) -> None:
         """Copies the state in memory."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Goes back to what ``save`` copied last."""
-        raise NotImplementedError
+        self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._saved_state})
 
     def sync(self) -> None:
         """Gives all ranks the state of rank 0."""
-        raise NotImplementedError
-
-    def to_commit(self) -> Any:
-        """What ``save`` copied last, to be pickled and written; None writes nothing."""
-        return None
-
-    def load_commit(self, content: Any) -> None:
-        """Goes on from what ``to_commit`` returned in another process."""
-
-
-class ObjectState(ElasticState):
-    """Plain values; each is an attribute of the state, named as its argument."""
-
-    def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
-        super().__init__()
-        self._saved_state = copy.deepcopy(values)
-        self._set_values()
-
-    def save(self) -> None:
-        self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._saved_state})
-
-    def restore(self) -> None:
-        self._set_values()
-
-    def sync(self) -> None:
         present = {name: getattr(self, name) for name in self._saved_state}
         if present:
             self._saved_state = broadcast_object(present)
             self._set_values()
 
     def to_commit(self) -> Any:
+        """What ``save`` copied last, to be pickled and written."""
         return {"values": self._saved_state}
 
     def load_commit(self, content: Any) -> None:
+        """Goes on from what ``to_commit`` returned in another process."""
         known = content["values"].items()
         self._saved_state |= {name: value for name, value in known if name in self._saved_state}
         self._set_values()
@@ -171,11 +145,6 @@ class TorchState(ObjectState):
             member.save()
         super().save()
 
-    def restore(self) -> None:
-        for member in self._members.values():
-            member.restore()
-        super().restore()
-
     def sync(self) -> None:
         for member in self._members.values():
             member.sync()
@@ -191,14 +160,3 @@ class TorchState(ObjectState):
                 self._members[name].saved = saved
                 self._members[name].restore()
         super().load_commit(content)
-
-
-def copy_to_cpu(value: Any) -> Any:
-    """A deep copy whose tensors are in CPU memory."""
-    if isinstance(value, Tensor):
-        return torch.empty_like(value, device="cpu", requires_grad=False).copy_(value.detach())
-    if type(value) in (dict, OrderedDict):  # a Counter's constructor would count its items
-        return type(value)((key, copy_to_cpu(each)) for key, each in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(copy_to_cpu(each) for each in value)
-    return copy.deepcopy(value)

@@ -86,24 +86,6 @@ def test_each_epoch_has_an_order_of_its_own_and_all_samples():
     assert sorted(first[0] + second[0]) == sorted(first[1] + second[1]) == list(range(100))
 
 
-def test_restore_goes_back_to_the_last_commit_of_everything():
-    def go_back() -> Any:
-        state = build()
-        for _ in range(3):
-            take_step(state)
-        state.scheduler.step()
-        state.commit()
-        committed = show(state)
-        take_step(state)
-        state.scheduler.step()
-        assert show(state) != committed
-        state.restore()
-        assert show(state) == committed
-        return committed
-
-    assert len({str(result) for result in run(go_back)}) == 1
-
-
 def test_sync_gives_all_ranks_what_rank_0_has():
     def sync() -> Any:
         state = build(rank_seed=True)
@@ -116,18 +98,6 @@ def test_sync_gives_all_ranks_what_rank_0_has():
     first, second = run(sync)
     assert first == second
     assert first[5] == 7
-
-
-def test_a_member_can_be_replaced():
-    def replace() -> None:
-        state = build()
-        state.model = nn.Linear(1, 1)
-        weight = state.model.weight.item()
-        nn.init.zeros_(state.model.weight)
-        state.restore()
-        assert state.model.weight.item() == weight
-
-    run(replace)
 
 
 def train_until(stop: int, fail: bool = False) -> tuple[Any, list[str]]:
@@ -357,24 +327,6 @@ def test_a_mistake_of_the_script_is_raised_at_once():
     began_at = time.monotonic()
     run(differ)
     assert time.monotonic() - began_at < 30
-
-
-def test_an_interrupt_of_the_script_begins_the_function_again():
-    def interrupt() -> int:
-        state, calls = hvd.elastic.ObjectState(tries=0), []
-        state.register_reset_callbacks([lambda: calls.append("reset")])
-
-        @hvd.elastic.run
-        def train(state: hvd.elastic.ObjectState) -> int:
-            state.tries += 1
-            if state.tries < 3:
-                raise hvd.HostsUpdatedInterrupt
-            return state.tries
-
-        assert train(state) == 3
-        return len(calls)
-
-    assert run(interrupt) == [2, 2]
 
 
 def test_importing_horovod_starts_nothing():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -68,24 +67,6 @@ def test_different_roots_are_told():
             hvd.broadcast(torch.ones(1), root_rank=hvd.rank())
 
     run(differ)
-
-
-def test_a_rank_that_has_joined_adds_zeros_and_the_last_one_is_told():
-    def finish_early() -> Any:
-        rank, results = hvd.rank(), []
-        for _ in range(rank * 2):
-            results.append(hvd.allreduce(torch.full((2,), 6.0), op=hvd.Average).tolist())
-        if rank == 2:
-            results.append(hvd.allgather(torch.ones(1, 2)).tolist())
-            with pytest.raises(HorovodInternalError, match="not possible after rank 0 has joined"):
-                hvd.allreduce(torch.ones(1), op=hvd.Max)
-        last = hvd.join()
-        return results, last, hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-
-    first, second, third = run(finish_early, 3)
-    assert first == ([], 2, 3.0)
-    assert second == ([[4.0, 4.0]] * 2, 2, 3.0)
-    assert third == ([[4.0, 4.0]] * 2 + [[2.0, 2.0]] * 2 + [[[1.0, 1.0]]], 2, 3.0)
 
 
 def test_a_peer_that_is_killed_is_an_error_in_the_others():

@@ -82,7 +82,6 @@ def test_the_weights_are_those_of_one_process_on_both_ranks_batches():
     def all_ways() -> dict[str, np.ndarray]:
         ways: dict[str, dict[str, Any]] = {
             "plain": {},
-            "groups": {"num_groups": 3},
             "clipped": {"clip": True},
             "predivided": {"gradient_predivide_factor": 2.0},
             "fp16": {"compression": hvd.Compression.fp16},
@@ -190,22 +189,7 @@ def test_misuse_is_told_as_by_horovod():
         optimizer.zero_grad()
         embedding = nn.Embedding(4, 2, sparse=True)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0))
-        with pytest.raises(NotImplementedError, match="sparse_as_dense=True"):
+        with pytest.raises(NotImplementedError, match="give sparse=False"):
             embedding(torch.tensor([1])).sum().backward()
 
     run(misuse)
-
-
-def test_sparse_gradients_are_made_dense_if_that_is_asked_for():
-    def embed() -> list[list[float]]:
-        torch.manual_seed(0)
-        embedding = nn.Embedding(3, 1, sparse=True)
-        nn.init.zeros_(embedding.weight)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(embedding.parameters(), lr=1.0), sparse_as_dense=True
-        )
-        embedding(torch.tensor([hvd.rank()])).sum().backward()
-        optimizer.step()
-        return embedding.weight.tolist()
-
-    assert run(embed) == [[[-0.5], [-0.5], [0.0]]] * 2
