@@ -194,7 +194,7 @@ class NodeDriver:
         tell_moment(self._run, node_index, incarnation, at=self._clock.wall(), text=text)
 
     def _replace(self, node_index: int, why: str) -> None:
-        enough = len(self.live) >= self.plan.nodes[0].min_nodes
+        enough = len(self.live) >= self.plan.min_nodes
         others = "go on" if enough else "wait for it"
         self._tell(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+import launcher.follow
 from launcher.contract.errors import InputError
 from launcher.follow.loop import is_out_of_sight
 from launcher.follow.requests import (
@@ -27,6 +28,7 @@ from launcher.follow.table import render_columns
 from launcher.follow.target import Target, Traits
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_decide import RUNS, observe
+from tests.launcher.values import by_place, changeable
 
 
 def test_a_stop_is_asked_for_and_withdrawn(tmp_path):
@@ -102,3 +104,7 @@ def test_only_a_target_that_sees_other_machines_can_tell_of_a_run_from_elsewhere
         monkeypatch.setattr(RunFolder, "is_elsewhere", elsewhere)
         target = SimpleNamespace(traits=Traits(sees_other_machines=sees))
         assert is_out_of_sight(RunFolder(tmp_path), cast(Target, target)) == told
+
+
+def test_what_was_seen_or_decided_cannot_be_changed():
+    assert (changeable(launcher.follow), by_place(launcher.follow)) == (set(), set())
