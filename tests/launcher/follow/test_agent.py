@@ -158,6 +158,16 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(follow):
     assert target.started == [None]
 
 
+@pytest.mark.parametrize(("engine", "gives_up_s"), [("torchrun", 5), ("agent", 9)])
+def test_the_others_get_their_time_to_fail_too_agents_from_each_new_exit_on(
+    tmp_path, make_plan, engine, gives_up_s
+):
+    target = ScriptedTarget(StoppedClock(), [(4, [1, RUNS, RUNS]), (99, [1, 1, RUNS])])
+    _, follower, _ = begin(tmp_path, make_plan(nnodes=3, engine=engine, max_restarts=0), target)
+    assert follower.follow().reason == "training-failed"
+    assert gives_up_s <= target._clock.now < gives_up_s + 0.3
+
+
 def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow):
     hours = 10_000
     course = [(1, [RUNS, 137]), (1, [RUNS, RUNS]), (FINISH_S + 1, [0, RUNS])]
@@ -244,16 +254,17 @@ def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
 
 
 class WaitingTarget(ScriptedTarget):
-    """Node 1 has no place for some seconds."""
+    """Node 1 has no place for some seconds; it says so only after the first."""
 
     def __init__(self, clock: StoppedClock) -> None:
         super().__init__(clock, [(9, [RUNS, RUNS]), (1, [0, 0])])
 
     def observe(self, plan: LaunchPlan) -> Observation:
         seen = super().observe(plan)
-        if 1 <= self._clock.now < 8:
-            waits = replace(seen.nodes[1], state=NodeState.PENDING, detail="waiting for a place")
-            return replace(seen, nodes=(seen.nodes[0], waits))
+        if self._clock.now < 8:
+            told = "waiting for a place" if self._clock.now >= 1 else ""
+            waits = replace(seen.nodes[1], state=NodeState.PENDING, detail=told)
+            return replace(seen, nodes=(replace(seen.nodes[0], detail="on a host"), waits))
         return seen
 
 
@@ -261,7 +272,8 @@ def test_a_node_that_waits_for_its_place_is_told_once_and_not_lost(tmp_path, mak
     target = WaitingTarget(StoppedClock())
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     assert follower.follow().reason == "completed"
-    assert said.getvalue().count("node 1: waiting for a place") == 1
+    waits = [line for line in said.getvalue().splitlines() if "node" in line]
+    assert waits == ["launcher: node 1: waiting for a place"]
     assert target.started == [None]
 
 

@@ -104,7 +104,9 @@ def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(run, tmp_
 
 
 def test_more_files_than_may_be_open_are_read_one_after_the_other(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(tails_module, "SPARE_FILES", raise_file_limit() - 4)
+    limits = {resource.RLIMIT_NOFILE: (130, 132)}  # 128 are for what else a launcher opens
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     first = attempts_of(run, tmp_path, 0, 0)
     for index, worker in enumerate(first.begin({index: index for index in range(4)})):
         append(worker.folder / "stdout", f"first {index}\n")
@@ -175,6 +177,14 @@ def test_a_stream_is_closed_with_what_it_had_and_not_with_what_comes_meanwhile(r
     assert told == [b"ghi\n", b"jkl\n", b"m\n"]
     full = RunTails(run)
     assert [out.block.data for out in full.close(lambda stream: False)] == []
+
+
+def test_a_worker_that_writes_much_does_not_keep_the_launcher_from_the_run(run):
+    (run.path / "nodes/0/0/attempt-0/rank-0").mkdir(parents=True)
+    with (run.path / "nodes/0/0/attempt-0/rank-0/stdout").open("wb") as file:
+        file.truncate(17 << 20)
+    tails = RunTails(run, copies=True)
+    assert [sum(len(out.block.data) for out in tails.poll()) >> 20 for _ in range(2)] == [16, 1]
 
 
 def test_the_agents_lines_come_first_and_only_where_they_are_wanted(run):
