@@ -22,5 +22,6 @@ def test_the_first_signal_interrupts_and_a_second_one_does_not_disturb_the_clean
                 os.kill(os.getpid(), signum)
                 cleaned.append("up")
 
-    pytest.raises(KeyboardInterrupt, end)
+    with pytest.raises(KeyboardInterrupt):
+        end()
     assert (signal.getsignal(signum), cleaned) == (before, ["up"])
