@@ -32,6 +32,8 @@ from tests.launcher.runs.test_node_outcomes import Folder
 from tests.launcher.worker_ends import worker_end
 from tests.waiting import StoppedClock
 
+ALONE = Traits(goes_on_alone=True)
+
 
 class Noting(NodeDriver):
     """Notes how its run was ended."""
@@ -179,13 +181,13 @@ def test_a_run_that_still_stops_says_for_what_it_waits(tmp_path, make_plan):
 
 
 @pytest.mark.parametrize(
-    ("goes_on_alone", "workers", "poll_s"),
-    [(False, 400, 0.1), (True, 4, 0.2), (True, 40, 0.4), (True, 400, 2.0)],
+    ("traits", "workers", "poll_s"),
+    [(Traits(), 400, 0.1), *((ALONE, *of) for of in ((4, 0.2), (40, 0.4), (400, 2.0)))],
 )
 def test_the_files_of_many_workers_are_looked_at_less_often(
-    tmp_path, make_plan, monkeypatch, goes_on_alone, workers, poll_s
+    tmp_path, make_plan, monkeypatch, traits, workers, poll_s
 ):
-    monkeypatch.setattr(Ended, "traits", Traits(goes_on_alone=goes_on_alone))
+    monkeypatch.setattr(Ended, "traits", traits)
     plan = make_plan(nnodes=4, nproc_per_node=workers // 4, engine="agent")
     assert begin(tmp_path, plan, Ended())[1]._poll_s == pytest.approx(poll_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -26,6 +27,7 @@ from launcher.follow.requests import (
 )
 from launcher.follow.table import render_columns
 from launcher.follow.target import Target, Traits
+from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_decide import RUNS, observe
 from tests.launcher.values import by_place, changeable
@@ -82,6 +84,9 @@ def test_only_a_size_within_the_bounds_is_accepted(fields, nodes, said, make_pla
     with pytest.raises(InputError) as caught:
         check_scale(plan, nodes)
     assert said in str(caught.value)
+    own = SimpleNamespace(keeps_nodes="another launcher")
+    with pytest.raises(InputError, match="keeps its nodes\n  fix: another launcher"):
+        check_scale(replace(plan, own=cast(TargetSettings, own)), nodes)
     if "asked" in said:
         with pytest.raises(InputError, match="for other bounds launcher stop digits-0a1b2c, then"):
             check_scale(plan, nodes, own_checkpoints=True)
