@@ -76,7 +76,7 @@ class NodeDriver:
         self._folder = FolderWatch(run, console, clock)
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
-        self._exit_at = 0.0
+        self._exit_at = clock.monotonic()
 
     def turn(self) -> Outcome | None:
         if (end := self._folder.look()) is not None:

@@ -14,9 +14,7 @@ from tests.waiting import StoppedClock
 
 
 def test_a_target_without_what_each_needs_is_refused_before_it_is_asked_anything():
-    with pytest.raises(
-        TypeError, match=r"facts.*observe.*render.*stop.*submit"
-    ):
+    with pytest.raises(TypeError, match=r"facts.*observe.*render.*stop.*submit"):
         type("Empty", (Target,), {})()
 
 
