@@ -45,7 +45,7 @@ def debugged(
     if plan.agent is None or plan.agent.debug_rank is None:
         yield
         return
-    index = plan.agent.debug_rank // plan.nodes[0].nproc_per_node
+    index = plan.agent.debug_rank // plan.nproc_per_node
 
     def connect() -> Conversation:
         now = run.read_plan()

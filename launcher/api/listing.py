@@ -318,8 +318,8 @@ def read_output(
 
 
 def _check_rank(run: RunFolder, plan: LaunchPlan, rank: int, *, follow: bool) -> None:
-    nproc = plan.nodes[0].nproc_per_node
-    last = plan.nodes[0].max_nodes * nproc - 1
+    nproc = plan.nproc_per_node
+    last = plan.max_nodes * nproc - 1
     known = [log.rank_on(log.node_index, nproc) for log in run.worker_logs()]
     if plan.is_elastic and known and not follow:
         last = max(known)  # fewer nodes may run than allowed; with ``follow``, more may join
@@ -349,7 +349,7 @@ def _prefixed(
     for output in outputs:
         own = None
         if output.worker is not None:
-            own = output.worker.rank_on(output.node_index, plan.nodes[0].nproc_per_node)
+            own = output.worker.rank_on(output.node_index, plan.nproc_per_node)
             if rank not in (None, own) or output.block.is_progress:
                 continue
         yield output, prefix_of(output.node_index, own)

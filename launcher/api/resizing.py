@@ -54,7 +54,7 @@ def _check_room(run: RunFolder, plan: LaunchPlan) -> None:
     nodes = (*plan.nodes, *(plan_joining_node(plan, index) for index in by_hand))
     seen = open_target(plan.target, run.path.parent).observe(replace(plan, nodes=nodes))
     there = sum(node.is_alive for node in without(seen, read_withdrawn(run, plan)).nodes)
-    if there >= (most := plan.nodes[0].max_nodes):
+    if there >= (most := plan.max_nodes):
         raise InputError(
             f"{run.run_id} has {count_nodes(there)}, and its nnodes allows {most}",
             f"{typed.command('status', run.run_id)} shows them",

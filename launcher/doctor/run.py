@@ -80,7 +80,7 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
         silent=[name for name, facts in nodes.items() if facts is None],
         all_reduce=_read(found / "all-reduce.json", AllReduce),
         failure=cause if outcome.failure else "",
-        world=f"{len(plan.nodes)} x {plan.nodes[0].nproc_per_node}",
+        world=f"{len(plan.nodes)} x {plan.nproc_per_node}",
     )
 
 

@@ -84,13 +84,14 @@ class Follower:
         self._at_once = ""
         self._run, self._target, self._console, self._clock = run, target, console, clock
         self._driver = target.drive(run, plan, console, clock, self._show_new)
-        self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
+        workers = len(plan.nodes) * plan.nproc_per_node
+        self._is_alone = workers == 1
         self._tails = RunTails(
             run,
             workers_in_consoles=target.traits.tells_by_consoles,
             agents=show_agents,
             keeps_returns=console.keeps_returns,
-            copies=console.copies_stdout and self._workers == 1,
+            copies=console.copies_stdout and self._is_alone,
         )
         self._lock = threading.Lock()
         """Held while output is shown: as the run ends, another thread shows it."""
@@ -98,7 +99,7 @@ class Follower:
         self._poll_s = POLL_S
         if target.traits.goes_on_alone:
             # Each turn looks at the files of all workers, which may lie on a file server.
-            share = max(1.0, self._workers / 20)
+            share = max(1.0, workers / 20)
             self._poll_s = min(LONGEST_POLL_S, POLL_ALONE_S * share)
         self._outcome: Outcome | None = None
 
@@ -198,8 +199,9 @@ class Follower:
 
     def _finish(self, end: Ending) -> Outcome:
         try:
-            with self._showing(asked=self.stop_reason is not None):
-                self._driver.end(end, asked=self.stop_reason is not None)
+            asked = self.stop_reason is not None
+            with self._showing(asked=asked):
+                self._driver.end(end, asked=asked)
             # Record before the last output: a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
         except TargetError:
@@ -217,14 +219,13 @@ class Follower:
         over, began = threading.Event(), self._clock.monotonic()
 
         def show() -> None:
-            told_s = 0.0
+            tell_at = began + STOPPING_S
             while not over.wait(self._poll_s):
                 with contextlib.suppress(OSError):
                     self._show_new()
-                spent_s = self._clock.monotonic() - began
-                if asked and spent_s >= told_s + STOPPING_S:
-                    told_s = spent_s
-                    self._console.note(self._tell_stopping(spent_s))
+                if asked and (now := self._clock.monotonic()) >= tell_at:
+                    tell_at = now + STOPPING_S
+                    self._console.note(self._tell_stopping(now - began))
 
         thread = threading.Thread(target=show, name="output", daemon=True)
         thread.start()
@@ -259,7 +260,7 @@ class Follower:
         for output in outputs:
             block, stream, node_index = output.block, output.stream, output.node_index
             rank = self._rank(output.worker) if output.worker else None
-            prefix = prefix_of(node_index, rank) if rank is None or self._workers > 1 else ""
+            prefix = "" if output.worker and self._is_alone else prefix_of(node_index, rank)
             if not block.is_progress:
                 if rank == 0:
                     self._console.end_progress(stream)
@@ -273,7 +274,7 @@ class Follower:
         if not plan.is_elastic or node_index not in live:
             live = tuple(node.node_index for node in plan.nodes)
         # The rendezvous orders nodes by index.
-        return worker.rank_on(sorted(live).index(node_index), plan.nodes[0].nproc_per_node)
+        return worker.rank_on(sorted(live).index(node_index), plan.nproc_per_node)
 
 
 def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) -> Outcome:

@@ -74,10 +74,10 @@ class NodeDriver:
         """How often in a row each node, or ``ALL``, was lost soon after its start."""
         self._waits_told: set[tuple[int, object]] = set()
         self._withdrawn: frozenset[int] = frozenset()
-        self._first_exit_at: float | None = None
         self._folder = FolderWatch(run, console, clock)
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
+        self._exit_at = clock.monotonic()
 
     def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
@@ -121,22 +121,20 @@ class NodeDriver:
 
     def _decide(self, observation: Observation) -> decide.Action:
         self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)
-        now = self._clock.monotonic()
-        ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
+        now, before = self._clock.monotonic(), self._ended
+        self._ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
+        if not self._ended:
+            return decide.Wait()
         # Agents continue without some nodes, so the timer starts again at each new exit.
-        is_new = self.plan.agent is not None and ended != self._ended
-        if not ended:
-            self._first_exit_at = None
-        elif self._first_exit_at is None or is_new:
-            self._first_exit_at = now
-        self._ended = ended
+        if not before or (self.plan.agent and before != self._ended):
+            self._exit_at = now
         return decide.decide_action(
             self.plan,
             observation,
             replaced=self._replaced,
-            since_first_exit_s=0.0 if self._first_exit_at is None else now - self._first_exit_at,
-            working=self._working() if ended else frozenset(),
-            left_early=self._left_early() if ended and self.live else frozenset(),
+            since_first_exit_s=now - self._exit_at,
+            working=self._working(),
+            left_early=self._left_early(),
         )
 
     def _left_early(self) -> frozenset[int]:
@@ -195,7 +193,7 @@ class NodeDriver:
         tell_moment(self._run, node_index, incarnation, at=self._clock.wall(), text=text)
 
     def _replace(self, node_index: int, why: str) -> None:
-        enough = len(self.live) >= self.plan.nodes[0].min_nodes
+        enough = len(self.live) >= self.plan.min_nodes
         others = "go on" if enough else "wait for it"
         self._tell(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
@@ -220,7 +218,7 @@ class NodeDriver:
         self._replaced.clear()
         self._failed_at_once = Counter({ALL: self._failed_at_once[ALL] + 1})
         self._started_at[ALL] = self._clock.monotonic()
-        self._first_exit_at = None
+        self._ended = frozenset()
         wanted = (node.node_index for node in self.plan.nodes)
         self._target.submit(self.plan, tuple(i for i in wanted if i not in self._withdrawn))
 

@@ -101,7 +101,7 @@ def check_scale(plan: LaunchPlan, nodes: int, *, own_checkpoints: bool = False) 
     """Raises ``InputError`` if a run of this plan cannot have ``nodes`` nodes."""
     if plan.own is not None and plan.own.keeps_nodes:
         raise InputError(f"{plan.run_id} keeps its nodes", plan.own.keeps_nodes)
-    low, high = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes
+    low, high = plan.min_nodes, plan.max_nodes
     if plan.agent is None or not plan.is_elastic:
         raise InputError(
             f"{plan.run_id} has a fixed number of nodes, or runs under plain torchrun",

@@ -8,7 +8,4 @@ from collections.abc import Sequence
 def render_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line for each row, with the cells of a column at the same place."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

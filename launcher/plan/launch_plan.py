@@ -104,9 +104,24 @@ class LaunchPlan:
         return self.nodes[0].max_restarts
 
     @property
+    def min_nodes(self) -> int:
+        """The least nodes that train."""
+        return self.nodes[0].min_nodes
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes that train."""
+        return self.nodes[0].max_nodes
+
+    @property
+    def nproc_per_node(self) -> int:
+        """Workers on each node."""
+        return self.nodes[0].nproc_per_node
+
+    @property
     def is_elastic(self) -> bool:
         """Whether the run goes on with fewer nodes than it started."""
-        return self.nodes[0].min_nodes < self.nodes[0].max_nodes
+        return self.min_nodes < self.max_nodes
 
     @property
     def place(self) -> str:

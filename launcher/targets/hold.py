@@ -70,7 +70,7 @@ class Hold:
 
     def fit(self, job: JobSpec) -> JobSpec:
         """The job, with keys that it leaves open set as the hold needs."""
-        nproc = self.plan.nodes[0].nproc_per_node
+        nproc = self.plan.nproc_per_node
         open_keys = {"nproc_per_node": nproc, "start": "fresh" if self.fresh else "fork"}
         asks = job.model_fields_set | ({"nproc_per_node"} if job.devices else set())
         return job.model_copy(update={k: v for k, v in open_keys.items() if k not in asks})

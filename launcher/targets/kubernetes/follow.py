@@ -97,7 +97,7 @@ class ClusterDriver:
         pods = PodSettings.of(plan)
         kubectl = job.cluster.kubectl_there
         self._progress = PodProgress(pods.start_limit_s, kubectl)
-        self._limit = StartLimit(pods.start_limit_s, plan.nodes[0].min_nodes, kubectl)
+        self._limit = StartLimit(pods.start_limit_s, plan.min_nodes, kubectl)
         self._missing = MissingPods(job, pods.kind)
         self._next_look_at = float("-inf")
         self._look: _Look | None = None
@@ -149,7 +149,7 @@ class ClusterDriver:
             watch.wait_endings(ENDINGS_LIMIT_S)
             pods = newest_of_each(watch.seen()).values()
             return judge_job(end, pods, self._job.cluster.kubectl_there)
-        least = self.plan.nodes[0].min_nodes
+        least = self.plan.min_nodes
         for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
             self._console.note(line)
         return None

@@ -55,7 +55,7 @@ def render_pytorchjob(plan: LaunchPlan) -> tuple[Object, ...]:
         # Under this policy backoffLimit ends no job; the agent's permanent exit codes do.
         replicas = {"Worker": _replica(plan, len(plan.nodes), "ExitCode")}
     spec: Object = {
-        "nprocPerNode": str(plan.nodes[0].nproc_per_node),
+        "nprocPerNode": str(plan.nproc_per_node),
         **({} if is_static else {"elasticPolicy": _elastic_policy(plan)}),
         "runPolicy": _run_policy(plan),
         "pytorchReplicaSpecs": replicas,
@@ -105,7 +105,7 @@ def _run_policy(plan: LaunchPlan) -> Object:
 def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     """The agent's ConfigMap, the runtime that holds the pod, and the TrainJob that names it."""
     pods, api = PodSettings.of(plan), f"{TRAINER}/v1alpha1"
-    nodes, workers = len(plan.nodes), plan.nodes[0].nproc_per_node
+    nodes, workers = len(plan.nodes), plan.nproc_per_node
     in_queue = pods.gang == VOLCANO and pods.queue is not None
     annotations = {"scheduling.volcano.sh/queue-name": pods.queue}
     queue = {"metadata": {"annotations": annotations}} if in_queue else {}
@@ -209,7 +209,7 @@ def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
     """A Job's spec with a pod for each node; ``replaces``: it replaces lost pods one by one."""
     template = render_template(plan, NODE, env=told_by_hand(plan), **pod, restartPolicy="Never")
     # An elastic job is done when MIN pods are: a pod that starts later would wait for a group.
-    done = {"rules": [{"succeededCount": plan.nodes[0].min_nodes}]}
+    done = {"rules": [{"succeededCount": plan.min_nodes}]}
     return {
         # A Job can be resized if these two are equal and patched together.
         "parallelism": len(plan.nodes),
@@ -248,9 +248,7 @@ def _pod_group(plan: LaunchPlan) -> list[Object]:
     pods = PodSettings.of(plan)
     if pods.gang != VOLCANO:
         return []
-    spec = given(
-        minMember=plan.nodes[0].min_nodes, queue=pods.queue, priorityClassName=pods.priority_class
-    )
+    spec = given(minMember=plan.min_nodes, queue=pods.queue, priorityClassName=pods.priority_class)
     return [_object("scheduling.volcano.sh/v1beta1", "PodGroup", render_metadata(plan), spec)]
 
 

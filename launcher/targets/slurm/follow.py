@@ -208,7 +208,7 @@ def decide_end(
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
     failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
-    too_few = len(wanted) - len(over) < plan.nodes[0].min_nodes and any(s.code for s in over)
+    too_few = len(wanted) - len(over) < plan.min_nodes and any(s.code for s in over)
     if not failed and len(over) < len(wanted) and not too_few:
         return None
     first = (failed or [start for start in over if start.code] or over)[0]

@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
+from launcher.follow import loop
 from launcher.follow.console import Console
 from launcher.follow.decide import FINISH_S
-from launcher.follow.loop import STORAGE_LIMIT_S, Follower, fold
-from launcher.follow.nodes import AWAY_LIMIT_S
+from launcher.follow.loop import Follower, fold
 from launcher.follow.requests import request_scale, request_stop, write_size
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
@@ -28,7 +27,7 @@ from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import read_ledger
 from launcher.runs.outcome import Outcome
-from tests.waiting import StoppedClock
+from tests.waiting import StoppedClock, wait_until
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS = "runs"
@@ -81,12 +80,12 @@ class ScriptedTarget(Target):
 
 
 def begin(
-    tmp_path: Path, plan: LaunchPlan, target: ScriptedTarget
+    tmp_path: Path, plan: LaunchPlan, target: ScriptedTarget, console: Console | None = None
 ) -> tuple[RunFolder, Follower, io.StringIO]:
     """The folder of a run that was not submitted yet, its follower, and what it says."""
     run, said = RunFolder(tmp_path / plan.run_id), io.StringIO()
     run.create(plan, "", 0.0)
-    return run, Follower(run, plan, target, Console(said), target._clock), said
+    return run, Follower(run, plan, target, console or Console(said), target._clock), said
 
 
 Follow = Callable[..., tuple[Outcome, ScriptedTarget, str]]
@@ -157,6 +156,16 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(follow):
     assert outcome.reason == "completed"
     assert outcome.finished_at > 2 * (FINISH_S - 1)
     assert target.started == [None]
+
+
+@pytest.mark.parametrize(("engine", "gives_up_s"), [("torchrun", 5), ("agent", 9)])
+def test_the_others_get_their_time_to_fail_too_agents_from_each_new_exit_on(
+    tmp_path, make_plan, engine, gives_up_s
+):
+    target = ScriptedTarget(StoppedClock(), [(4, [1, RUNS, RUNS]), (99, [1, 1, RUNS])])
+    _, follower, _ = begin(tmp_path, make_plan(nnodes=3, engine=engine, max_restarts=0), target)
+    assert follower.follow().reason == "training-failed"
+    assert gives_up_s <= target._clock.now < gives_up_s + 0.3
 
 
 def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow):
@@ -245,16 +254,17 @@ def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
 
 
 class WaitingTarget(ScriptedTarget):
-    """Node 1 has no place for some seconds."""
+    """Node 1 has no place for some seconds; it says so only after the first."""
 
     def __init__(self, clock: StoppedClock) -> None:
         super().__init__(clock, [(9, [RUNS, RUNS]), (1, [0, 0])])
 
     def observe(self, plan: LaunchPlan) -> Observation:
         seen = super().observe(plan)
-        if 1 <= self._clock.now < 8:
-            waits = replace(seen.nodes[1], state=NodeState.PENDING, detail="waiting for a place")
-            return replace(seen, nodes=(seen.nodes[0], waits))
+        if self._clock.now < 8:
+            told = "waiting for a place" if self._clock.now >= 1 else ""
+            waits = replace(seen.nodes[1], state=NodeState.PENDING, detail=told)
+            return replace(seen, nodes=(replace(seen.nodes[0], detail="on a host"), waits))
         return seen
 
 
@@ -262,7 +272,8 @@ def test_a_node_that_waits_for_its_place_is_told_once_and_not_lost(tmp_path, mak
     target = WaitingTarget(StoppedClock())
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     assert follower.follow().reason == "completed"
-    assert said.getvalue().count("node 1: waiting for a place") == 1
+    waits = [line for line in said.getvalue().splitlines() if "node" in line]
+    assert waits == ["launcher: node 1: waiting for a place"]
     assert target.started == [None]
 
 
@@ -281,8 +292,10 @@ class AwayTarget(ScriptedTarget):
 
 def test_an_interrupt_before_the_submission_starts_nothing(tmp_path, make_plan):
     target = ScriptedTarget(StoppedClock(), [(0, [RUNS])])
-    run, follower, _ = begin(tmp_path, make_plan(nnodes=1, engine="agent"), target)
+    run, follower, said = begin(tmp_path, make_plan(nnodes=1, engine="agent"), target)
     follower.interrupt()
+    follower._console.tell_lost("Ctrl-C ended its reader too")
+    assert "the run goes on" not in said.getvalue()
     outcome = follower.follow()
     assert target.started == []
     assert (outcome.reason, outcome.exit_code) == ("interrupted", 130)
@@ -316,8 +329,8 @@ def follow_through(tmp_path: Path, plan: LaunchPlan, away_s: float, fails_s: flo
 @pytest.mark.parametrize(
     ("away_s", "fails_s", "told"),
     [
-        (AWAY_LIMIT_S - 1, 0, "no engine answers; waiting for it"),
-        (0, STORAGE_LIMIT_S - 1, "Stale file handle"),
+        (119, 0, "no engine answers; waiting for it, at most 120 s"),
+        (0, 59, "; waiting for it, at most 60 s"),
     ],
 )
 def test_a_target_or_storage_that_is_away_for_a_moment_ends_no_run(
@@ -328,7 +341,7 @@ def test_a_target_or_storage_that_is_away_for_a_moment_ends_no_run(
 
 
 @pytest.mark.parametrize(
-    ("away_s", "fails_s", "raised"), [(1e9, 0, "no engine answers"), (0, 1e9, "Stale file handle")]
+    ("away_s", "fails_s", "raised"), [(122, 0, "no engine answers"), (0, 62, "Stale file handle")]
 )
 def test_a_target_or_storage_that_stays_away_ends_it(tmp_path, make_plan, away_s, fails_s, raised):
     with pytest.raises((TargetError, OSError), match=raised):
@@ -336,27 +349,29 @@ def test_a_target_or_storage_that_stays_away_ends_it(tmp_path, make_plan, away_s
 
 
 class SlowToEnd(ScriptedTarget):
-    """A node that writes a last line when it is stopped, and ends once that was seen."""
-
-    def __init__(self, run: RunFolder, said: io.StringIO) -> None:
-        super().__init__(StoppedClock(), [(99, [RUNS])])
-        self._run, self._said, self.was_shown = run, said, False
+    """A node that takes 10 s to end, and writes lines until each is shown."""
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
-        folder = self._run.node_dir(0, 0) / "attempt-0/rank-0"
-        folder.mkdir(parents=True)
-        (folder / "stdout").write_text("last words\n")
-        deadline = time.monotonic() + 30
-        while not self.was_shown and time.monotonic() < deadline:
-            self.was_shown = "last words" in self._said.getvalue()
-            time.sleep(0.02)
+        self.told: list[list[str]] = []
+        for slept_s in (4.9, 0.1, 4.9, 0.1):
+            self._clock.sleep(slept_s)
+            for number in (1, 2):  # The second is shown a turn later.
+                line = f"line {number} at {self._clock.now:.1f} s\n"
+                with self.file.open("a") as file:
+                    file.write(line)
+                wait_until(lambda line=line: line in self.said.getvalue(), limit_s=30)
+            self.told.append(re.findall(r"still stopping, (\d+) s", self.said.getvalue()))
 
 
-def test_what_workers_print_while_a_run_stops_is_shown_at_once(tmp_path, make_plan):
-    plan, said = make_plan(nnodes=1, nproc_per_node=1, engine="agent"), io.StringIO()
-    run = RunFolder(tmp_path / plan.run_id)
-    run.create(plan, "", 0.0)
-    target = SlowToEnd(run, said)
-    follower = Follower(run, plan, target, Console(said), target._clock)
-    assert follower.follow(follower.interrupt).reason == "interrupted"
-    assert target.was_shown
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_what_is_printed_while_a_run_stops_is_shown_at_once_and_who_asked_is_told_how_it_goes(
+    tmp_path, make_plan, monkeypatch, is_asked
+):
+    monkeypatch.setattr(loop, "POLL_S", 0.01)
+    plan = make_plan(nnodes=1, nproc_per_node=1, engine="agent")
+    target = SlowToEnd(StoppedClock(7.0), [(0, [0])])
+    run, follower, target.said = begin(tmp_path, plan, target)
+    target.file = run.node_dir(0, 0) / "attempt-0/rank-0/stdout"
+    target.file.parent.mkdir(parents=True)
+    follower.follow(follower.interrupt if is_asked else lambda: None)
+    assert target.told == ([[], ["5"], ["5"], ["5", "10"]] if is_asked else [[]] * 4)

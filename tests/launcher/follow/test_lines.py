@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from launcher.follow.lines import MAX_LINE_BYTES, BlockSplitter, LineBlock
 
 
-def split(*chunks: bytes, keeps_returns: bool = False) -> list[tuple[str, bool]]:
-    splitter = BlockSplitter(keeps_returns=keeps_returns)
+def split(*chunks: bytes, **how: bool) -> list[tuple[str, bool]]:
+    splitter = BlockSplitter(**how)
     blocks = [block for chunk in chunks for block in splitter.feed(chunk)] + splitter.flush()
     assert all(block.is_progress or block.data.endswith(b"\n") for block in blocks)
     return [
@@ -57,10 +57,12 @@ def test_an_endless_line_is_shown_in_pieces_and_does_not_fill_the_memory():
     assert splitter.flush() == [LineBlock(data=b"x\n")]
 
 
-def test_a_line_is_never_cut_within_a_character():
-    text = "x" * (MAX_LINE_BYTES - 1) + "é" * 5
+@pytest.mark.parametrize("before", range(4))
+def test_a_line_is_never_cut_within_a_character(before):
+    text = "x" * (MAX_LINE_BYTES - before) + "\N{GRINNING FACE}" * 5
     splitter = BlockSplitter()
     blocks = splitter.feed(text.encode()) + splitter.flush()
+    assert [len(block.data) - 1 for block in blocks] == [MAX_LINE_BYTES - before, 20]
     assert "".join(block.data.decode().removesuffix("\n") for block in blocks) == text
 
 

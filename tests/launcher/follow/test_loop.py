@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,14 +17,36 @@ from launcher.agent.stopping import StopFiles
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.errors import DiskFullError, InputError, TargetError
-from launcher.follow.loop import create_run, write_outcome
-from launcher.follow.nodes import FOLDER_REMOVED
+from launcher.follow.console import Console, paint_prefix
+from launcher.follow.loop import Follower, create_run, fold, write_outcome
+from launcher.follow.nodes import FOLDER_REMOVED, NodeDriver
+from launcher.follow.output_buffer import OutputBuffer
 from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import Traits
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import LAUNCHER_FILE, RunFolder
+from launcher.verdict import evidence
 from tests.launcher.follow.test_agent import RUNS, ScriptedTarget, begin
+from tests.launcher.follow.test_console import Terminal, screen
+from tests.launcher.runs.test_node_outcomes import Folder
+from tests.launcher.worker_ends import worker_end
 from tests.waiting import StoppedClock
+
+ALONE = Traits(goes_on_alone=True)
+
+
+class Noting(NodeDriver):
+    """Notes how its run was ended."""
+
+    _target: Ended
+
+    def end(self, why: Ending, *, asked: bool) -> None:
+        self._target.how.append(f"asked: {asked}")
+        super().end(why, asked=asked)
+
+    def abandon(self, error: BaseException, *, submitted: bool) -> bool:
+        self._target.how.append(f"submitted: {submitted}")
+        return super().abandon(error, submitted=submitted)
 
 
 class Ended(ScriptedTarget):
@@ -30,8 +54,11 @@ class Ended(ScriptedTarget):
 
     def __init__(self, error: BaseException | None = None, fails: str = "submit") -> None:
         super().__init__(StoppedClock(), [(1, [RUNS, RUNS]), (1, [0, 0])])
-        self.error, self.fails, self.graces = error, fails, list[float]()
+        self.error, self.fails, self.graces, self.how = error, fails, list[float](), list[str]()
         self.notes.append("a word of the target")
+
+    def drive(self, run: RunFolder, plan: LaunchPlan, *given: Any) -> Noting:
+        return Noting(run, plan, self, *given)
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         if self.error and self.fails == "submit":
@@ -66,7 +93,7 @@ def test_a_run_that_could_not_be_submitted_leaves_no_node_and_a_reason(
     outcome = run.read_outcome()
     assert (outcome.reason, outcome.detail.partition(";")[0]) == told
     assert ("a disk is full" in outcome.detail) == (outcome.reason == "disk-full")
-    assert (target.graces, submitted) == ([0], [])
+    assert (target.graces, target.how, submitted) == ([0], ["submitted: False"], [])
     assert said.getvalue().count("a word of the target") == 1
 
 
@@ -80,7 +107,7 @@ def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(tmp_p
 
     outcome = follower.follow(remove)
     assert (outcome.reason, outcome.detail) == (Cause.STOP_REQUESTED, FOLDER_REMOVED)
-    assert target.graces == [0]
+    assert (target.graces, target.how) == ([0], ["submitted: True"])
 
 
 def test_a_run_that_cannot_be_ended_shows_what_it_said_all_the_same(
@@ -108,7 +135,7 @@ def test_nodes_have_their_time_to_end_only_where_the_training_was_not_done(
     ask = lambda: follower.interrupt("; again ends it at once")  # noqa: E731
     outcome = follower.follow(ask if is_asked else lambda: None)
     assert outcome.reason == ("interrupted" if is_asked else "completed")
-    assert target.graces == [7 if is_asked else 0]
+    assert (target.graces, target.how) == ([7 if is_asked else 0], [f"asked: {is_asked}"])
     stopping = "stopping (interrupted), at most 7 s; again ends it at once\n"
     assert (stopping in said.getvalue()) == is_asked
 
@@ -154,13 +181,13 @@ def test_a_run_that_still_stops_says_for_what_it_waits(tmp_path, make_plan):
 
 
 @pytest.mark.parametrize(
-    ("goes_on_alone", "workers", "poll_s"),
-    [(False, 400, 0.1), (True, 4, 0.2), (True, 40, 0.4), (True, 400, 2.0)],
+    ("traits", "workers", "poll_s"),
+    [(Traits(), 400, 0.1), *((ALONE, *of) for of in ((4, 0.2), (40, 0.4), (400, 2.0)))],
 )
 def test_the_files_of_many_workers_are_looked_at_less_often(
-    tmp_path, make_plan, monkeypatch, goes_on_alone, workers, poll_s
+    tmp_path, make_plan, monkeypatch, traits, workers, poll_s
 ):
-    monkeypatch.setattr(Ended, "traits", Traits(goes_on_alone=goes_on_alone))
+    monkeypatch.setattr(Ended, "traits", traits)
     plan = make_plan(nnodes=4, nproc_per_node=workers // 4, engine="agent")
     assert begin(tmp_path, plan, Ended())[1]._poll_s == pytest.approx(poll_s)
 
@@ -183,8 +210,48 @@ def test_a_line_of_a_torchrun_worker_bears_its_node_and_the_rank_that_it_has_now
         folder = run.node_dir(node, 0) / "x/attempt_0/0"
         folder.mkdir(parents=True)
         (folder / "stdout.log").write_text("line\n")
+        run.console(node, 0).write_text("of the agent, for who asks for it\n")
     follower._show_new()
     assert sorted(said.getvalue().splitlines()) == sorted(shown.values())
+
+
+def test_only_the_bar_of_rank_0_is_live_and_its_own_next_line_ends_it(tmp_path, make_plan):
+    said, target = Terminal(), Ended()
+    plan = make_plan(nnodes=2, nproc_per_node=2, engine="agent")
+    run = RunFolder(tmp_path / plan.run_id)
+    follower = Follower(run, plan, target, Console(said), target._clock, show_agents=True)
+    one, agent, last = (paint_prefix(*of) for of in (("[0/1]", 1), ("[1/agent]", 1), ("[0/0]", 0)))
+    files = [run.node_dir(0, 0) / f"attempt-0/rank-{rank}/stderr" for rank in (0, 1)]
+    for file, text, shown in (
+        (files[0], "50%\r60%", ["50%"]),
+        (files[1], "70%\r80%", ["50%"]),
+        (files[1], ", x\n", [f"{one} 80%, x", "50%"]),
+        (run.console(1, 0), "[agent] up\n", [f"{agent} [agent] up", "50%"]),
+        (files[0], ", y\n", [f"{last} 60%, y", ""]),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as opened:
+            opened.write(text)
+        follower._show_new()
+        assert screen(said.getvalue())[-len(shown) :] == shown
+
+
+@pytest.mark.parametrize(
+    ("workers", "written"), [(1, b"\xff\r no end"), (2, b"[0/0] \\xff\r no end\n")]
+)
+def test_what_one_worker_alone_writes_is_copied_byte_for_byte(
+    tmp_path, make_plan, workers, written
+):
+    out = OutputBuffer((tmp_path / "out").open("w"))
+    plan = make_plan(nnodes=1, nproc_per_node=workers, engine="agent")
+    target = ScriptedTarget(StoppedClock(), [(0, [0])])
+    run, follower, _ = begin(tmp_path, plan, target, Console(io.StringIO(), out=out))
+    folder = run.node_dir(0, 0) / "attempt-0/rank-0"
+    folder.mkdir(parents=True)
+    (folder / "stdout").write_bytes(b"\xff\r no end")
+    follower.follow()
+    assert out.close()
+    assert (tmp_path / "out").read_bytes() == written
 
 
 def test_what_is_run_is_checked_before_anything_is_written(tmp_path, make_plan, monkeypatch):
@@ -222,10 +289,47 @@ def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path, make_plan):
     assert (outcome.attempts, outcome.replaced_nodes, outcome.verdict) == (2, 2, "")
     assert (outcome.started_at, outcome.finished_at) == (5.0, 8.0)
     assert run.read_outcome() == outcome
+    # One that scaling brings back just as the run ends has no second life to count.
+    for nodes in (1, 3, 1, 3):
+        write_size(run, nodes)
+    assert write_outcome(run, plan, Ending(cause=Cause.COMPLETED), 9.0).replaced_nodes == 0
     # Of a removed folder only the end is known, and nothing is written anew.
     gone = write_outcome(RunFolder(tmp_path / "gone"), plan, Ending(cause=Cause.COMPLETED), 9.0)
     assert (gone.started_at, gone.finished_at) == (9.0, 9.0)
     assert not (tmp_path / "gone").exists()
+
+
+def test_a_failed_run_is_told_by_its_nodes_and_its_first_worker(tmp_path, make_plan, monkeypatch):
+    folder, plan = Folder(tmp_path / "run"), make_plan(nnodes=1, engine="agent")
+    told = {"detail": "all restarts are used up", "restarts": {"hang": 1}}
+    folder.node(0, Cause.RESTARTS_EXHAUSTED, worker_end(0, "ValueError: boom"), **told)
+    seen = Ending(cause=Cause.TRAINING_FAILED)
+    outcome = write_outcome(folder.run, plan, seen, 3.0)
+    assert (outcome.reason, outcome.detail) == (Cause.RESTARTS_EXHAUSTED, told["detail"])
+    assert (outcome.restarts, outcome.failure.first.exception) == ({"hang": 1}, "ValueError: boom")
+
+    def fail(run: RunFolder, outcome: Outcome) -> None:
+        raise ValueError("an odd log")
+
+    monkeypatch.setattr(evidence, "read_run", fail)
+    outcome = write_outcome(folder.run, plan, seen, 3.0)
+    assert outcome.verdict == "no verdict: ValueError: an odd log"
+    assert write_outcome(folder.run, plan, Ending(cause=Cause.COMPLETED), 3.0).failure is None
+
+
+def test_a_run_whose_end_is_known_or_only_seen_elsewhere_is_not_looked_for(
+    tmp_path, make_plan, monkeypatch
+):
+    plan = make_plan(nnodes=1, engine="agent")
+    run, target = RunFolder(tmp_path / "run"), ScriptedTarget(StoppedClock(), [])
+    run.create(plan, "", 0.0, follows=True)
+    assert fold(run, target, 1.0) is None, "its launcher lives"
+    (run.path / LAUNCHER_FILE).unlink()
+    monkeypatch.setattr(ScriptedTarget, "traits", Traits(sees_other_machines=False))
+    monkeypatch.setattr(RunFolder, "is_elsewhere", True)
+    assert fold(run, target, 1.0) is None
+    outcome = write_outcome(run, plan, Ending(cause=Cause.COMPLETED), 9.0)
+    assert fold(run, target, 1.0) == outcome
 
 
 @pytest.mark.parametrize(

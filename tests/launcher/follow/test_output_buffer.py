@@ -112,6 +112,13 @@ def test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses(rea
     assert numbered(reader.text) == list(range(20_000))
 
 
+def test_output_is_held_back_once_4_mib_wait_for_the_reader(reader):
+    reader.outlet.put(b"x" * (4 << 20))
+    assert reader.outlet.has_room()
+    reader.outlet.put(b"x" * (200 << 10))  # more than the pipe has taken
+    assert not reader.outlet.has_room()
+
+
 def test_a_pipe_gets_whole_lines_as_many_as_it_takes_in_one_piece(reader):
     buffer = OutputBuffer.__new__(OutputBuffer)  # without the thread that takes the pieces
     buffer._chunk_bytes = reader.outlet._chunk_bytes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+import launcher.follow
 from launcher.contract.errors import InputError
 from launcher.follow.loop import is_out_of_sight
 from launcher.follow.requests import (
@@ -25,8 +27,10 @@ from launcher.follow.requests import (
 )
 from launcher.follow.table import render_columns
 from launcher.follow.target import Target, Traits
+from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_decide import RUNS, observe
+from tests.launcher.values import by_place, changeable
 
 
 def test_a_stop_is_asked_for_and_withdrawn(tmp_path):
@@ -80,6 +84,9 @@ def test_only_a_size_within_the_bounds_is_accepted(fields, nodes, said, make_pla
     with pytest.raises(InputError) as caught:
         check_scale(plan, nodes)
     assert said in str(caught.value)
+    own = SimpleNamespace(keeps_nodes="another launcher")
+    with pytest.raises(InputError, match="keeps its nodes\n  fix: another launcher"):
+        check_scale(replace(plan, own=cast(TargetSettings, own)), nodes)
     if "asked" in said:
         with pytest.raises(InputError, match="for other bounds launcher stop digits-0a1b2c, then"):
             check_scale(plan, nodes, own_checkpoints=True)
@@ -102,3 +109,7 @@ def test_only_a_target_that_sees_other_machines_can_tell_of_a_run_from_elsewhere
         monkeypatch.setattr(RunFolder, "is_elsewhere", elsewhere)
         target = SimpleNamespace(traits=Traits(sees_other_machines=sees))
         assert is_out_of_sight(RunFolder(tmp_path), cast(Target, target)) == told
+
+
+def test_what_was_seen_or_decided_cannot_be_changed():
+    assert (changeable(launcher.follow), by_place(launcher.follow)) == (set(), set())

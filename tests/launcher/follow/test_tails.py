@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from launcher.agent.engine.attempts import Attempts
 from launcher.follow import tails as tails_module
-from launcher.follow.tails import RunTails, raise_file_limit
+from launcher.follow.tails import RunTails, file_limit, raise_file_limit
 from launcher.runs.folder import RunFolder
 
 
@@ -88,7 +89,8 @@ def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(run
     assert {o.worker and o.worker.rank for o in quiet.poll()} == {0, 1}
 
 
-def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(run, tmp_path):
+def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(tails_module, "CHUNK_BYTES", 90_000)
     attempts_of(run, tmp_path, 0, 0)
     long = "x" * 200_000
     append(run.console(0, 0), f"[0/1] {long}\n[agent] up\n[0/0] {long}\n[0/0] end\n")
@@ -102,13 +104,29 @@ def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(run, tmp_
 
 
 def test_more_files_than_may_be_open_are_read_one_after_the_other(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(tails_module, "SPARE_FILES", raise_file_limit() - 4)
+    limits = {resource.RLIMIT_NOFILE: (130, 132)}  # 128 are for what else a launcher opens
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     first = attempts_of(run, tmp_path, 0, 0)
     for index, worker in enumerate(first.begin({index: index for index in range(4)})):
         append(worker.folder / "stdout", f"first {index}\n")
     tails = RunTails(run)
     assert shown(tails) == ["0/0 first 0", "0/1 first 1"]
     assert [out.block.data for out in tails.close()] == [b"first 2\n", b"first 3\n"]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "now", "raised"),
+    [(1024, 4096, 1024, 4096), (1024, -1, 1024, 65536), (-1, -1, 65536, 65536), (9, 9, 9, 9)],
+)
+def test_a_process_opens_as_many_files_as_its_machine_allows_and_no_endless_number(
+    monkeypatch, soft, hard, now, raised
+):
+    limits = {resource.RLIMIT_NOFILE: (soft, hard)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    assert (file_limit(), raise_file_limit(), file_limit()) == (now, raised, raised)
+    assert limits[resource.RLIMIT_NOFILE][1] == hard
 
 
 def test_what_there_is_no_room_for_stays_in_its_file(run, tmp_path):
@@ -159,6 +177,14 @@ def test_a_stream_is_closed_with_what_it_had_and_not_with_what_comes_meanwhile(r
     assert told == [b"ghi\n", b"jkl\n", b"m\n"]
     full = RunTails(run)
     assert [out.block.data for out in full.close(lambda stream: False)] == []
+
+
+def test_a_worker_that_writes_much_does_not_keep_the_launcher_from_the_run(run):
+    (run.path / "nodes/0/0/attempt-0/rank-0").mkdir(parents=True)
+    with (run.path / "nodes/0/0/attempt-0/rank-0/stdout").open("wb") as file:
+        file.truncate(17 << 20)
+    tails = RunTails(run, copies=True)
+    assert [sum(len(out.block.data) for out in tails.poll()) >> 20 for _ in range(2)] == [16, 1]
 
 
 def test_the_agents_lines_come_first_and_only_where_they_are_wanted(run):

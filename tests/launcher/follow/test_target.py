@@ -1,0 +1,38 @@
+"""What holds for a target that says no more than it has to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from launcher.contract.errors import InputError
+from launcher.follow.target import Door, Target, Traits
+from launcher.runs.folder import RunFolder
+from tests.launcher.follow.test_agent import ScriptedTarget
+from tests.waiting import StoppedClock
+
+
+def test_a_target_without_what_each_needs_is_refused_before_it_is_asked_anything():
+    with pytest.raises(TypeError, match=r"facts.*observe.*render.*stop.*submit"):
+        type("Empty", (Target,), {})()
+
+
+def test_a_plain_target_promises_nothing(tmp_path, make_job, make_plan):
+    target, plan, run = ScriptedTarget(StoppedClock(), []), make_plan(), RunFolder(tmp_path)
+    assert {name for name, value in asdict(Traits()).items() if value} == {"sees_other_machines"}
+    assert (target.is_sending, target.has_image(make_job())) == (False, True)
+    assert target.scale(run, plan, 2) is False
+    assert target.suspension(plan) is None
+    with pytest.raises(InputError, match="no program can be started in nodes of local"):
+        target.door(plan, 0)
+
+
+def test_a_shell_behind_a_door_gets_the_program_as_one_word():
+    for by_shell, words in ((False, ("echo", "a b")), (True, ("echo 'a b'",))):
+        door = Door(
+            words=("ssh", "a"), at_terminal=("ssh", "-t", "a"), python="", archive="",
+            **({"by_shell": True} if by_shell else {}),
+        )  # fmt: skip
+        assert door.command(("echo", "a b")) == ("ssh", "a", *words)
+        assert door.command(("echo", "a b"), terminal=True) == ("ssh", "-t", "a", *words)
