@@ -13,14 +13,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 from launcher.agent import addresses
 from launcher.agent.membership.coordinator import SIGN_S
-from launcher.agent.membership.process import ADMIT_LIMIT_S, ask, serve_forked
+from launcher.agent.membership.process import ask, serve_forked
 from launcher.agent.membership.settings import parse_rules
 from launcher.agent.membership.wire import WireError
-from launcher.agent.streams import say
 from launcher.contract.agent_settings import DETECTION_LIMIT_S, NodeTask
 from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Elastic, Env, Static
@@ -143,46 +141,27 @@ class Meeting(Candidates):
 
     def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
         """``elsewhere`` changes nothing: the folder names that of the others."""
-        rendezvous = self._task.node.rendezvous
+        rendezvous, folder = self._task.node.rendezvous, Path(self._task.settings.meet_dir)
         assert isinstance(rendezvous, Elastic)
         conf = carry_conf(rendezvous.conf, carried)
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
         # After that the group's other nodes end, and their scheduler can start all nodes anew.
         conf["rejoin_timeout_s"] = conf.get("join_timeout_s", "90")
-        Path(self._task.settings.meet_dir).mkdir(parents=True, exist_ok=True)
-        number = self._newest()
+        folder.mkdir(parents=True, exist_ok=True)
         while True:
-            if number >= 0 and (task := self._wait_for(self._path(number), conf)):
+            stems = (path.stem.partition("-")[2] for path in folder.glob("coordinator-*.json"))
+            newest = max((int(stem) for stem in stems if stem.isdigit()), default=-1)
+            task = self._reach(folder / f"coordinator-{newest}.json", conf) if newest >= 0 else None
+            if task := task or self._serve(folder / f"coordinator-{newest + 1}.json", conf):
                 return task
-            number += 1
-            try:
-                file = self._path(number).open("x")
-            except FileExistsError:
-                continue
-            with file:
-                if task := self._serve(number, file, conf):
-                    return task
-            number = self._newest()
 
-    def _path(self, number: int | str) -> Path:
-        return Path(self._task.settings.meet_dir, f"coordinator-{number}.json")
-
-    def _newest(self) -> int:
-        every = self._path("*")
-        stems = (path.stem.partition("-")[2] for path in every.parent.glob(every.name))
-        return max((int(stem) for stem in stems if stem.isdigit()), default=-1)
-
-    def _serve(self, number: int, file: TextIO, conf: Mapping[str, str]) -> NodeTask | None:
-        """None where this took so long that others have taken it for gone."""
-        node, path = self._task.node, self._path(number)
+    def _serve(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
+        """None where another node was first."""
+        node = self._task.node
         given = {"node_index": node.node_index, "max_restarts": node.max_restarts, **conf}
-        given["admit_limit_s"] = ADMIT_LIMIT_S
         rules = parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
         served = serve_forked(0, rules, node.rendezvous.id, self._token, sign=path)
-        if self._newest() != number:
-            served.stop()
-            return None
         own = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
         announcement = Announcement(
             addresses=(*(a for a in own if a != addresses.LOOPBACK), addresses.LOOPBACK),
@@ -194,9 +173,13 @@ class Meeting(Candidates):
             origin=served.origin,
         )
         try:
-            json.dump(asdict(announcement), file)
-            file.flush()
-            os.fsync(file.fileno())
+            with path.open("x") as file:
+                json.dump(asdict(announcement), file)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            served.stop()
+            return None
         except OSError:
             served.stop()
             path.unlink(missing_ok=True)
@@ -205,10 +188,10 @@ class Meeting(Candidates):
         conf = {**conf, "coordinator_pid": str(served.pid)}
         return _plan(self._task, conf, (addresses.LOOPBACK, served.port), is_host=True)
 
-    def _wait_for(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
+    def _reach(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
         """With the one that is announced there; None where it is gone."""
         began = signed_at = self._clock.monotonic()
-        sign, is_told = 0, False
+        sign = 0
         while True:
             now = self._clock.monotonic()
             said, seen = _read(path)
@@ -230,15 +213,12 @@ class Meeting(Candidates):
                 return None
             if now - began >= REACH_LIMIT_S:
                 raise UnreachableError(_describe(path, said, answers))
-            if not is_told and now - began >= GONE_S:
-                is_told = True
-                say(_describe(path, said, answers))
             self._clock.sleep(LOOK_S)
 
 
 def _describe(path: Path, said: Announcement | None, answers: Mapping[str, str]) -> str:
     if said is None:
-        return f"a node coordinates the run, but cannot write its address to {path}"
+        return f"{path} does not say where the run's coordinator is"
     how = next((how for how in (REFUSES, OTHER) if how in answers.values()), SILENT)
     where = ", ".join(said.addresses)
     return (

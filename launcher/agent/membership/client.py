@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import math
 import os
 import socket
 import threading
@@ -21,15 +19,13 @@ from typing import Any
 
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
-from launcher.agent.membership.group import Cause, GroupStatus, Membership
-from launcher.agent.membership.settings import Member, Rules, parse_members
+from launcher.agent.membership.group import GroupStatus, Membership
+from launcher.agent.membership.settings import Last, Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock
-from launcher.contract.records import parse_record
+from launcher.contract.records import parse_object, parse_record
 
 RETRY_S = 0.05
-ONE_ROUND = ("join", "set", "get")
-"""What a node says that a sealed membership answers, or makes meaningless."""
 
 
 class GoneError(Exception):
@@ -48,16 +44,13 @@ class Refused:
 class Told:
     """What the coordinator has said; only the client's thread changes it."""
 
-    status: GroupStatus | None = None
+    status: GroupStatus = field(default_factory=GroupStatus)
     answer: Membership | Refused | None = None
     """The answer to the last ``join``."""
-    entered: int = 0
-    """The epoch of the last membership with this node."""
-    known: set[str] = field(default_factory=set)
-    """``leave`` and ``finish``, once the coordinator knows of it."""
-    alone: bool = False
-    """Whether no other node is there any more, now that this one leaves."""
-    values: dict[str, str] = field(default_factory=dict)
+    membership: Membership | None = None
+    """The last one."""
+    alone: bool | None = None
+    """Whether no other node is there any more, once the coordinator knows that this one leaves."""
     losses: deque[str] = field(default_factory=deque)
 
 
@@ -72,11 +65,11 @@ class Client:
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
         self.told = Told()
         self._origin = self._why = ""
-        self._keeps = self._ending = False
+        self._ending = False
         self._socket: socket.socket | None = None
         self._changed, self._sending = threading.Condition(), threading.Lock()
         self._failure: GoneError | None = None
-        self._wishes: dict[tuple[str, object], wire.Message] = {}
+        self._wishes: dict[str, wire.Message] = {}
         """What the coordinator must know of this node, said again on each connection."""
         self._heard_at = self._checked_at = clock.monotonic()
         self._limit_s = max(0.5, rules.silence_s / 2)
@@ -87,9 +80,8 @@ class Client:
         return f"the coordinator at {self.host}:{self.port}"
 
     # -- the caller's side -----------------------------------------------------------------------
-    def begin(self, timeout_s: float, *, keeps: bool) -> None:
-        """Waits for the coordinator; raises ``GoneError``. ``keeps``: it may have to serve next."""
-        self._keeps = keeps
+    def begin(self, timeout_s: float) -> None:
+        """Waits for the coordinator; raises ``GoneError``."""
         self._thread.start()
         threading.Thread(target=self._show_life, name="alive", daemon=True).start()
         if not self.settle(lambda _: self._origin, timeout_s):
@@ -111,11 +103,19 @@ class Client:
             if self._failure is not None:
                 raise self._failure
 
-    def join(self, member: tuple[str, int, int, int], limit_s: float) -> None:
+    @property
+    def last(self) -> Last:
+        """The newest membership that this node was in, here or around another coordinator."""
+        mine, status = self.told.membership, self.told.status
+        if mine is None:
+            return parse_record(Last, parse_object(self._rules.last))
+        majority_of = status.majority_of if status.generation == mine.generation else mine.size
+        return Last(mine.generation, majority_of, status.faults, status.finished, mine.host)
+
+    def join(self, limit_s: float, **member: Any) -> None:
         """Asks for a rendezvous; ``next_answer`` waits for it. ``member`` lacks the name."""
         self.told.answer = None
-        after, last = self.told.entered, json.loads(self._rules.last or "[]")
-        self.say("join", member=list(member), limit_s=limit_s, after=after, last=last)
+        self.say("join", member=Member(self.name, **member), limit_s=limit_s, last=self.last)
 
     def next_answer(self) -> Membership | Refused:
         """Blocks until the last ``join`` is answered; raises ``GoneError``."""
@@ -125,14 +125,13 @@ class Client:
         return answer
 
     def say(self, what: str, **more: object) -> None:
-        """Tells the coordinator: ``leave``, ``finish``, ``admit``, ``close`` with a reason, or
-        ``set`` with a key and a value for the other nodes of this membership."""
+        """Tells the coordinator: ``leave``, ``finish``, ``admit``, or ``close`` with a reason."""
         message = {"says": what, **more}
         with self._changed:
             # The last thing that was said comes last on the next connection too.
-            self._wishes.pop((what, more.get("key")), None)
+            self._wishes.pop(what, None)
             if what != "admit":
-                self._wishes[what, more.get("key")] = message
+                self._wishes[what] = message
         self._send(message)
 
     def settle(self, done: Callable[[Told], object], timeout_s: float) -> bool:
@@ -141,21 +140,10 @@ class Client:
             self._changed.wait_for(lambda: done(self.told) or self._failure, timeout_s)
             return bool(done(self.told))
 
-    def wait_for(self, done: Callable[[Told], object], timeout_s: float = math.inf) -> bool:
+    def wait_for(self, done: Callable[[Told], object]) -> None:
         """The same while the coordinator lives; raises ``GoneError`` when it does not."""
-        end = self._clock.monotonic() + timeout_s
-        while not self.settle(done, min(timeout_s, self._rules.silence_s / 4)):
+        while not self.settle(done, self._rules.silence_s / 4):
             self.check()
-            if self._clock.monotonic() >= end:
-                return False
-        return True
-
-    def get_value(self, key: str, timeout_s: float) -> str:
-        """What a member has ``set``; waits for it. Raises ``GoneError`` or ``TimeoutError``."""
-        self.say("get", key=key)
-        if not self.wait_for(lambda told: key in told.values, timeout_s):
-            raise TimeoutError(f"{key} was not set within {timeout_s:g} s")
-        return self.told.values[key]
 
     def end(self) -> None:
         """Stops the thread. Idempotent."""
@@ -205,7 +193,7 @@ class Client:
             connection.settimeout(self._limit_s)
             mine = {"run_id": self.run_id, "token": self._token, "name": self.name}
             try:
-                origin, _, lines = wire.greet(connection, **mine, keeps=self._keeps)
+                origin, _, lines = wire.greet(connection, **mine)
             except wire.WireError as error:
                 if self._why != str(error):
                     self._why = str(error)
@@ -254,25 +242,13 @@ class Client:
                 told.status = parse_record(GroupStatus, status)
                 told.losses.extend(losses)
             case {"sealed": sealed}:
-                told.answer = membership = parse_membership(sealed)
-                told.entered, told.values = membership.epoch, {}
-                self._wishes = {k: v for k, v in self._wishes.items() if k[0] not in ONE_ROUND}
+                told.answer = told.membership = parse_record(Membership, sealed)
+                self._wishes.pop("join", None)
             case {"refused": kind, "text": text}:
                 told.answer = Refused(kind, text)
-                self._wishes.pop(("join", None), None)
-            case {"key": key, "value": value}:
-                told.values[key] = value
-            case {"known": what}:
-                told.known.add(what)
+                self._wishes.pop("join", None)
             case {"alone": alone}:
                 told.alone = alone
-
-
-def parse_membership(sealed: Mapping[str, Any]) -> Membership:
-    """What the coordinator says to a member."""
-    first, cause = Member(*sealed["first"]), Cause(sealed["cause"])
-    members = parse_members(sealed.get("members", ""))
-    return Membership(**{**sealed, "first": first, "cause": cause, "members": members})
 
 
 @functools.cache

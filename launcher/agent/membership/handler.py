@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic import rendezvous as rdzv
@@ -21,15 +19,13 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.membership import group
 from launcher.agent.membership.client import Client, GoneError, Refused, Told, answering_port
-from launcher.agent.membership.group import GroupStatus, Membership, Phase
+from launcher.agent.membership.group import GroupStatus, Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
-from launcher.agent.membership.settings import IDENTICAL, Last, Rules, format_members, parse_rules
+from launcher.agent.membership.settings import Rules, parse_rules
 from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 PARTING_LIMIT_S = 2.0
-KEEPERS = 8
-"""Nodes with lower indexes may have to serve next, and know all members."""
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """The prefix of the barrier's keys. If torch renamed it, torch's own barrier would be used."""
 log = logging.getLogger(__name__)
@@ -93,11 +89,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self, *, client: Client, rules: Rules, addr: str, served: CoordinatorProcess | None
     ) -> None:
         self._client, self._rules, self._addr, self._served = client, rules, addr, served
-        self._clock = SystemClock()
-        self._told_epoch = 0
         self._finishing = False
-        self.membership: Membership | None = None
-        """What ``next_rendezvous`` returned last."""
         if not rules.fenced and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
@@ -105,8 +97,7 @@ class RosterHandler(rdzv.RendezvousHandler):
                 f"with a checkpoint_dir that all nodes share, any {rules.min_nodes} can"
             )
         with _as_torch_says():
-            keeps = rules.is_host or rules.node_index < KEEPERS
-            client.begin(rules.connect_timeout_s + 1.0, keeps=keeps)
+            client.begin(rules.connect_timeout_s + 1.0)
 
     # -- torch's interface -----------------------------------------------------------------------
     def get_backend(self) -> str:
@@ -121,20 +112,24 @@ class RosterHandler(rdzv.RendezvousHandler):
         Also ``ReplacedError``; ``RendezvousStateError`` where the fence cannot be written.
         """
         rules = self._rules
-        was_in = self.membership is not None or rules.last != ""
+        was_in = self._client.last.generation > 0
         limit_s = (was_in and rules.rejoin_timeout_s) or rules.join_timeout_s
         with _as_torch_says():
             self._client.check()
             # Held until the membership is sealed, so that no other process takes the port.
             with socket.socket() as held:
                 held.bind(("", 0))
-                port = int(held.getsockname()[1])
-                member = (self._addr, port, answering_port(self._addr), rules.workers)
-                self._client.join(member, limit_s)
+                own = {"addr": self._addr, "port": int(held.getsockname()[1])}
+                own |= {"answers": answering_port(self._addr), "workers": rules.workers}
+                self._client.join(limit_s, **own)
                 answer = self._client.next_answer()
         if isinstance(answer, Refused):
             raise REFUSALS[answer.kind](answer.text)
-        return self._entered(answer)
+        told = "roster: generation %d, rank %d of %d, because of: %s"
+        log.info(told, answer.generation, answer.rank, answer.size, answer.cause.value)
+        store: Any = AgentStore(self, answer)
+        master = rdzv.RendezvousStoreInfo(answer.first.addr, answer.first.port)
+        return rdzv.RendezvousInfo(store, answer.rank, answer.size, master)
 
     def num_nodes_waiting(self) -> int:
         """Above zero when the group has to re-form; never blocks.
@@ -147,19 +142,14 @@ class RosterHandler(rdzv.RendezvousHandler):
             if self._ends_alone():
                 return 0
             raise rdzv.RendezvousConnectionError(str(error)) from error
-        told, status = self._client.told, self.status
-        if not told.entered:
+        if self.membership is None:
             return 0
-        if status.phase is Phase.CLOSED:
-            return int(status.closed != group.FINISHED)
-        waiting = status.phase is Phase.FORMING or status.epoch != told.entered
-        if waiting and status.epoch != self._told_epoch:
-            self._told_epoch = status.epoch
-            log.info("roster: the group re-forms, because of: %s", status.cause.value)
-        return int(waiting)
+        if self.status.closed:
+            return int(self.status.closed != group.FINISHED)
+        return int(not self._is_member)
 
     def is_closed(self) -> bool:
-        return self.status.phase is Phase.CLOSED
+        return self.status.closed != ""
 
     def set_closed(self) -> None:
         """Ends the run for all nodes: none will get another rendezvous."""
@@ -172,13 +162,12 @@ class RosterHandler(rdzv.RendezvousHandler):
         ``ChildFailedError`` closes the run. With any other exception, or as no member, it leaves.
         """
         error = sys.exc_info()[1]
-        current = self.membership is not None and self.membership.epoch == self.status.epoch
         parted = False
         with contextlib.suppress(GoneError):
             self._client.check()
             if isinstance(error, ChildFailedError):
                 self.close(group.FAILED)
-            elif error is None and (current or self._finishing):
+            elif error is None and (self._is_member or self._finishing):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
@@ -195,7 +184,12 @@ class RosterHandler(rdzv.RendezvousHandler):
     @property
     def status(self) -> GroupStatus:
         """Where the run stands, as the coordinator told last."""
-        return self._client.told.status or GroupStatus()
+        return self._client.told.status
+
+    @property
+    def membership(self) -> Membership | None:
+        """What ``next_rendezvous`` returned last."""
+        return self._client.told.membership
 
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""
@@ -204,13 +198,7 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     def carried(self) -> dict[str, str]:
         """Settings for the handler of a next coordinator, which knows nothing of the run."""
-        if self.membership is None:
-            return {}
-        status, mine = self.status, self.membership
-        is_newest = status.generation == mine.generation
-        majority_of = status.majority_of if is_newest else mine.size
-        last = Last(mine.generation, majority_of, status.faults, status.finished)
-        return {"last": json.dumps(last), "last_members": format_members(mine.members)}
+        return {"last": json.dumps(self._client.last, default=vars)}
 
     def admit(self) -> None:
         """The running group has committed: the nodes that wait (``status.newcomers``) come in."""
@@ -219,13 +207,12 @@ class RosterHandler(rdzv.RendezvousHandler):
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
         self._client.say("leave")
-        return self._client.settle(lambda told: "leave" in told.known, PARTING_LIMIT_S)
+        return self._client.settle(lambda told: told.alone is not None, PARTING_LIMIT_S)
 
     def finish(self) -> None:
-        """This node's workers have all succeeded: it joins no further round. Takes <= 2 s."""
+        """This node's workers have all succeeded: it joins no further round."""
         self._finishing = True
         self._client.say("finish")
-        self._client.settle(lambda t: "finish" in t.known or _is_closed(t), PARTING_LIMIT_S)
 
     def wait_until_closed(self) -> None:
         """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
@@ -238,62 +225,56 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._client.settle(_is_closed, PARTING_LIMIT_S)
 
     # -- within ----------------------------------------------------------------------------------
+    @property
+    def _is_member(self) -> bool:
+        """Whether this node's membership is the newest, and no round was opened since."""
+        mine, status = self.membership, self.status
+        return mine is not None and status.sealed and status.generation == mine.generation
+
     def _ends_alone(self) -> bool:
         """Whether the workers can go on without a coordinator: no other group could be formed."""
-        status, told = self.status, self._client.told
-        if not told.entered or told.entered != status.epoch or status.phase is Phase.FORMING:
-            return False
-        return status.closed == group.FINISHED or (status.finished > 0 and not status.may_form)
-
-    def _entered(self, membership: Membership) -> rdzv.RendezvousInfo:
-        self.membership = membership
-        told = "roster: epoch %d, generation %d, rank %d of %d, because of: %s"
-        of = (membership.epoch, membership.generation, membership.rank, membership.size)
-        log.info(told, *of, membership.cause.value)
-        # torch's agent then numbers the workers without asking the others.
-        os.environ.pop(IDENTICAL, None)
-        if membership.identical:
-            os.environ[IDENTICAL] = "1"
-        store: Any = AgentStore(self._client, self)
-        master = rdzv.RendezvousStoreInfo(membership.first.addr, membership.first.port)
-        return rdzv.RendezvousInfo(store, membership.rank, membership.size, master)
+        is_over = self.status.closed == group.FINISHED or not self.status.may_form
+        return self._is_member and is_over
 
 
 def _is_closed(told: Told) -> bool:
-    return told.status is not None and told.status.phase is Phase.CLOSED
+    return told.status.closed != ""
 
 
 class AgentStore:
-    """What torch's agent needs of a store, with another exit barrier than torch's.
+    """What torch's agent needs of a store: the ranks of its workers, and an exit barrier.
 
-    Here it waits while another member works, not 300 s at most, and a signal ends the wait.
+    The ranks come with the membership, so nothing that the agents tell each other is kept. torch's
+    own barrier waits for 300 s at most; here it waits while another member works, and a signal ends
+    the wait.
     """
 
-    def __init__(self, client: Client, handler: RosterHandler) -> None:
-        self._client, self._handler = client, handler
-        self.timeout = timedelta(seconds=300)
+    timeout = 300.0
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self.timeout = timeout
+    def __init__(self, handler: RosterHandler, membership: Membership) -> None:
+        self._handler = handler
+        before, workers = membership.before, membership.workers
+        self._ranks = json.dumps([before, workers, before, workers]).encode()
+        self._own = b""
 
-    def set(self, key: str, value: str | bytes) -> None:
-        text = value if isinstance(value, str) else value.decode("latin-1")
-        self._client.say("set", key=key, value=text)
+    def set_timeout(self, timeout: object) -> None:
+        """Without a limit."""
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
+    def set(self, key: str, value: bytes) -> None:
+        self._own = value
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """So that the first node can count the workers; it is then told the ranks, too."""
+        return [self._own for _ in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
+        """Nobody asks for them."""
 
     def get(self, key: str) -> bytes:
         if key.startswith(EXIT_BARRIER):
             # How torch 2.4 waits at the barrier.
             self._handler.wait_until_closed()
-            return b""
-        with _as_torch_says():
-            return self._client.get_value(key, self.timeout.total_seconds()).encode("latin-1")
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
+        return self._ranks
 
     def add(self, key: str, amount: int) -> int:
         """Only at the exit barrier: nothing else of torch's agent counts in its store."""
@@ -303,4 +284,4 @@ class AgentStore:
         return 0
 
     def wait(self, keys: Sequence[str], *timeout: Any) -> None:
-        self.multi_get(keys)
+        self._handler.wait_until_closed()

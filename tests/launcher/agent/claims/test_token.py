@@ -68,11 +68,11 @@ def test_a_stranger_can_neither_close_nor_join_a_run(group, port):
     client = Client("127.0.0.1", port, run, rules, SystemClock())
     client.say("close", reason="failed")
     with pytest.raises(GoneError, match=SAID_BY_THE_NODE):
-        client.begin(2.0, keeps=False)
+        client.begin(2.0)
     client.end()
     # One who hopes that nobody looks, and says all at once.
     with socket.create_connection(("127.0.0.1", port), timeout=5.0) as way:
-        hello = {"name": "2.x", "run": run, "nonce": "n", "proof": "", "keeps": True}
+        hello = {"name": "2.x", "run": run, "nonce": "n", "proof": ""}
         way.sendall(wire.encode(hello) + wire.encode({"says": "close", "reason": "failed"}))
         assert len(way.makefile("rb").readlines()) == 1, "only the coordinator's greeting"
     assert [world for world, *_ in group.seen(first)] == [2], "nobody has heard the stranger"

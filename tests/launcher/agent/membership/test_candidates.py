@@ -116,10 +116,10 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, sho
     file = tmp_path / "coordinator-0.json"
     file.write_text(json.dumps(asdict(said_of(store))))
     began = time.monotonic()
-    rendezvous = plan(tmp_path, carried={"last": "[1, 2]"})
+    rendezvous = plan(tmp_path, carried={"last": "{}"})
     assert 2.5 <= time.monotonic() - began < 7.5
     assert rendezvous.is_host
-    assert dict(rendezvous.conf)["last"] == "[1, 2]"
+    assert dict(rendezvous.conf)["last"] == "{}"
     assert (tmp_path / "coordinator-1.json").exists()
 
 
@@ -145,7 +145,7 @@ def test_a_claim_whose_node_died_before_it_served_is_passed_over(tmp_path, short
     assert (tmp_path / "coordinator-1.json").exists()
 
 
-def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_meanwhile(
+def test_of_two_nodes_that_serve_at_once_one_goes_to_the_other_s(
     tmp_path, store, short, monkeypatch
 ):
     slow: list[CoordinatorProcess] = []
@@ -153,7 +153,7 @@ def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_mean
     def serve_late(*given: Any, **named: Any) -> CoordinatorProcess:
         slow.append(serve_forked(*given, **named))
         said = json.dumps(asdict(said_of(store)))
-        (tmp_path / "coordinator-1.json").write_text(said)
+        (tmp_path / "coordinator-0.json").write_text(said)
         return slow[-1]
 
     (tmp_path / "coordinator-0.json").unlink()
@@ -167,5 +167,5 @@ def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_tha
     stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=0) for port in (1, store.port)]
     task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
     of_plan = Candidates(task, SystemClock())
-    planned = [of_plan.plan_round({"last": "[1, 2]"}).node.rendezvous for _ in range(2)]
+    planned = [of_plan.plan_round({"last": "{}"}).node.rendezvous for _ in range(2)]
     assert [one.endpoint_port for one in planned if isinstance(one, Elastic)] == [store.port, 1]

@@ -110,8 +110,6 @@ def test_all_nodes_get_ranks_by_index_and_one_master_address(make):
     assert {info.world_size for info in infos} == {3}
     masters = {str(info.bootstrap_store_info) for info in infos}
     assert len(masters) == 1
-    infos[0].store.set("key", "of the group")
-    assert infos[1].store.get("key") == b"of the group"
 
 
 def test_a_single_node_re_forms_alone_and_as_often_as_it_asks(make):
@@ -201,7 +199,7 @@ def test_what_a_host_serves_stays_until_who_waits_has_heard_that_the_run_is_over
     spare, heard = create_handler(params_of(host._client.port, **config)), list[Exception]()
     thread = threading.Thread(target=refused, args=(spare, heard))
     thread.start()
-    wait_until(lambda: spare._client.told.status and spare._client._wishes)
+    wait_until(lambda: spare._client._wishes)
     time.sleep(0.2)
     assert host.shutdown()
     thread.join(10)
@@ -252,7 +250,7 @@ def test_a_fence_that_cannot_be_written_is_a_state_error(make, tmp_path):
 
 
 def test_a_group_that_another_coordinator_has_fenced_out_is_closed(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.agent.membership.coordinator.FENCE_LOOK_S", 0.0)
+    monkeypatch.setattr("launcher.agent.membership.coordinator.FENCE_LOOK_S", 0.05)
     handler = make()
     handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
