@@ -14,7 +14,6 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.agent.addresses import LOOPBACK
@@ -32,28 +31,6 @@ class GoneError(Exception):
     """The coordinator is gone, or silent for too long."""
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A rendezvous that fails: ``closed``, ``timeout``, ``replaced`` or ``state``."""
-
-    kind: str
-    text: str
-
-
-@dataclass
-class Told:
-    """What the coordinator has said; only the client's thread changes it."""
-
-    status: GroupStatus = field(default_factory=GroupStatus)
-    answer: Membership | Refused | None = None
-    """The answer to the last ``join``."""
-    membership: Membership | None = None
-    """The last one."""
-    alone: bool | None = None
-    """Whether no other node is there any more, once the coordinator knows that this one leaves."""
-    losses: deque[str] = field(default_factory=deque)
-
-
 class Client:
     """Speaks to one coordinator, from ``begin`` until ``end``."""
 
@@ -63,16 +40,21 @@ class Client:
         self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
         self._clock, self._token = clock, token
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
-        self.told = Told()
+        # What the coordinator has said; only the thread changes it.
+        self.status, self.losses = GroupStatus(), deque[str]()
+        self.membership: Membership | None = None
+        """The last one that this node was told."""
+        self.answer: Membership | wire.Message | None = None
+        """To the last ``join``: the membership, or why there is none."""
+        self.alone: bool | None = None
+        """Whether no other node is there, once the coordinator knows that this one leaves."""
         self._origin = self._why = ""
-        self._ending = False
+        self._ending, self._failure = False, ""
         self._socket: socket.socket | None = None
         self._changed, self._sending = threading.Condition(), threading.Lock()
-        self._failure: GoneError | None = None
         self._wishes: dict[str, wire.Message] = {}
         """What the coordinator must know of this node, said again on each connection."""
         self._heard_at = self._checked_at = clock.monotonic()
-        self._limit_s = max(0.5, rules.silence_s / 2)
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
     @property
@@ -84,7 +66,7 @@ class Client:
         """Waits for the coordinator; raises ``GoneError``."""
         self._thread.start()
         threading.Thread(target=self._show_life, name="alive", daemon=True).start()
-        if not self.settle(lambda _: self._origin, timeout_s):
+        if not self.settle(lambda: self._origin, timeout_s):
             why = f": {self._why}" if self._why else ""
             self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
         self.check()
@@ -100,29 +82,22 @@ class Client:
             silent_s = now - self._heard_at
             if self._origin and silent_s > limit_s:
                 self._fail(f"{self.where} has been silent for {silent_s:.1f} s")
-            if self._failure is not None:
-                raise self._failure
+            if self._failure:
+                raise GoneError(self._failure)
 
     @property
     def last(self) -> Last:
         """The newest membership that this node was in, here or around another coordinator."""
-        mine, status = self.told.membership, self.told.status
+        mine, status = self.membership, self.status
         if mine is None:
             return parse_record(Last, parse_object(self._rules.last))
         majority_of = status.majority_of if status.generation == mine.generation else mine.size
         return Last(mine.generation, majority_of, status.faults, status.finished, mine.host)
 
     def join(self, limit_s: float, **member: Any) -> None:
-        """Asks for a rendezvous; ``next_answer`` waits for it. ``member`` lacks the name."""
-        self.told.answer = None
+        """Asks for a rendezvous; ``answer`` will say what came of it. ``member`` lacks the name."""
+        self.answer = None
         self.say("join", member=Member(self.name, **member), limit_s=limit_s, last=self.last)
-
-    def next_answer(self) -> Membership | Refused:
-        """Blocks until the last ``join`` is answered; raises ``GoneError``."""
-        self.wait_for(lambda told: told.answer)
-        answer, self.told.answer = self.told.answer, None
-        assert answer is not None
-        return answer
 
     def say(self, what: str, **more: object) -> None:
         """Tells the coordinator: ``leave``, ``finish``, ``admit``, or ``close`` with a reason."""
@@ -134,13 +109,13 @@ class Client:
                 self._wishes[what] = message
         self._send(message)
 
-    def settle(self, done: Callable[[Told], object], timeout_s: float) -> bool:
-        """Waits until what was told is ``done``; False if not in time, or the connection failed."""
+    def settle(self, done: Callable[[], object], timeout_s: float) -> bool:
+        """Waits for what the coordinator says; False if not in time, or the connection failed."""
         with self._changed:
-            self._changed.wait_for(lambda: done(self.told) or self._failure, timeout_s)
-            return bool(done(self.told))
+            self._changed.wait_for(lambda: done() or self._failure, timeout_s)
+            return bool(done())
 
-    def wait_for(self, done: Callable[[Told], object]) -> None:
+    def wait_for(self, done: Callable[[], object]) -> None:
         """The same while the coordinator lives; raises ``GoneError`` when it does not."""
         while not self.settle(done, self._rules.silence_s / 4):
             self.check()
@@ -157,40 +132,29 @@ class Client:
     # -- the thread's side -----------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            while not self._ending:
-                self._speak(self._connect())
-        except GoneError as error:
-            self._fail(str(error))
+            while not (self._ending or self._failure):
+                self._speak()
         except Exception as error:
             self._fail(f"the connection to {self.where} failed: {error!r}")
 
     def _fail(self, text: str) -> None:
         with self._changed:
-            self._failure = self._failure or GoneError(text)
+            self._failure = self._failure or text
             self._changed.notify_all()
 
-    def _connect(self) -> socket.socket:
-        """Dials until it is answered. Raises ``GoneError`` where one that answered has gone."""
-        while not self._ending:
-            try:
-                return socket.create_connection((self.host, self.port), self._limit_s)
-            except TimeoutError:
-                pass
-            except OSError as error:
-                self._why = error.strerror or str(error)
-                # Such as an address that went with its container.
-                silent_s = self._clock.monotonic() - self._heard_at
-                refuses = isinstance(error, ConnectionRefusedError)
-                if self._origin and (refuses or silent_s > self._rules.silence_s):
-                    raise GoneError(f"{self.where} is gone: {self._why}") from None
+    def _speak(self) -> None:
+        """Dials, greets, says all that is wished, and hears until the connection ends."""
+        try:
+            limit_s = max(0.5, self._rules.silence_s / 2)
+            connection = socket.create_connection((self.host, self.port), limit_s)
+        except OSError as error:
+            self._why = error.strerror or str(error)
+            if self._origin and isinstance(error, ConnectionRefusedError):
+                self._fail(f"{self.where} is gone: {self._why}")
             self._clock.sleep(RETRY_S)
-        raise GoneError("ended")
-
-    def _speak(self, connection: socket.socket) -> None:
-        """Greets, says all that is wished, and hears until the connection ends."""
+            return
         with connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(self._limit_s)
             mine = {"run_id": self.run_id, "token": self._token, "name": self.name}
             try:
                 origin, _, lines = wire.greet(connection, **mine)
@@ -201,7 +165,8 @@ class Client:
                 self._clock.sleep(RETRY_S)
                 return
             if self._origin not in ("", origin):
-                raise GoneError(f"another coordinator answers at {self.host}:{self.port}")
+                self._fail(f"another coordinator answers at {self.host}:{self.port}")
+                return
             with self._changed:
                 self._origin, self._heard_at = origin, self._clock.monotonic()
                 self._socket, wishes = connection, [*self._wishes.values()]
@@ -236,40 +201,25 @@ class Client:
             self._clock.sleep(self._rules.interval_s)
 
     def _take_in(self, message: Mapping[str, Any]) -> None:
-        told = self.told
         match message:
             case {"status": status, "losses": losses}:
-                told.status = parse_record(GroupStatus, status)
-                told.losses.extend(losses)
+                self.status = parse_record(GroupStatus, status)
+                self.losses.extend(losses)
             case {"sealed": sealed}:
-                told.answer = told.membership = parse_record(Membership, sealed)
+                self.answer = self.membership = parse_record(Membership, sealed)
                 self._wishes.pop("join", None)
-            case {"refused": kind, "text": text}:
-                told.answer = Refused(kind, text)
+            case {"refused": _}:
+                self.answer = message
                 self._wishes.pop("join", None)
             case {"alone": alone}:
-                told.alone = alone
+                self.alone = alone
 
 
 @functools.cache
 def answering_port(addr: str) -> int:
-    """A port that takes connections as long as this process lives; 0 where there can be none."""
-    host = LOOPBACK if addr in (LOOPBACK, "localhost") else ""
-    try:
-        listener = wire.listen(0, host)
-    except OSError:
-        return 0
+    """A port whose connections the kernel takes as long as this process lives."""
+    listener = wire.listen(0, LOOPBACK if addr in (LOOPBACK, "localhost") else "")
     # A forked process that outlives this one must not answer in its place.
     os.register_at_fork(after_in_child=listener.close)
     os.register_at_fork(after_in_child=answering_port.cache_clear)
-    threading.Thread(target=_answer, args=(listener,), name="answers", daemon=True).start()
     return int(listener.getsockname()[1])
-
-
-def _answer(listener: socket.socket) -> None:
-    while True:
-        # Such as when no file descriptor is free.
-        with contextlib.suppress(OSError):
-            # Ended by the kernel, when the process ends.
-            listener.accept()[0].close()
-        threading.Event().wait(RETRY_S)

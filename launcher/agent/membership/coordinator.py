@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -53,10 +54,7 @@ class Peer:
     def is_connected(self) -> bool:
         return not self.writer.is_closing()
 
-    def send(self, message: wire.Message) -> None:
-        self.write(wire.encode(message))
-
-    def write(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         if self.is_connected:
             self.writer.write(line)
 
@@ -97,7 +95,8 @@ class Coordinator:
         if self.sign:
             self._spawn(self._every(SIGN_S, partial(asyncio.to_thread, os.utime, self.sign)))
         if self.rules.fenced:
-            self._spawn(self._every(FENCE_LOOK_S, self._look_at_fence))
+            look = partial(self._look_at_fence, take=False)
+            self._spawn(self._every(FENCE_LOOK_S, look))
         await self._every(min(0.1, self.rules.interval_s), self._tick)
 
     async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
@@ -140,7 +139,7 @@ class Coordinator:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Peer | None:
         """A node of this run; None for whoever only asks who serves here."""
-        nonce = wire.new_nonce()
+        nonce = secrets.token_hex(16)
         writer.write(wire.encode({"origin": self.origin, "nonce": nonce}))
         # Ended by the limit of what is around it.
         line = await asyncio.wait_for(reader.readline(), wire.GREETING_LIMIT_S)
@@ -162,7 +161,7 @@ class Coordinator:
         if peer.writer is not writer:
             peer.writer.close()
             peer.writer, peer.heard_at = writer, now
-        peer.send({"status": self._status, "losses": ()})
+        peer.send(wire.encode({"status": self._status, "losses": ()}))
         return peer
 
     def _complain(self, address: str, error: object) -> None:
@@ -175,7 +174,7 @@ class Coordinator:
     def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
         match message.get("says"):
             case "alive":
-                peer.send({"alive": True})
+                peer.send(wire.encode({"alive": True}))
             case "join":
                 join = parse_record(decide.Join, message)
                 peer.member = join.member
@@ -183,7 +182,7 @@ class Coordinator:
             case "leave":
                 peer.parts = True
                 self._post(decide.Gone(peer.name, Cause.LEFT))
-                peer.send({"alone": False})
+                peer.send(wire.encode({"alone": False}))
                 self._tell_alone()
             case "finish":
                 self._post(decide.Gone(peer.name, Cause.FINISHED))
@@ -198,7 +197,7 @@ class Coordinator:
         """Where nobody is there that does not leave and may still have to be told something."""
         if all(peer.parts or not peer.is_connected for peer in self._peers.values()):
             for peer in self._peers.values():
-                peer.send({"alone": True})
+                peer.send(wire.encode({"alone": True}))
 
     # -- whether a node is still there -----------------------------------------------------------
     async def _look_for(self, member: Member, is_orderly: bool) -> None:
@@ -208,13 +207,20 @@ class Coordinator:
         its port takes a connection. Nothing is proven where nothing answers after a reset.
         """
         began = self.clock.monotonic()
-        answer = await _dial(member, ANSWER_LIMIT_S)
-        took_s = self.clock.monotonic() - began
-        if answer or (answer is None and not is_orderly):
+        try:
+            opened = asyncio.open_connection(member.addr, member.answers)
+            _, writer = await asyncio.wait_for(opened, ANSWER_LIMIT_S)
+            writer.close()
             return
-        # The address of a killed container goes with it.
-        why = "nothing answers" if answer is None else "its port refuses"
-        await asyncio.sleep(ANSWER_LIMIT_S - took_s if answer is None else COME_BACK_S + 3 * took_s)
+        except ConnectionRefusedError:
+            why, round_trip_s = "its port refuses", self.clock.monotonic() - began
+            await asyncio.sleep(COME_BACK_S + 3 * round_trip_s)
+        except (OSError, TimeoutError):
+            if not is_orderly:
+                return
+            # The address of a killed container goes with it.
+            why = "nothing answers"
+            await asyncio.sleep(ANSWER_LIMIT_S - (self.clock.monotonic() - began))
         peer = self._peers.get(member.name)
         if peer is None or not peer.is_connected:
             self._lose(member.name, f"its connection closed and {why}")
@@ -252,13 +258,13 @@ class Coordinator:
         for action in actions:
             match action:
                 case decide.Refuse(name, kind, text) if name in self._peers:
-                    self._peers[name].send({"refused": kind, "text": text})
+                    self._peers[name].send(wire.encode({"refused": kind, "text": text}))
                 case decide.Tell(names):
                     self._tell_members(names)
                 case decide.LookFor(member):
                     self._spawn(self._look_for(member, is_orderly=False))
                 case decide.TakeGeneration():
-                    self._spawn(self._take_generation())
+                    self._spawn(self._look_at_fence(take=True))
 
     def _tell_members(self, names: frozenset[str]) -> None:
         group, members, before = self._group, self._group.members, 0
@@ -267,7 +273,7 @@ class Coordinator:
         sealed |= {"first": members[0], "host": group.host}
         for rank, member in enumerate(members):
             if member.name in names and (peer := self._peers.get(member.name)):
-                peer.send({"sealed": {**sealed, "rank": rank, "before": before}})
+                peer.send(wire.encode({"sealed": {**sealed, "rank": rank, "before": before}}))
             before += member.workers
 
     def _tell_status(self) -> None:
@@ -277,47 +283,27 @@ class Coordinator:
         self._status, self._losses = status, []
         line = wire.encode({"status": status, "losses": losses})
         for peer in self._peers.values():
-            peer.write(line)
+            peer.send(line)
 
     # -- generations -------------------------------------------------------------------------------
-    async def _take_generation(self) -> None:
+    async def _look_at_fence(self, *, take: bool) -> None:
+        """Ends where another took a later generation than that of the group that was sealed here.
+
+        Else takes the next one, if asked to: a coordinator that was frozen must not take a number
+        above that of the others.
+        """
         try:
-            # A coordinator that was frozen must not take a number above that of the others.
-            if await self._is_overtaken():
-                return
-            number, error = await asyncio.to_thread(self._fence.take, self.origin), ""
-        except OSError as failed:
-            number, error = 0, f"no generation can be taken in {self.rules.fence_dir}: {failed}"
-        self._post(decide.Generation(number, error))
-
-    async def _look_at_fence(self) -> None:
-        if self._group.sealed and not self._group.closed:
-            await self._is_overtaken()
-
-    async def _is_overtaken(self) -> bool:
-        """Whether another took a later generation after a group was sealed here; then it ends."""
-        newest, group = await asyncio.to_thread(self._fence.newest), self._group
-        if newest is None or newest.origin in ("", self.origin):
-            return False
-        if is_overtaken := bool(group.members) and newest.number > group.generation:
-            self._post(decide.Close(FENCED_OUT))
-        return is_overtaken
+            newest, group = await asyncio.to_thread(self._fence.newest), self._group
+            is_of_another = newest is not None and newest.origin not in ("", self.origin)
+            if newest and is_of_another and group.members and newest.number > group.generation:
+                self._post(decide.Close(FENCED_OUT))
+            elif take:
+                number = await asyncio.to_thread(self._fence.take, self.origin)
+                self._post(decide.Generation(number))
+        except OSError as error:
+            why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
+            self._post(*[decide.Generation(0, why)] * take)
 
 
 def _address(writer: asyncio.StreamWriter) -> str:
     return str((writer.get_extra_info("peername") or ("?",))[0]).removeprefix("::ffff:")
-
-
-async def _dial(member: Member, limit_s: float) -> bool | None:
-    """Whether the node's port takes a connection; False where it refuses, None in silence."""
-    if not member.answers:
-        return None
-    try:
-        opened = asyncio.open_connection(member.addr, member.answers)
-        _, writer = await asyncio.wait_for(opened, limit_s)
-    except ConnectionRefusedError:
-        return False
-    except (OSError, TimeoutError):
-        return None
-    writer.close()
-    return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from launcher.agent.membership.group import (
     EXHAUSTED,
+    FAILED,
     FENCED_OUT,
     FINISHED,
     STRANDED,
@@ -110,6 +111,7 @@ def step(
     _judge(group, now)
     _seal(group, now, actions)
     actions += _refuse_late(group, now)
+    group.may_form = not group.finished or group.room >= group.rules.min_nodes
     for one in actions:
         if isinstance(one, Refuse):
             group.waiting.pop(one.name, None)
@@ -123,7 +125,7 @@ def _take_in(group: GroupState, event: Event, now: float, actions: list[Action])
             _join(group, event, now, actions)
         case Gone(name, cause):
             _strike(group, name, cause, now)
-        case Close(reason) if group.closed in ("", FINISHED):
+        case Close(reason) if not group.closed or (group.closed, reason) == (FINISHED, FAILED):
             group.closed = reason
         case Admit() if group.newcomers:
             _open(group, Cause.JOINED, now)
@@ -213,7 +215,8 @@ def _end_of(group: GroupState, now: float) -> str:
     if group.members and not at_work and (enough or not any_lost):
         return FINISHED
     nobody_comes = not at_work and now - group.phase_at >= group.rules.join_timeout_s
-    return STRANDED if not group.sealed and (nobody_comes or not group.may_form) else ""
+    may_form = group.room >= group.rules.min_nodes and not nobody_comes
+    return "" if group.sealed or may_form else STRANDED
 
 
 # -- sealing ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ FENCED_OUT = "fenced"
 """Another coordinator has taken a later generation."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class GroupStatus:
     """Where the run stands, as all nodes are told."""
 
@@ -87,16 +87,13 @@ class Waiting:
 
 
 @dataclass(kw_only=True)
-class GroupState:
+class GroupState(GroupStatus):
     """The whole state of a run's membership, which the coordinator alone has.
 
     FORMING --seal--> SEALED --open--> FORMING --> ...      either --close--> CLOSED
     """
 
     rules: Rules
-    sealed: bool = False
-    closed: str = ""
-    cause: Cause = Cause.FIRST
     waiting: dict[str, Waiting] = field(default_factory=dict)
     """First come first."""
     newest: dict[int, str] = field(default_factory=dict)
@@ -106,11 +103,6 @@ class GroupState:
     gone: dict[str, Cause] = field(default_factory=dict)
     """Why a node is not there. One that was lost may come again."""
     host: Member | None = None
-    generation: int = 0
-    majority_of: int = 0
-    faults: int = 0
-    finished: int = 0
-    newcomers: int = 0
     taken: int = 0
     """The next generation, once it was taken; -1 while it is being taken."""
     phase_at: float = 0.0
@@ -130,11 +122,6 @@ class GroupState:
     def room(self) -> int:
         """How many nodes a group may have; the place of a finished node stays taken."""
         return self.rules.max_nodes - self.finished
-
-    @property
-    def may_form(self) -> bool:
-        """Whether the nodes that have not finished could still form a group."""
-        return not self.finished or self.room >= self.rules.min_nodes
 
     def status(self) -> GroupStatus:
         """What all nodes are told."""

@@ -10,7 +10,7 @@ import json
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.distributed.elastic import rendezvous as rdzv
@@ -18,10 +18,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.membership import group
-from launcher.agent.membership.client import Client, GoneError, Refused, Told, answering_port
+from launcher.agent.membership.client import Client, GoneError, answering_port
 from launcher.agent.membership.group import GroupStatus, Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
-from launcher.agent.membership.settings import Rules, parse_rules
+from launcher.agent.membership.settings import parse_rules
 from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
@@ -43,52 +43,36 @@ REFUSALS: Mapping[str, type[Exception]] = {
 }
 
 
-@contextlib.contextmanager
-def _as_torch_says() -> Iterator[None]:
-    try:
-        yield
-    except (GoneError, UnservedError) as error:
-        raise rdzv.RendezvousConnectionError(str(error)) from error
-
-
 def create_handler(
     params: rdzv.RendezvousParameters,
     make: Callable[..., RosterHandler] | None = None,
     token: str = "",
 ) -> RosterHandler:
-    """Called by torch's registry; raises what ``parse_rules`` raises for a wrong configuration.
-
-    Every key of ``params.config`` is described in ``Rules``. With ``is_host`` the coordinator is
-    started here, unless something serves the endpoint already.
-    """
-    rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
-    host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
-    served = None
-    if rules.is_host and rules.coordinator_pid:
-        served = CoordinatorProcess(pid=rules.coordinator_pid, port=port)
-    elif rules.is_host:
-        with contextlib.suppress(UnservedError):
-            served = serve_forked(port, rules, params.run_id, token)
-    port = served.port if served else port
-    client = Client(host, port, params.run_id, rules, SystemClock(), token=token)
-    try:
-        # Ended by the resolver's own limit.
-        addr = params.local_addr or socket.getfqdn()
-        return (make or RosterHandler)(client=client, rules=rules, addr=addr, served=served)
-    except BaseException:
-        client.end()
-        if served:
-            served.stop()
-        raise
+    """Called by torch's registry."""
+    return (make or RosterHandler)(params=params, token=token)
 
 
 class RosterHandler(rdzv.RendezvousHandler):
     """One node's part in the run's membership; made by ``create_handler``."""
 
-    def __init__(
-        self, *, client: Client, rules: Rules, addr: str, served: CoordinatorProcess | None
-    ) -> None:
-        self._client, self._rules, self._addr, self._served = client, rules, addr, served
+    def __init__(self, *, params: rdzv.RendezvousParameters, token: str) -> None:
+        """Raises what ``parse_rules`` raises for a wrong configuration.
+
+        Every key of ``params.config`` is described in ``Rules``. With ``is_host`` the coordinator
+        is started here, unless something serves the endpoint already.
+        """
+        rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
+        host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
+        self._served: CoordinatorProcess | None = None
+        if rules.is_host and rules.coordinator_pid:
+            self._served = CoordinatorProcess(pid=rules.coordinator_pid, port=port)
+        elif rules.is_host:
+            with contextlib.suppress(UnservedError):
+                self._served = serve_forked(port, rules, params.run_id, token)
+        port = self._served.port if self._served else port
+        # Ended by the resolver's own limit.
+        self._rules, self._addr = rules, params.local_addr or socket.getfqdn()
+        self._client = Client(host, port, params.run_id, rules, SystemClock(), token=token)
         self._finishing = False
         if not rules.fenced and not rules.rules_out_another(rules.min_nodes):
             log.warning(
@@ -96,8 +80,13 @@ class RosterHandler(rdzv.RendezvousHandler):
                 f"the last nodes, or more than {rules.max_nodes - rules.min_nodes}, can go on; "
                 f"with a checkpoint_dir that all nodes share, any {rules.min_nodes} can"
             )
-        with _as_torch_says():
-            client.begin(rules.connect_timeout_s + 1.0)
+        try:
+            self._client.begin(rules.connect_timeout_s + 1.0)
+        except BaseException as error:
+            self._stop_serving()
+            if isinstance(error, GoneError):
+                raise rdzv.RendezvousConnectionError(str(error)) from error
+            raise
 
     # -- torch's interface -----------------------------------------------------------------------
     def get_backend(self) -> str:
@@ -111,25 +100,28 @@ class RosterHandler(rdzv.RendezvousHandler):
 
         Also ``ReplacedError``; ``RendezvousStateError`` where the fence cannot be written.
         """
-        rules = self._rules
-        was_in = self._client.last.generation > 0
-        limit_s = (was_in and rules.rejoin_timeout_s) or rules.join_timeout_s
-        with _as_torch_says():
-            self._client.check()
+        client, rules = self._client, self._rules
+        limit_s = (client.last.generation and rules.rejoin_timeout_s) or rules.join_timeout_s
+        try:
+            client.check()
             # Held until the membership is sealed, so that no other process takes the port.
             with socket.socket() as held:
                 held.bind(("", 0))
                 own = {"addr": self._addr, "port": int(held.getsockname()[1])}
                 own |= {"answers": answering_port(self._addr), "workers": rules.workers}
-                self._client.join(limit_s, **own)
-                answer = self._client.next_answer()
-        if isinstance(answer, Refused):
-            raise REFUSALS[answer.kind](answer.text)
+                client.join(limit_s, **own)
+                client.wait_for(lambda: client.answer)
+        except GoneError as error:
+            raise rdzv.RendezvousConnectionError(str(error)) from error
+        if isinstance(client.answer, Mapping):
+            raise REFUSALS[client.answer["refused"]](client.answer["text"])
+        mine = client.membership
+        assert mine is not None
         told = "roster: generation %d, rank %d of %d, because of: %s"
-        log.info(told, answer.generation, answer.rank, answer.size, answer.cause.value)
-        store: Any = AgentStore(self, answer)
-        master = rdzv.RendezvousStoreInfo(answer.first.addr, answer.first.port)
-        return rdzv.RendezvousInfo(store, answer.rank, answer.size, master)
+        log.info(told, mine.generation, mine.rank, mine.size, mine.cause.value)
+        store: Any = AgentStore(self, mine)
+        master = rdzv.RendezvousStoreInfo(mine.first.addr, mine.first.port)
+        return rdzv.RendezvousInfo(store, mine.rank, mine.size, master)
 
     def num_nodes_waiting(self) -> int:
         """Above zero when the group has to re-form; never blocks.
@@ -174,26 +166,29 @@ class RosterHandler(rdzv.RendezvousHandler):
             is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
             if parted and is_over and self._served is not None:
                 # Nodes that wait learn here that the run is over.
-                self._client.wait_for(lambda told: told.alone)
+                self._client.wait_for(lambda: self._client.alone)
+        self._stop_serving()
+        return parted
+
+    def _stop_serving(self) -> None:
         self._client.end()
         if self._served is not None:
             self._served.stop()
-        return parted
 
     # -- the engine's interface ------------------------------------------------------------------
     @property
     def status(self) -> GroupStatus:
         """Where the run stands, as the coordinator told last."""
-        return self._client.told.status
+        return self._client.status
 
     @property
     def membership(self) -> Membership | None:
         """What ``next_rendezvous`` returned last."""
-        return self._client.told.membership
+        return self._client.membership
 
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""
-        losses = self._client.told.losses
+        losses = self._client.losses
         return tuple(losses.popleft() for _ in range(len(losses)))
 
     def carried(self) -> dict[str, str]:
@@ -207,7 +202,7 @@ class RosterHandler(rdzv.RendezvousHandler):
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
         self._client.say("leave")
-        return self._client.settle(lambda told: told.alone is not None, PARTING_LIMIT_S)
+        return self._client.settle(lambda: self._client.alone is not None, PARTING_LIMIT_S)
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round."""
@@ -217,12 +212,12 @@ class RosterHandler(rdzv.RendezvousHandler):
     def wait_until_closed(self) -> None:
         """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
         with contextlib.suppress(GoneError):
-            self._client.wait_for(_is_closed)
+            self._client.wait_for(self.is_closed)
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
         self._client.say("close", reason=reason)
-        return self._client.settle(_is_closed, PARTING_LIMIT_S)
+        return self._client.settle(self.is_closed, PARTING_LIMIT_S)
 
     # -- within ----------------------------------------------------------------------------------
     @property
@@ -235,10 +230,6 @@ class RosterHandler(rdzv.RendezvousHandler):
         """Whether the workers can go on without a coordinator: no other group could be formed."""
         is_over = self.status.closed == group.FINISHED or not self.status.may_form
         return self._is_member and is_over
-
-
-def _is_closed(told: Told) -> bool:
-    return told.status.closed != ""
 
 
 class AgentStore:

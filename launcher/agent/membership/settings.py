@@ -60,8 +60,8 @@ class Rules:
     """A group has at most so many nodes."""
     node_index: int = 0
     """This node's place in the plan, from 0; ranks follow it."""
-    is_host: bool = False
-    """Whether this node serves as coordinator if none answers at the endpoint yet."""
+    is_host: int = 0
+    """1: this node serves as coordinator, unless one serves at the endpoint already."""
     detection_limit_s: float = DETECTION_LIMIT_S
     """A node silent for so long is lost. 1 s is for quiet machines only."""
     last_call_s: float = 2.0
@@ -109,16 +109,9 @@ class Rules:
 
 def parse_rules(config: Mapping[str, object], *, min_nodes: int, max_nodes: int) -> Rules:
     """Reads text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
+    readers: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
     kinds = {one.name: str(one.type) for one in fields(Rules)}
     # torch's ``LaunchConfig`` adds ``timeout``.
     given = {key: value for key, value in config.items() if key != "timeout"}
-    values = {key: _READERS[kinds.get(key, "str")](value) for key, value in given.items()}
+    values = {key: readers.get(kinds.get(key, ""), str)(value) for key, value in given.items()}
     return Rules(min_nodes=min_nodes, max_nodes=max_nodes, **values)
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": lambda value: str(value).lower() in ("1", "true"),
-}

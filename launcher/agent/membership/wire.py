@@ -45,10 +45,6 @@ def decode(line: bytes) -> dict[str, Any]:
     return message
 
 
-def new_nonce() -> str:
-    return secrets.token_hex(16)
-
-
 def prove(token: str, nonce: str, who: str) -> str:
     """What shows to whoever has made ``nonce`` that ``who`` knows the token."""
     return hmac.new(token.encode(), f"{nonce} {who}".encode(), hashlib.sha256).hexdigest()
@@ -72,7 +68,7 @@ def greet(
     try:
         # Ended by the connection's own limit.
         greeting = decode(lines.readline(NODE_LIMIT))
-        origin, nonce = str(greeting["origin"]), new_nonce()
+        origin, nonce = str(greeting["origin"]), secrets.token_hex(16)
         proof = prove(token, str(greeting["nonce"]), f"{run_id} {name}")
         # Ended by the connection's own limit.
         connection.sendall(encode({"name": name, "run": run_id, "nonce": nonce, "proof": proof}))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.membership import wire
-from launcher.agent.membership.client import Client, GoneError, Told
+from launcher.agent.membership.client import Client, GoneError
 from launcher.agent.membership.group import Cause, Membership
 from launcher.agent.membership.process import CoordinatorProcess, ask, serve_forked
 from launcher.agent.membership.settings import Rules
@@ -59,7 +59,7 @@ class Bench:
         for client in clients:
             self.join(client)
         for client in clients:
-            assert isinstance(client.next_answer(), Membership)
+            answer_of(client)
         return clients
 
 
@@ -78,12 +78,17 @@ def make() -> Iterator[Any]:
 def hear_round(client: Client, after: int) -> None:
     """That a round was opened after the membership of this generation."""
 
-    def is_open(told: Told) -> bool:
-        return told.status.generation > after or (
-            told.status.generation == after and not told.status.sealed
-        )
+    def is_open() -> bool:
+        status = client.status
+        return status.generation > after or (status.generation == after and not status.sealed)
 
     assert client.settle(is_open, 5.0)
+
+
+def answer_of(client: Client) -> Membership:
+    client.wait_for(lambda: client.answer)
+    assert isinstance(client.answer, Membership), client.answer
+    return client.answer
 
 
 def test_nodes_are_told_their_ranks_and_who_is_first(make):
@@ -91,9 +96,7 @@ def test_nodes_are_told_their_ranks_and_who_is_first(make):
     late, early = bench.client(1), bench.client(0)
     bench.join(late)
     bench.join(early)
-    second, first = late.next_answer(), early.next_answer()
-    assert isinstance(first, Membership)
-    assert isinstance(second, Membership)
+    second, first = answer_of(late), answer_of(early)
     assert (first.rank, second.rank, first.size, second.generation) == (0, 1, 2, 1)
     assert second.first.name == early.name
     assert second.first.port == 4711
@@ -117,16 +120,16 @@ def test_a_node_whose_process_has_ended_is_lost_at_once(make):
     bench.join(ends, answers=port)
     hear_round(stays, 1)
     bench.join(stays)
-    assert isinstance(stays.next_answer(), Membership)
-    assert isinstance(ends.next_answer(), Membership)
+    answer_of(stays)
+    answer_of(ends)
     process.kill()
     process.wait()
     began = time.monotonic()
     ends.end()
     hear_round(stays, 2)
     assert time.monotonic() - began < 1.5
-    assert stays.told.status.cause is Cause.LOST
-    assert list(stays.told.losses) == ["node 1 is lost: its connection closed and its port refuses"]
+    assert stays.status.cause is Cause.LOST
+    assert list(stays.losses) == ["node 1 is lost: its connection closed and its port refuses"]
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -143,7 +146,7 @@ def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make
     time.sleep(1.5)
     for client in clients:
         client.check()
-        assert (client.told.status.sealed, client.told.status.generation) == (True, 1)
+        assert (client.status.sealed, client.status.generation) == (True, 1)
         assert client._socket
 
 
@@ -155,8 +158,8 @@ def test_what_was_said_while_the_connection_was_cut_is_said_again(make):
     connection.shutdown(socket.SHUT_RDWR)
     first.say("finish")
     second.say("finish")
-    assert second.settle(lambda told: told.status.closed == "finished", 5.0)
-    assert first.settle(lambda told: told.status.closed == "finished", 5.0)
+    for one in (first, second):
+        assert one.settle(lambda one=one: one.status.closed == "finished", 5.0)
 
 
 def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(make, tmp_path):
@@ -172,8 +175,9 @@ def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(mak
         "c.begin(5.0)\n"
         "while True:\n"
         "    c.join(60.0, addr='127.0.0.1', port=1)\n"
-        "    mine = c.next_answer().generation\n"
-        "    while c.told.status.sealed and c.told.status.generation == mine:\n"
+        "    c.wait_for(lambda: c.answer)\n"
+        "    mine = c.answer.generation\n"
+        "    while c.status.sealed and c.status.generation == mine:\n"
         "        time.sleep(0.01)\n"
     )
     stays = bench.client(0)
@@ -182,8 +186,7 @@ def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(mak
     try:
         assert process.stdout
         while True:
-            answer = stays.next_answer()
-            assert isinstance(answer, Membership)
+            answer = answer_of(stays)
             if answer.size == 2:
                 break
             hear_round(stays, answer.generation)
@@ -192,10 +195,9 @@ def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(mak
         began = time.monotonic()
         hear_round(stays, answer.generation)
         assert 1.4 < time.monotonic() - began < 3.5
-        assert "node 1 is lost: silent for 2" in stays.told.losses[-1]
+        assert "node 1 is lost: silent for 2" in stays.losses[-1]
         bench.join(stays)
-        alone = stays.next_answer()
-        assert isinstance(alone, Membership)
+        alone = answer_of(stays)
         assert (alone.size, alone.generation) == (1, answer.generation + 1)
         os.kill(process.pid, signal.SIGCONT)
         hear_round(stays, alone.generation)
