@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.membership import group
 from launcher.agent.membership.client import Client, GoneError, answering_port
-from launcher.agent.membership.group import GroupStatus, Membership
+from launcher.agent.membership.group import Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
 from launcher.agent.membership.settings import parse_rules
 from launcher.contract.clock import SystemClock
@@ -52,7 +52,7 @@ def create_handler(
     return (make or RosterHandler)(params=params, token=token)
 
 
-class RosterHandler(rdzv.RendezvousHandler):
+class RosterHandler(Client, rdzv.RendezvousHandler):
     """One node's part in the run's membership; made by ``create_handler``."""
 
     def __init__(self, *, params: rdzv.RendezvousParameters, token: str) -> None:
@@ -64,16 +64,16 @@ class RosterHandler(rdzv.RendezvousHandler):
         rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
         host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
         self._served: CoordinatorProcess | None = None
-        if rules.is_host and rules.coordinator_pid:
-            self._served = CoordinatorProcess(pid=rules.coordinator_pid, port=port)
-        elif rules.is_host:
-            with contextlib.suppress(UnservedError):
-                self._served = serve_forked(port, rules, params.run_id, token)
-        port = self._served.port if self._served else port
-        # Ended by the resolver's own limit.
-        self._rules, self._addr = rules, params.local_addr or socket.getfqdn()
-        self._client = Client(host, port, params.run_id, rules, SystemClock(), token=token)
         self._finishing = False
+        if rules.is_host:
+            pid = rules.coordinator_pid
+            with contextlib.suppress(UnservedError):
+                here = CoordinatorProcess(pid=pid, port=port) if pid else None
+                self._served = here or serve_forked(port, rules, params.run_id, token)
+                port = self._served.port
+        super().__init__(host, port, params.run_id, rules, SystemClock(), token=token)
+        # Ended by the resolver's own limit.
+        self._addr = params.local_addr or socket.getfqdn()
         if not rules.fenced and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
@@ -81,7 +81,7 @@ class RosterHandler(rdzv.RendezvousHandler):
                 f"with a checkpoint_dir that all nodes share, any {rules.min_nodes} can"
             )
         try:
-            self._client.begin(rules.connect_timeout_s + 1.0)
+            self.begin(rules.connect_timeout_s + 1.0)
         except BaseException as error:
             self._stop_serving()
             if isinstance(error, GoneError):
@@ -93,30 +93,30 @@ class RosterHandler(rdzv.RendezvousHandler):
         return BACKEND
 
     def get_run_id(self) -> str:
-        return self._client.run_id
+        return self.run_id
 
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
 
         Also ``ReplacedError``; ``RendezvousStateError`` where the fence cannot be written.
         """
-        client, rules = self._client, self._rules
-        limit_s = (client.last.generation and rules.rejoin_timeout_s) or rules.join_timeout_s
+        rules = self._rules
+        limit_s = (self.last.generation and rules.rejoin_timeout_s) or rules.join_timeout_s
         try:
-            client.check()
+            self.check()
             # Held until the membership is sealed, so that no other process takes the port.
             with socket.socket() as held:
                 held.bind(("", 0))
                 own = {"addr": self._addr, "port": int(held.getsockname()[1])}
                 own |= {"answers": answering_port(self._addr), "workers": rules.workers}
-                client.join(limit_s, **own)
-                client.wait_for(lambda: client.answer)
+                self.join(limit_s, **own)
+                self.wait_for(lambda: self.answer)
         except GoneError as error:
             raise rdzv.RendezvousConnectionError(str(error)) from error
-        if isinstance(client.answer, Mapping):
-            raise REFUSALS[client.answer["refused"]](client.answer["text"])
-        mine = client.membership
-        assert mine is not None
+        mine = self.answer
+        if not isinstance(mine, Membership):
+            assert mine is not None
+            raise REFUSALS[mine["refused"]](mine["text"])
         told = "roster: generation %d, rank %d of %d, because of: %s"
         log.info(told, mine.generation, mine.rank, mine.size, mine.cause.value)
         store: Any = AgentStore(self, mine)
@@ -129,7 +129,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
         """
         try:
-            self._client.check()
+            self.check()
         except GoneError as error:
             if self._ends_alone():
                 return 0
@@ -156,7 +156,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         error = sys.exc_info()[1]
         parted = False
         with contextlib.suppress(GoneError):
-            self._client.check()
+            self.check()
             if isinstance(error, ChildFailedError):
                 self.close(group.FAILED)
             elif error is None and (self._is_member or self._finishing):
@@ -166,58 +166,47 @@ class RosterHandler(rdzv.RendezvousHandler):
             is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
             if parted and is_over and self._served is not None:
                 # Nodes that wait learn here that the run is over.
-                self._client.wait_for(lambda: self._client.alone)
+                self.wait_for(lambda: self.alone)
         self._stop_serving()
         return parted
 
     def _stop_serving(self) -> None:
-        self._client.end()
+        self.end()
         if self._served is not None:
             self._served.stop()
 
     # -- the engine's interface ------------------------------------------------------------------
-    @property
-    def status(self) -> GroupStatus:
-        """Where the run stands, as the coordinator told last."""
-        return self._client.status
-
-    @property
-    def membership(self) -> Membership | None:
-        """What ``next_rendezvous`` returned last."""
-        return self._client.membership
-
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""
-        losses = self._client.losses
-        return tuple(losses.popleft() for _ in range(len(losses)))
+        return tuple(self.losses.popleft() for _ in range(len(self.losses)))
 
     def carried(self) -> dict[str, str]:
         """Settings for the handler of a next coordinator, which knows nothing of the run."""
-        return {"last": json.dumps(self._client.last, default=vars)}
+        return {"last": json.dumps(self.last, default=vars)}
 
     def admit(self) -> None:
         """The running group has committed: the nodes that wait (``status.newcomers``) come in."""
-        self._client.say("admit")
+        self.say("admit")
 
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
-        self._client.say("leave")
-        return self._client.settle(lambda: self._client.alone is not None, PARTING_LIMIT_S)
+        self.say("leave")
+        return self.settle(lambda: self.alone is not None, PARTING_LIMIT_S)
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round."""
         self._finishing = True
-        self._client.say("finish")
+        self.say("finish")
 
     def wait_until_closed(self) -> None:
         """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
         with contextlib.suppress(GoneError):
-            self._client.wait_for(self.is_closed)
+            self.wait_for(self.is_closed)
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
-        self._client.say("close", reason=reason)
-        return self._client.settle(self.is_closed, PARTING_LIMIT_S)
+        self.say("close", reason=reason)
+        return self.settle(self.is_closed, PARTING_LIMIT_S)
 
     # -- within ----------------------------------------------------------------------------------
     @property

@@ -56,7 +56,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     make.served = served  # type: ignore[attr-defined]
     yield make
     for handler in made:
-        handler._client.end()
+        handler.end()
     for process in served:
         process.stop()
 
@@ -176,7 +176,7 @@ def test_a_frozen_coordinator_is_a_connection_error_after_the_silence_limit(make
 
 def test_a_host_serves_the_run_itself_and_others_find_it(tmp_path):
     host = create_handler(params_of(0, (2, 2), is_host=True, fence_dir=str(tmp_path)))
-    port = host._client.port
+    port = host.port
     other = create_handler(params_of(port, (2, 2), node_index=1, fence_dir=str(tmp_path)))
     assert [info.rank for info in together(host, other)] == [0, 1]
     with ThreadPoolExecutor() as pool:
@@ -196,10 +196,10 @@ def test_what_a_host_serves_stays_until_who_waits_has_heard_that_the_run_is_over
     host = create_handler(params_of(0, is_host=True, fence_dir=str(tmp_path)))
     host.next_rendezvous()
     config = {"node_index": 1, "fence_dir": str(tmp_path)}
-    spare, heard = create_handler(params_of(host._client.port, **config)), list[Exception]()
+    spare, heard = create_handler(params_of(host.port, **config)), list[Exception]()
     thread = threading.Thread(target=refused, args=(spare, heard))
     thread.start()
-    wait_until(lambda: spare._client._wishes)
+    wait_until(lambda: spare._wishes)
     time.sleep(0.2)
     assert host.shutdown()
     thread.join(10)
@@ -211,7 +211,7 @@ def test_what_a_host_serves_that_waited_in_vain_stays_until_the_others_have_too(
     host = create_handler(params_of(0, (3, 3), is_host=True, **config))
     config |= {"node_index": 1, "join_timeout_s": 2.0}
     other, heard = (
-        create_handler(params_of(host._client.port, (3, 3), **config)),
+        create_handler(params_of(host.port, (3, 3), **config)),
         list[Exception](),
     )
     thread = threading.Thread(target=refused, args=(other, heard))
