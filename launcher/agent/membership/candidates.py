@@ -21,7 +21,7 @@ from launcher.agent.membership.settings import parse_rules
 from launcher.agent.membership.wire import WireError
 from launcher.contract.agent_settings import DETECTION_LIMIT_S, NodeTask
 from launcher.contract.clock import Clock
-from launcher.contract.node_plan import Elastic, Env, Static
+from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.records import parse_object, parse_record
 
 CONNECT_LIMIT_S = 15.0
@@ -35,23 +35,20 @@ REACH_LIMIT_S = 60.0
 """How long a node tries to reach one that shows signs of life."""
 NEVER_S = 365 * 24 * 3600
 LOOK_S = 0.25
-SERVES, SILENT, REFUSES = "serves", "does not answer", "refuses connections"
-OTHER = "is of another run or has another token, seen"
-
-
-def carry_conf(conf: Env, carried: Mapping[str, str]) -> dict[str, str]:
-    """The settings for a coordinator that follows another, or answers already."""
-    given = {**dict(conf), **carried}
-    limit_s = min(CONNECT_LIMIT_S, float(given.get("connect_timeout_s", CONNECT_LIMIT_S)))
-    return given | {"connect_timeout_s": f"{limit_s:g}"}
 
 
 def _plan(
     task: NodeTask, conf: Mapping[str, str], at: tuple[str, int], *, is_host: bool, own: str = ""
 ) -> NodeTask:
-    """``own``: this node's address on the route there, if that is known."""
+    """With a coordinator that follows another or answers already, and more settings.
+
+    ``own``: this node's address on the route there, if that is known.
+    """
     node, rendezvous = task.node, task.node.rendezvous
     assert isinstance(rendezvous, Elastic)
+    conf = {**dict(rendezvous.conf), **conf}
+    limit_s = min(CONNECT_LIMIT_S, float(conf.get("connect_timeout_s", CONNECT_LIMIT_S)))
+    conf["connect_timeout_s"] = f"{limit_s:g}"
     new = replace(rendezvous, endpoint_host=at[0], endpoint_port=at[1], is_host=is_host)
     new = replace(new, conf=tuple(conf.items()))
     return replace(task, node=replace(node, rendezvous=new, local_addr=own or node.local_addr))
@@ -87,9 +84,9 @@ class Candidates:
         last = following + len(stores) - (following > 0 and not patient)
         while True:
             for number in range(following, last):
-                host, port = stores[number % len(stores)].host, stores[number % len(stores)].port
+                store = stores[number % len(stores)]
                 with contextlib.suppress(OSError, WireError):
-                    ask(host, port, rendezvous.id, ANSWER_LIMIT_S, self._token)
+                    ask(store.host, store.port, rendezvous.id, ANSWER_LIMIT_S, self._token)
                     return number % len(stores)
             if self._clock.monotonic() >= end:
                 return following
@@ -106,7 +103,7 @@ def plan_candidate(task: NodeTask, number: int, carried: Mapping[str, str]) -> N
     if stores:
         store = stores[number % len(stores)]
         at, is_host = (store.host, store.port), store.node_index == task.node.node_index
-    return _plan(task, carry_conf(rendezvous.conf, carried), at, is_host=is_host)
+    return _plan(task, carried, at, is_host=is_host)
 
 
 # -- nodes that meet in a folder -------------------------------------------------------------------
@@ -143,7 +140,7 @@ class Meeting(Candidates):
         """``elsewhere`` changes nothing: the folder names that of the others."""
         rendezvous, folder = self._task.node.rendezvous, Path(self._task.settings.meet_dir)
         assert isinstance(rendezvous, Elastic)
-        conf = carry_conf(rendezvous.conf, carried)
+        conf = {**dict(rendezvous.conf), **carried}
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
         # After that the group's other nodes end, and their scheduler can start all nodes anew.
@@ -198,16 +195,17 @@ class Meeting(Candidates):
             if seen != sign:
                 sign, signed_at = seen, now
             answers = reach(said, self._token) if said else {}
-            for address, how in answers.items():
+            for address, error in answers.items():
                 its = (said.origin if said else "", address)
-                if said and how == SERVES:
+                if said and error is None:
                     self._joined = its
                     is_here = addresses.is_loopback(address)
                     own = "" if is_here else addresses.address_towards(address)
                     at = (address, said.port)
                     return _plan(self._task, conf, at, is_host=False, own=own)
                 # No firewall stands between a machine and itself.
-                if how == REFUSES and (address == addresses.LOOPBACK or its == self._joined):
+                is_sure = address == addresses.LOOPBACK or its == self._joined
+                if is_sure and isinstance(error, ConnectionRefusedError):
                     return None
             if now - signed_at >= GONE_S:
                 return None
@@ -216,14 +214,14 @@ class Meeting(Candidates):
             self._clock.sleep(LOOK_S)
 
 
-def _describe(path: Path, said: Announcement | None, answers: Mapping[str, str]) -> str:
+def _describe(path: Path, said: Announcement | None, answers: Mapping[str, object]) -> str:
     if said is None:
         return f"{path} does not say where the run's coordinator is"
-    how = next((how for how in (REFUSES, OTHER) if how in answers.values()), SILENT)
-    where = ", ".join(said.addresses)
+    errors = ", ".join(f"{address} ({error})" for address, error in answers.items())
     return (
         f"the run's coordinator of node {said.node_index} on {said.host} is alive, but port "
-        f"{said.port} {how} from here at {where}: check the network and firewalls between the nodes"
+        f"{said.port} of {errors or said.addresses} cannot be reached from here: "
+        "check the network and firewalls between the nodes"
     )
 
 
@@ -237,16 +235,15 @@ def _read(path: Path) -> tuple[Announcement | None, int]:
     return None, seen
 
 
-def reach(said: Announcement, token: str = "") -> dict[str, str]:
-    """What answers at each of its addresses, in their order. Asks all at once: some are silent."""
+def reach(said: Announcement, token: str = "") -> dict[str, object]:
+    """Why it cannot be reached at each address; None where it can. All at once: some are silent."""
 
-    def look(address: str) -> str:
+    def look(address: str) -> object:
         try:
             origin = ask(address, said.port, said.run_id, ANSWER_LIMIT_S, token)
         except (OSError, WireError) as error:
-            refuses = isinstance(error, ConnectionRefusedError)
-            return REFUSES if refuses else OTHER if isinstance(error, WireError) else SILENT
-        return SERVES if origin == said.origin else OTHER
+            return error
+        return None if origin == said.origin else WireError("another coordinator answers")
 
     own, is_same = addresses.own_addresses(), addresses.name_machine() == said.machine != ""
     # An address that both machines have, as Docker's, leads back to this one.
