@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
 from launcher.agent.membership.group import GroupStatus, Membership
@@ -25,10 +27,6 @@ from launcher.contract.clock import Clock
 from launcher.contract.records import parse_object, parse_record
 
 RETRY_S = 0.05
-
-
-class GoneError(Exception):
-    """The coordinator is gone, or silent for too long."""
 
 
 class Client:
@@ -63,7 +61,7 @@ class Client:
 
     # -- the caller's side -----------------------------------------------------------------------
     def begin(self, timeout_s: float) -> None:
-        """Waits for the coordinator; raises ``GoneError``."""
+        """Waits for the coordinator; raises ``RendezvousConnectionError``."""
         self._thread.start()
         threading.Thread(target=self._show_life, name="alive", daemon=True).start()
         if not self.settle(lambda: self._origin, timeout_s):
@@ -72,7 +70,7 @@ class Client:
         self.check()
 
     def check(self) -> None:
-        """Raises ``GoneError`` if the connection has failed for good, or is silent too long."""
+        """Raises ``RendezvousConnectionError`` if the coordinator is gone, or silent too long."""
         with self._changed:
             now, limit_s = self._clock.monotonic(), self._rules.silence_s
             if now - self._checked_at > limit_s / 2:
@@ -83,7 +81,7 @@ class Client:
             if self._origin and silent_s > limit_s:
                 self._fail(f"{self.where} has been silent for {silent_s:.1f} s")
             if self._failure:
-                raise GoneError(self._failure)
+                raise RendezvousConnectionError(self._failure)
 
     @property
     def last(self) -> Last:
@@ -116,7 +114,7 @@ class Client:
             return bool(done())
 
     def wait_for(self, done: Callable[[], object]) -> None:
-        """The same while the coordinator lives; raises ``GoneError`` when it does not."""
+        """The same, without a limit; raises ``RendezvousConnectionError``."""
         while not self.settle(done, self._rules.silence_s / 4):
             self.check()
 

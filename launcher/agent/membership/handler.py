@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.membership import group
-from launcher.agent.membership.client import Client, GoneError, answering_port
+from launcher.agent.membership.client import Client, answering_port
 from launcher.agent.membership.group import Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
 from launcher.agent.membership.settings import parse_rules
@@ -82,10 +82,8 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             )
         try:
             self.begin(rules.connect_timeout_s + 1.0)
-        except BaseException as error:
-            self._stop_serving()
-            if isinstance(error, GoneError):
-                raise rdzv.RendezvousConnectionError(str(error)) from error
+        except BaseException:
+            self.end()
             raise
 
     # -- torch's interface -----------------------------------------------------------------------
@@ -102,17 +100,14 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """
         rules = self._rules
         limit_s = (self.last.generation and rules.rejoin_timeout_s) or rules.join_timeout_s
-        try:
-            self.check()
-            # Held until the membership is sealed, so that no other process takes the port.
-            with socket.socket() as held:
-                held.bind(("", 0))
-                own = {"addr": self._addr, "port": int(held.getsockname()[1])}
-                own |= {"answers": answering_port(self._addr), "workers": rules.workers}
-                self.join(limit_s, **own)
-                self.wait_for(lambda: self.answer)
-        except GoneError as error:
-            raise rdzv.RendezvousConnectionError(str(error)) from error
+        self.check()
+        # Held until the membership is sealed, so that no other process takes the port.
+        with socket.socket() as held:
+            held.bind(("", 0))
+            own = {"addr": self._addr, "port": int(held.getsockname()[1])}
+            own |= {"answers": answering_port(self._addr), "workers": rules.workers}
+            self.join(limit_s, **own)
+            self.wait_for(lambda: self.answer)
         mine = self.answer
         if not isinstance(mine, Membership):
             assert mine is not None
@@ -130,15 +125,14 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """
         try:
             self.check()
-        except GoneError as error:
-            if self._ends_alone():
+        except rdzv.RendezvousConnectionError:
+            # The workers go on to their end where no other group could be formed.
+            if self._is_member and (self._is_completed or not self.status.may_form):
                 return 0
-            raise rdzv.RendezvousConnectionError(str(error)) from error
-        if self.membership is None:
-            return 0
-        if self.status.closed:
-            return int(self.status.closed != group.FINISHED)
-        return int(not self._is_member)
+            raise
+        if self.is_closed():
+            return int(not self._is_completed)
+        return int(self.membership is not None and not self._is_member)
 
     def is_closed(self) -> bool:
         return self.status.closed != ""
@@ -155,7 +149,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """
         error = sys.exc_info()[1]
         parted = False
-        with contextlib.suppress(GoneError):
+        with contextlib.suppress(rdzv.RendezvousConnectionError):
             self.check()
             if isinstance(error, ChildFailedError):
                 self.close(group.FAILED)
@@ -167,11 +161,11 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             if parted and is_over and self._served is not None:
                 # Nodes that wait learn here that the run is over.
                 self.wait_for(lambda: self.alone)
-        self._stop_serving()
+        self.end()
         return parted
 
-    def _stop_serving(self) -> None:
-        self.end()
+    def end(self) -> None:
+        super().end()
         if self._served is not None:
             self._served.stop()
 
@@ -200,7 +194,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
     def wait_until_closed(self) -> None:
         """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
-        with contextlib.suppress(GoneError):
+        with contextlib.suppress(rdzv.RendezvousConnectionError):
             self.wait_for(self.is_closed)
 
     def close(self, reason: str) -> bool:
@@ -215,10 +209,9 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         mine, status = self.membership, self.status
         return mine is not None and status.sealed and status.generation == mine.generation
 
-    def _ends_alone(self) -> bool:
-        """Whether the workers can go on without a coordinator: no other group could be formed."""
-        is_over = self.status.closed == group.FINISHED or not self.status.may_form
-        return self._is_member and is_over
+    @property
+    def _is_completed(self) -> bool:
+        return self.status.closed == group.FINISHED
 
 
 class AgentStore:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.engine.run import read_token
 from launcher.agent.membership import candidates, wire
 from launcher.agent.membership.candidates import Meeting, UnreachableError
-from launcher.agent.membership.client import Client, GoneError
+from launcher.agent.membership.client import Client
 from launcher.agent.membership.process import CoordinatorProcess, ask
 from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask
@@ -67,7 +68,7 @@ def test_a_stranger_can_neither_close_nor_join_a_run(group, port):
     rules = Rules(min_nodes=1, max_nodes=3, node_index=2)
     client = Client("127.0.0.1", port, run, rules, SystemClock())
     client.say("close", reason="failed")
-    with pytest.raises(GoneError, match=SAID_BY_THE_NODE):
+    with pytest.raises(RendezvousConnectionError, match=SAID_BY_THE_NODE):
         client.begin(2.0)
     client.end()
     # One who hopes that nobody looks, and says all at once.

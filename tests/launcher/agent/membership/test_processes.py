@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.membership import wire
-from launcher.agent.membership.client import Client, GoneError
+from launcher.agent.membership.client import Client
 from launcher.agent.membership.group import Cause, Membership
 from launcher.agent.membership.process import CoordinatorProcess, ask, serve_forked
 from launcher.agent.membership.settings import Rules
@@ -212,13 +213,13 @@ def test_a_coordinator_that_is_gone_is_known_at_once_and_a_frozen_one_after_the_
     bench.served.stop()
     began = time.monotonic()
 
-    with pytest.raises(GoneError, match="is gone"):
+    with pytest.raises(RendezvousConnectionError, match="is gone"):
         check_for(client, 5.0)
     assert time.monotonic() - began < 1.5
     frozen = make()
     (client, _) = frozen.meet(0, 1)
     os.kill(frozen.served.pid, signal.SIGSTOP)
-    with pytest.raises(GoneError, match="silent for 2"):
+    with pytest.raises(RendezvousConnectionError, match="silent for 2"):
         check_for(client, 10.0)
 
 
@@ -238,7 +239,7 @@ def check_for(client: Client, seconds: float) -> None:
 )
 def test_why_no_coordinator_answers_is_told(host, why):
     client = Client(host, 1, RUN, rules(), SystemClock())
-    with pytest.raises(GoneError, match=f"did not answer within 1 s: .*({why})"):
+    with pytest.raises(RendezvousConnectionError, match=f"did not answer within 1 s: .*({why})"):
         client.begin(1.0)
     client.end()
 
@@ -290,7 +291,7 @@ def test_who_is_no_node_is_told_once_and_disturbs_nobody(make, capfd, line, told
 def test_a_node_of_another_run_is_refused_and_so_is_one_without_the_token(make):
     bench = make()
     for wrong in ({"run_id": "digits-2"}, {"token": "other"}):
-        with pytest.raises(GoneError, match="another run, or another token"):
+        with pytest.raises(RendezvousConnectionError, match="another run, or another token"):
             bench.client(0, **wrong)
     bench.meet(0, 1)
 
