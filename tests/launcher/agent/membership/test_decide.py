@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from launcher.agent.membership.group import Cause, GroupState
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 LIMIT_S = 60.0
+CAUSES = {"lose": Cause.LOST, "leave": Cause.LEFT, "finish": Cause.FINISHED}
 
 
 def node(index: int, life: str = "a", workers: int = 1) -> Member:
@@ -74,129 +76,125 @@ class Run:
         """The node indexes of the sealed membership, in order of rank; empty while one forms."""
         return [m.node_index for m in self.group.members] if self.group.sealed else []
 
-    @property
-    def why(self) -> list[tuple[str, str]]:
-        return [(one.name, one.kind) for one in self.refused]
+
+# -- stories ---------------------------------------------------------------------------------------
+STORIES = {
+    "a full group is sealed at once, and ranks follow the plan": (
+        partial(Run, 3, 3),
+        "join 2 0, ranks, join 1, ranks 0 1 2, generation 1, cause first",
+    ),
+    "more nodes than the least are waited for until the last call is over": (
+        partial(Run, 2, 4),
+        "join 0 1, after 1.9, join 3, ranks, after 1.9, ranks, after 0.2, ranks 0 1 3",
+    ),
+    "a node that waits too long is refused once": (
+        partial(Run, 3, 3),
+        "join 0 1, after 59.9, refused, after 0.2, refused 0a-timeout 1a-timeout, after 5, "
+        "refused 0a-timeout 1a-timeout",
+    ),
+    "a node that goes before the first seal is not waited for": (
+        partial(Run, 2, 3),
+        "join 0 1, lose 1, after 5, ranks, join 2, after 2, ranks 0 2",
+    ),
+    "a group of fixed size waits for the lost node's successor": (
+        partial(Run, 2, 2),
+        "join 0 1, lose 1, join 0, after 20, ranks, join 1b, ranks 0 1, cause lost",
+    ),
+    "a worker's fault is a loss where a node was lost, and counts where none was": (
+        partial(Run, 2, 3),
+        "join 0 1 2, join 0, cause fault, lose 1, join 2, ranks 0 2, cause lost, faults 0, "
+        "join 0 2, ranks 0 2, cause fault, faults 1",
+    ),
+    "one fault more than allowed closes the run": (
+        partial(Run, 2, 2, max_restarts=1),
+        "join 0 1, join 0 1, ranks 0 1, faults 1, join 1 0, closed restarts-exhausted, "
+        "refused 1a-closed 0a-closed",
+    ),
+    "a member that is slow to stop is waited for, left out, and comes in once it has stopped": (
+        partial(Run, 2, 4, fenced=True, join_timeout_s=90.0),
+        "join 0 1 2 3, lose 3, join 0 1, after 59, ranks, join 0 1, after 1.1, ranks 0 1, "
+        "join 2, after 3, join 0 1, ranks 0 1 2",
+    ),
+    "newcomers come in together once the group has committed": (
+        partial(Run, 1, 3, admit_limit_s=50.0, growth_pause_s=10.0),
+        "join 0, after 2.1, after 10, join 1 2, ranks 0, newcomers 2, admit, ranks, cause joined, "
+        "join 0, ranks 0 1 2",
+    ),
+    "newcomers are announced only some time after the last came in": (
+        partial(Run, 1, 3, admit_limit_s=50.0, growth_pause_s=10.0),
+        "join 0, after 2.1, join 1, admit, join 0, ranks 0 1, join 2, after 9, newcomers 0, "
+        "after 1.1, newcomers 1, lose 2, newcomers 0",
+    ),
+    "a training that never commits lets newcomers in after its limit": (
+        partial(Run, 1, 2, admit_limit_s=50.0),
+        "join 0, after 2.1, join 1, after 49, ranks 0, after 1.1, ranks, cause joined",
+    ),
+    "a full group takes nobody, and waiting beside it has no limit": (
+        partial(Run, 1, 2),
+        "join 0 1, join 2, after 500, newcomers 0, ranks 0 1, refused",
+    ),
+    "a node that leaves on purpose costs no majority": (
+        partial(Run, 1, 4),
+        "join 0 1 2 3, leave 3 2, join 0 1, ranks 0 1, cause left",
+    ),
+    "a node of the same index replaces the one before, which is told each time that it asks": (
+        partial(Run, 2, 2),
+        "join 0 1, join 1b, refused 1a-replaced, cause replaced, join 0, ranks 0 1, join 1, "
+        "refused 1a-replaced 1a-replaced, ranks 0 1",
+    ),
+    "a run is over when all have finished; nobody is let in, and who has finished may go": (
+        partial(Run, 1, 3),
+        "join 0 1, after 2.1, finish 0, join 2, after 100, ranks 0 1, newcomers 0, lose 0, "
+        "ranks 0 1, finish 1, closed finished, refused 2a-closed",
+    ),
+    "those that have not finished go on alone if they may": (
+        partial(Run, 1, 3, fenced=True),
+        "join 0 1 2, finish 0, lose 1, join 2, ranks 2",
+    ),
+    "else they are stranded": (partial(Run, 2, 2), "join 0 1, finish 0, lose 1, closed stranded"),
+    "where enough have finished, losses do not matter": (
+        partial(Run, 1, 2),
+        "join 0 1, finish 0, lose 1, closed finished",
+    ),
+    "a failure overrules the end of those that had finished, and nothing a failure": (
+        partial(Run, 1, 1),
+        "join 0, finish 0, closed finished, close fenced, closed finished, close failed, "
+        "closed failed, close finished, closed failed, join 3, refused 3a-closed",
+    ),
+}
 
 
-# -- the first round -------------------------------------------------------------------------------
-def test_a_full_group_is_sealed_at_once_and_ranks_follow_the_plan():
-    run = Run(3, 3).join(2, 0)
-    assert run.ranks == []
-    run.join(1)
-    assert run.ranks == [0, 1, 2]
-    assert (run.group.generation, run.group.cause) == (1, Cause.FIRST)
+@pytest.mark.parametrize("story", STORIES)
+def test_the_group_follows_each_story(story):
+    make, steps = STORIES[story]
+    run = make()
+    for word, *words in map(str.split, steps.split(", ")):
+        names = [f"{one}.a" if one.isdigit() else f"{one[0]}.{one[1:]}" for one in words]
+        match word:
+            case "join":
+                for name in names:
+                    run.join(int(name[0]), life=name[2:])
+            case "lose" | "leave" | "finish":
+                run.see(*(Gone(name, CAUSES[word]) for name in names))
+            case "admit":
+                run.see(Admit())
+            case "close":
+                run.see(Close(words[0]))
+            case "after":
+                run.see(after_s=float(words[0]))
+            case "ranks":
+                assert [str(index) for index in run.ranks] == words, steps
+            case "refused":
+                assert [f"{one.name.replace('.', '')}-{one.kind}" for one in run.refused] == words
+            case _:
+                assert str(getattr(run.group, word)) == words[0], (word, steps)
 
 
-def test_more_nodes_than_the_least_are_waited_for_until_the_last_call_is_over():
-    run = Run(2, 4).join(0, 1)
-    run.see(after_s=1.9).join(3)
-    assert run.ranks == []
-    assert run.see(after_s=1.9).ranks == []
-    assert run.see(after_s=0.2).ranks == [0, 1, 3]
-
-
-def test_a_node_that_waits_too_long_is_told_how_many_are_here():
-    run = Run(3, 3).join(0, 1, limit_s=10.0).see(after_s=9.9)
-    assert run.refused == []
-    run.see(after_s=0.2)
-    assert run.why == [("0.a", "timeout"), ("1.a", "timeout")]
-    assert "within 10 s: 2 of at least 3 nodes are here" in run.refused[0].text
-    assert run.see(after_s=5.0).why == [("0.a", "timeout"), ("1.a", "timeout")]
-
-
-def test_a_node_that_goes_before_the_first_seal_is_not_waited_for():
-    run = Run(2, 3).join(0, 1)
-    run.see(Gone("1.a", Cause.LOST)).see(after_s=5.0)
-    assert run.ranks == []
-    assert run.join(2).see(after_s=2.0).ranks == [0, 2]
-
-
-# -- a loss ----------------------------------------------------------------------------------------
-def test_a_group_of_fixed_size_waits_for_the_lost_node_s_successor():
-    run = Run(2, 2).join(0, 1).see(Gone("1.a", Cause.LOST)).join(0)
-    assert run.see(after_s=20.0).ranks == []
-    assert run.join(1, life="b").ranks == [0, 1]
-    assert run.group.cause is Cause.LOST
-
-
-def test_a_worker_s_fault_is_a_loss_where_a_node_was_lost_and_counts_where_none_was():
-    run = Run(2, 3).join(0, 1, 2).join(0)
-    assert run.group.cause is Cause.FAULT
-    run.see(Gone("1.a", Cause.LOST)).join(2)
-    assert (run.ranks, run.group.cause, run.group.faults) == ([0, 2], Cause.LOST, 0)
-    run.join(0, 2)
-    assert (run.ranks, run.group.cause, run.group.faults) == ([0, 2], Cause.FAULT, 1)
-
-
-def test_one_fault_more_than_allowed_closes_the_run():
-    run = Run(2, 2, max_restarts=1).join(0, 1).join(0, 1)
-    assert (run.ranks, run.group.faults) == ([0, 1], 1)
-    run.join(1, 0)
-    assert run.group.closed == "restarts-exhausted"
-    assert sorted(run.why) == [("0.a", "closed"), ("1.a", "closed")]
-
-
-def test_a_member_that_is_slow_to_stop_is_waited_for_and_then_left_out():
-    run = Run(2, 4, fenced=True).join(0, 1, 2, 3).see(Gone("3.a", Cause.LOST))
-    run.join(0, 1, limit_s=90.0)
-    assert run.see(after_s=59.0).ranks == []
-    assert run.see(after_s=1.1).ranks == [0, 1]
-    # It comes in as a newcomer once it has stopped.
-    assert run.join(2).see(after_s=3.0).join(0, 1).ranks == [0, 1, 2]
-
-
-# -- newcomers and leavers -------------------------------------------------------------------------
-def test_newcomers_come_in_together_once_the_group_has_committed():
-    run = Run(1, 3, admit_limit_s=50.0, growth_pause_s=10.0).join(0).see(after_s=2.1)
-    run.see(after_s=10.0).join(1, 2)
-    assert (run.ranks, run.group.newcomers) == ([0], 2)
-    run.see(Admit())
-    assert (run.group.sealed, run.group.cause) == (False, Cause.JOINED)
-    assert run.join(0).ranks == [0, 1, 2]
-
-
-def test_newcomers_are_announced_only_some_time_after_the_last_came_in():
-    run = Run(1, 3, admit_limit_s=50.0, growth_pause_s=10.0).join(0).see(after_s=2.1)
-    run.join(1).see(Admit()).join(0)
-    assert run.ranks == [0, 1]
-    run.join(2)
-    assert run.see(after_s=9.0).group.newcomers == 0
-    assert run.see(after_s=1.1).group.newcomers == 1
-    assert run.see(Gone("2.a", Cause.LOST)).group.newcomers == 0
-
-
-def test_a_training_that_never_commits_lets_newcomers_in_after_its_limit():
-    run = Run(1, 2, admit_limit_s=50.0).join(0).see(after_s=2.1).join(1)
-    assert run.see(after_s=49.0).ranks == [0]
-    assert run.see(after_s=1.1).group.cause is Cause.JOINED
-
-
-def test_a_full_group_takes_nobody():
-    run = Run(1, 2).join(0, 1).join(2)
-    assert run.see(after_s=500.0).group.newcomers == 0
-    assert run.ranks == [0, 1]
-    assert run.refused == [], "waiting beside a running group has no limit"
-
-
-def test_a_node_that_leaves_on_purpose_costs_no_majority():
-    run = Run(1, 4).join(0, 1, 2, 3)
-    for leaver in (3, 2):
-        run.see(Gone(f"{leaver}.a", Cause.LEFT))
-    assert run.join(0, 1).ranks == [0, 1]
-    assert run.group.cause is Cause.LEFT
-
-
-def test_a_node_of_the_same_index_replaces_the_one_before():
+def test_why_a_node_is_refused_is_said_in_words():
+    run = Run(3, 3).join(0, 1).see(after_s=61.0)
+    assert "within 60 s: 2 of at least 3 nodes are here" in run.refused[0].text
     run = Run(2, 2).join(0, 1).join(1, life="b")
-    assert run.why == [("1.a", "replaced")]
-    assert "node_index 1" in run.refused[0].text
-    assert run.group.cause is Cause.REPLACED
-    assert run.join(0).ranks == [0, 1]
-    assert [member.name for member in run.group.members] == ["0.a", "1.b"]
-    run.join(1)
-    assert run.why == [("1.a", "replaced")] * 2, "it is told again, and the other stays"
-    assert run.ranks == [0, 1]
+    assert "another node came with node_index 1" in run.refused[0].text
 
 
 # -- who may go on ---------------------------------------------------------------------------------
@@ -287,35 +285,8 @@ def test_a_member_that_missed_the_seal_is_told_again_and_that_is_no_fault():
     assert (group.sealed, group.cause) == (False, Cause.FAULT)
 
 
-# -- the end ---------------------------------------------------------------------------------------
-def test_a_run_is_over_when_all_have_finished_and_nobody_is_let_in_meanwhile():
-    run = Run(1, 3).join(0, 1).see(after_s=2.1).see(Gone("0.a", Cause.FINISHED))
-    run.join(2).see(after_s=100.0)
-    assert (run.ranks, run.group.newcomers) == ([0, 1], 0)
-    assert run.see(Gone("0.a", Cause.LOST)).ranks == [0, 1], "it matters no more"
-    assert run.see(Gone("1.a", Cause.FINISHED)).group.closed == "finished"
-    assert run.why == [("2.a", "closed")]
-
-
-def test_those_that_have_not_finished_go_on_alone_or_are_stranded():
-    run = Run(1, 3, fenced=True).join(0, 1, 2)
-    run.see(Gone("0.a", Cause.FINISHED), Gone("1.a", Cause.LOST)).join(2)
-    assert run.ranks == [2]
-    run = Run(2, 2).join(0, 1).see(Gone("0.a", Cause.FINISHED), Gone("1.a", Cause.LOST))
-    assert run.group.closed == "stranded"
-
-
-def test_a_failure_overrules_the_end_of_those_that_had_finished():
-    run = Run(1, 1).join(0).see(Gone("0.a", Cause.FINISHED))
-    assert run.group.closed == "finished"
-    assert run.see(Close("failed")).group.closed == "failed"
-    assert run.see(Close("finished")).group.closed == "failed"
-    assert run.join(3).why == [("3.a", "closed")]
-
-
 # -- any history -----------------------------------------------------------------------------------
 MOST = 4
-CAUSES = {"lose": Cause.LOST, "leave": Cause.LEFT, "finish": Cause.FINISHED}
 KINDS = ("join", "join", "join", "restart", "admit", "tick", *CAUSES)
 HISTORIES = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, MOST), st.sampled_from((0.0, 0.5, 40.0))),
