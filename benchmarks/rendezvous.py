@@ -13,7 +13,7 @@ from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial, in_turn
 from launcher.agent.membership import decide
-from launcher.agent.membership.group import Cause, GroupState
+from launcher.agent.membership.group import Cause, GroupState, Join
 from launcher.agent.membership.settings import Last, Member, Rules
 
 PURE = (64, 256, 1_000, 4_000)
@@ -62,9 +62,7 @@ def time_decisions(nodes: int) -> float:
     for generation, some in enumerate((members, members[1:])):
         # As many at once as the coordinator finds in one turn of its loop.
         for first in range(0, len(some), 64):
-            joins = [
-                decide.Join(member, 60.0, Last(generation)) for member in some[first : first + 64]
-            ]
+            joins = [Join(member, 60.0, Last(generation)) for member in some[first : first + 64]]
             group, _ = decide.step(group, joins, 0.0)
         assert (group.sealed, len(group.members)) == (True, len(some))
         if generation == 0:

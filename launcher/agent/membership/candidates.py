@@ -160,8 +160,9 @@ class Meeting(Candidates):
         rules = parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
         served = serve_forked(0, rules, node.rendezvous.id, self._token, sign=path)
         own = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
+        own.pop(addresses.LOOPBACK, None)
         announcement = Announcement(
-            addresses=(*(a for a in own if a != addresses.LOOPBACK), addresses.LOOPBACK),
+            addresses=(*own, addresses.LOOPBACK),
             port=served.port,
             host=socket.gethostname(),
             node_index=node.node_index,
@@ -172,13 +173,10 @@ class Meeting(Candidates):
         try:
             with path.open("x") as file:
                 json.dump(asdict(announcement), file)
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError:
+        except OSError as error:
             served.stop()
-            return None
-        except OSError:
-            served.stop()
+            if isinstance(error, FileExistsError):
+                return None
             path.unlink(missing_ok=True)
             raise
         self._joined = (served.origin, addresses.LOOPBACK)

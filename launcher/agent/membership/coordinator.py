@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.membership import decide, wire
-from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState
+from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Join
 from launcher.agent.membership.settings import Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock, SystemClock
@@ -29,7 +29,6 @@ ANSWER_LIMIT_S = 0.5
 """How long a node whose connection has ended may take to come back or to answer."""
 COME_BACK_S = 0.05
 """So long, and three round trips, a living node takes at most to dial again and to greet."""
-SAY_AGAIN_S = 60.0
 SIGN_S = 1.0
 SETTLE_S = 0.002
 """What comes within this time is decided about at once, so that a thousand nodes that come one by
@@ -75,7 +74,7 @@ class Coordinator:
     _events: list[decide.Event] = field(default_factory=list)
     _losses: list[str] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _said_at: dict[str, float] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
     _settling: bool = False
 
     def __post_init__(self) -> None:
@@ -165,10 +164,10 @@ class Coordinator:
         return peer
 
     def _complain(self, address: str, error: object) -> None:
-        """Says in one line why a connection was ended; the same again only after a while."""
+        """Says in one line why a connection was ended, and the same only once."""
         text = str(error) or type(error).__name__
-        if self.clock.monotonic() - self._said_at.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
-            self._said_at[text] = self.clock.monotonic()
+        if text not in self._said:
+            self._said.add(text)
             say(f"rendezvous: a connection from {address} was ended: {text}")
 
     def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
@@ -176,7 +175,7 @@ class Coordinator:
             case "alive":
                 peer.send(wire.encode({"alive": True}))
             case "join":
-                join = parse_record(decide.Join, message)
+                join = parse_record(Join, message)
                 peer.member = join.member
                 self._post(join)
             case "leave":

@@ -14,9 +14,9 @@ from launcher.agent.membership.group import (
     STRANDED,
     Cause,
     GroupState,
-    Waiting,
+    Join,
 )
-from launcher.agent.membership.settings import NONE, Last, Member
+from launcher.agent.membership.settings import Member
 
 REGROUP_LIMIT_S = 60.0
 """How long a later round waits for a living member whose workers are slow to stop."""
@@ -26,16 +26,6 @@ TAKING = -1
 
 
 # -- events --------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Join:
-    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
-
-    member: Member
-    limit_s: float
-    last: Last = NONE
-    """The last membership that it was told, here or elsewhere."""
-
-
 @dataclass(frozen=True)
 class Gone:
     """A node is no longer there, or has finished."""
@@ -160,7 +150,7 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> N
     if other != name and (other in group.waiting or group.works(other)):
         actions.append(Refuse(other, "replaced", text))
         _strike(group, other, Cause.REPLACED, now)
-    group.waiting[name] = Waiting(member, now, join.limit_s, last.generation)
+    group.waiting[name] = replace(join, since=now)
     group.newest[index] = name
     group.arrived_at = now
 
@@ -267,7 +257,7 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
 
 def _come_again(group: GroupState) -> int:
     """How many nodes wait that were in the last membership, wherever that was formed."""
-    return sum(0 < one.generation == group.generation for one in group.waiting.values())
+    return sum(0 < one.last.generation == group.generation for one in group.waiting.values())
 
 
 def _is_quorate(group: GroupState, chosen: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, fields
 
-from launcher.agent.membership.settings import Member, Rules
+from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 
 class Cause(enum.StrEnum):
@@ -73,17 +73,15 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A node that asks for a rendezvous, since ``since``.
-
-    A forming round that takes longer than ``limit_s`` is too long for it. ``generation`` is that of
-    the last membership that it was told, 0 for none.
-    """
+class Join:
+    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
 
     member: Member
-    since: float
     limit_s: float
-    generation: int
+    last: Last = NONE
+    """The last membership that it was told, here or elsewhere."""
+    since: float = 0.0
+    """When it was heard."""
 
 
 @dataclass(kw_only=True)
@@ -94,8 +92,8 @@ class GroupState(GroupStatus):
     """
 
     rules: Rules
-    waiting: dict[str, Waiting] = field(default_factory=dict)
-    """First come first."""
+    waiting: dict[str, Join] = field(default_factory=dict)
+    """By name, first come first."""
     newest: dict[int, str] = field(default_factory=dict)
     """The node that came last with each index."""
     members: tuple[Member, ...] = ()

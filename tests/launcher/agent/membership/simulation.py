@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import decide
 from launcher.agent.membership.candidates import RETURN_LIMIT_S
-from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState
+from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Join
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 LOOK_S = 0.1
@@ -252,7 +252,7 @@ class Node(Machine):
 
     def ask(self) -> None:
         if self.joined_at is not None:
-            self.say(decide.Join(self.member, REJOIN_LIMIT_S, self.last))
+            self.say(Join(self.member, REJOIN_LIMIT_S, self.last))
 
     def enter(self, sealed: Sealed) -> None:
         names = [member.name for member in sealed.members]

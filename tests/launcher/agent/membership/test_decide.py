@@ -16,13 +16,12 @@ from launcher.agent.membership.decide import (
     Event,
     Generation,
     Gone,
-    Join,
     LookFor,
     Refuse,
     TakeGeneration,
     Tell,
 )
-from launcher.agent.membership.group import Cause, GroupState
+from launcher.agent.membership.group import Cause, GroupState, Join
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 LIMIT_S = 60.0
