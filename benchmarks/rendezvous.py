@@ -13,8 +13,8 @@ from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial, in_turn
 from launcher.agent.membership import decide
-from launcher.agent.membership.group import Cause, GroupState, Phase
-from launcher.agent.membership.settings import Member, Rules
+from launcher.agent.membership.group import Cause, GroupState, Join
+from launcher.agent.membership.settings import Last, Member, Rules
 
 PURE = (64, 256, 1_000, 4_000)
 LINEAR = Goal(of="ratio", most=5.0)
@@ -59,13 +59,13 @@ def time_decisions(nodes: int) -> float:
     group = GroupState(rules=Rules(min_nodes=nodes - 1, max_nodes=nodes))
     members = [Member(f"{index}.0a1b2c3d", "10.0.0.1", 1, 2, 8) for index in range(nodes)]
     began = time.process_time()
-    for epoch, some in enumerate((members, members[1:])):
+    for generation, some in enumerate((members, members[1:])):
         # As many at once as the coordinator finds in one turn of its loop.
         for first in range(0, len(some), 64):
-            joins = [decide.Join(member, 60.0, epoch) for member in some[first : first + 64]]
+            joins = [Join(member, 60.0, Last(generation)) for member in some[first : first + 64]]
             group, _ = decide.step(group, joins, 0.0)
-        assert (group.phase, len(group.members)) == (Phase.SEALED, len(some))
-        if epoch == 0:
+        assert (group.sealed, len(group.members)) == (True, len(some))
+        if generation == 0:
             group, _ = decide.step(group, [decide.Gone(members[0].name, Cause.LOST)], 0.0)
     return time.process_time() - began
 

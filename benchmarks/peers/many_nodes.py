@@ -112,7 +112,7 @@ class Crowd:
         self._tell("met")
         self.gates["watch"].wait()
         # Agents look twenty times a second; here it is no part of the figure.
-        while not handler._client.settle(lambda _: handler.num_nodes_waiting(), 5.0):
+        while not handler.settle(lambda: handler.num_nodes_waiting(), 5.0):
             pass
         self._tell("told")
         signal.pause()

@@ -237,7 +237,7 @@ class Group:
         folder = self.folder / f"node-{len(self.nodes)}"
         folder.mkdir()
         self.orders.mkdir(exist_ok=True)
-        conf = self._conf(index, join_timeout_s)
+        conf = self._conf(index, nproc, join_timeout_s)
         if self.apart and self.backend == "roster" and not self.coordinator:
             rules = parse_rules(conf, min_nodes=least, max_nodes=most)
             self.coordinator = serve_forked(0, rules, self.run_id)
@@ -280,7 +280,7 @@ class Group:
         more = {"least": count, "most": count} | more
         return [self.start(worker, *args, **more) for _ in range(count)]
 
-    def _conf(self, index: int, join_timeout_s: int) -> dict[str, Any]:
+    def _conf(self, index: int, nproc: int, join_timeout_s: int) -> dict[str, Any]:
         """Stock knobs that cost half a minute by default are short; detection is as it is."""
         serves = index == 0 and not self.apart
         if self.backend == "roster":
@@ -290,6 +290,8 @@ class Group:
                 "last_call_s": 1,
                 "join_timeout_s": join_timeout_s,
                 "growth_pause_s": 0,
+                "admit_limit_s": 0.25,
+                "workers": nproc,
                 "fence_dir": str(self.folder),
             }
         conf: dict[str, Any] = {"last_call_timeout": 1, "join_timeout": join_timeout_s}

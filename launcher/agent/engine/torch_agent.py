@@ -31,7 +31,6 @@ from launcher.agent.engine.tee import Tee
 from launcher.agent.membership import group
 from launcher.agent.membership.group import FENCED_OUT
 from launcher.agent.membership.handler import ReplacedError
-from launcher.agent.membership.process import ADMIT_LIMIT_S
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
@@ -116,7 +115,6 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
         "is_host": "1" if rendezvous.is_host else "0",
         "node_index": str(plan.node_index),
         "max_restarts": str(plan.max_restarts),
-        "admit_limit_s": ADMIT_LIMIT_S,
         "workers": str(plan.nproc_per_node),
     }
 

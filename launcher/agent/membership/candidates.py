@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 from launcher.agent import addresses
 from launcher.agent.membership.coordinator import SIGN_S
-from launcher.agent.membership.process import ADMIT_LIMIT_S, ask, serve_forked
+from launcher.agent.membership.process import ask, serve_forked
 from launcher.agent.membership.settings import parse_rules
 from launcher.agent.membership.wire import WireError
-from launcher.agent.streams import say
 from launcher.contract.agent_settings import DETECTION_LIMIT_S, NodeTask
 from launcher.contract.clock import Clock
-from launcher.contract.node_plan import Elastic, Env, Static
+from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.records import parse_object, parse_record
 
 CONNECT_LIMIT_S = 15.0
@@ -37,23 +35,20 @@ REACH_LIMIT_S = 60.0
 """How long a node tries to reach one that shows signs of life."""
 NEVER_S = 365 * 24 * 3600
 LOOK_S = 0.25
-SERVES, SILENT, REFUSES = "serves", "does not answer", "refuses connections"
-OTHER = "is of another run or has another token, seen"
-
-
-def carry_conf(conf: Env, carried: Mapping[str, str]) -> dict[str, str]:
-    """The settings for a coordinator that follows another, or answers already."""
-    given = {**dict(conf), **carried}
-    limit_s = min(CONNECT_LIMIT_S, float(given.get("connect_timeout_s", CONNECT_LIMIT_S)))
-    return given | {"connect_timeout_s": f"{limit_s:g}"}
 
 
 def _plan(
     task: NodeTask, conf: Mapping[str, str], at: tuple[str, int], *, is_host: bool, own: str = ""
 ) -> NodeTask:
-    """``own``: this node's address on the route there, if that is known."""
+    """With a coordinator that follows another or answers already, and more settings.
+
+    ``own``: this node's address on the route there, if that is known.
+    """
     node, rendezvous = task.node, task.node.rendezvous
     assert isinstance(rendezvous, Elastic)
+    conf = {**dict(rendezvous.conf), **conf}
+    limit_s = min(CONNECT_LIMIT_S, float(conf.get("connect_timeout_s", CONNECT_LIMIT_S)))
+    conf["connect_timeout_s"] = f"{limit_s:g}"
     new = replace(rendezvous, endpoint_host=at[0], endpoint_port=at[1], is_host=is_host)
     new = replace(new, conf=tuple(conf.items()))
     return replace(task, node=replace(node, rendezvous=new, local_addr=own or node.local_addr))
@@ -89,9 +84,9 @@ class Candidates:
         last = following + len(stores) - (following > 0 and not patient)
         while True:
             for number in range(following, last):
-                host, port = stores[number % len(stores)].host, stores[number % len(stores)].port
+                store = stores[number % len(stores)]
                 with contextlib.suppress(OSError, WireError):
-                    ask(host, port, rendezvous.id, ANSWER_LIMIT_S, self._token)
+                    ask(store.host, store.port, rendezvous.id, ANSWER_LIMIT_S, self._token)
                     return number % len(stores)
             if self._clock.monotonic() >= end:
                 return following
@@ -108,7 +103,7 @@ def plan_candidate(task: NodeTask, number: int, carried: Mapping[str, str]) -> N
     if stores:
         store = stores[number % len(stores)]
         at, is_host = (store.host, store.port), store.node_index == task.node.node_index
-    return _plan(task, carry_conf(rendezvous.conf, carried), at, is_host=is_host)
+    return _plan(task, carried, at, is_host=is_host)
 
 
 # -- nodes that meet in a folder -------------------------------------------------------------------
@@ -143,49 +138,31 @@ class Meeting(Candidates):
 
     def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
         """``elsewhere`` changes nothing: the folder names that of the others."""
-        rendezvous = self._task.node.rendezvous
+        rendezvous, folder = self._task.node.rendezvous, Path(self._task.settings.meet_dir)
         assert isinstance(rendezvous, Elastic)
-        conf = carry_conf(rendezvous.conf, carried)
+        conf = {**dict(rendezvous.conf), **carried}
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
         # After that the group's other nodes end, and their scheduler can start all nodes anew.
         conf["rejoin_timeout_s"] = conf.get("join_timeout_s", "90")
-        Path(self._task.settings.meet_dir).mkdir(parents=True, exist_ok=True)
-        number = self._newest()
+        folder.mkdir(parents=True, exist_ok=True)
         while True:
-            if number >= 0 and (task := self._wait_for(self._path(number), conf)):
+            stems = (path.stem.partition("-")[2] for path in folder.glob("coordinator-*.json"))
+            newest = max((int(stem) for stem in stems if stem.isdigit()), default=-1)
+            task = self._reach(folder / f"coordinator-{newest}.json", conf) if newest >= 0 else None
+            if task := task or self._serve(folder / f"coordinator-{newest + 1}.json", conf):
                 return task
-            number += 1
-            try:
-                file = self._path(number).open("x")
-            except FileExistsError:
-                continue
-            with file:
-                if task := self._serve(number, file, conf):
-                    return task
-            number = self._newest()
 
-    def _path(self, number: int | str) -> Path:
-        return Path(self._task.settings.meet_dir, f"coordinator-{number}.json")
-
-    def _newest(self) -> int:
-        every = self._path("*")
-        stems = (path.stem.partition("-")[2] for path in every.parent.glob(every.name))
-        return max((int(stem) for stem in stems if stem.isdigit()), default=-1)
-
-    def _serve(self, number: int, file: TextIO, conf: Mapping[str, str]) -> NodeTask | None:
-        """None where this took so long that others have taken it for gone."""
-        node, path = self._task.node, self._path(number)
+    def _serve(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
+        """None where another node was first."""
+        node = self._task.node
         given = {"node_index": node.node_index, "max_restarts": node.max_restarts, **conf}
-        given["admit_limit_s"] = ADMIT_LIMIT_S
         rules = parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
         served = serve_forked(0, rules, node.rendezvous.id, self._token, sign=path)
-        if self._newest() != number:
-            served.stop()
-            return None
         own = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
+        own.pop(addresses.LOOPBACK, None)
         announcement = Announcement(
-            addresses=(*(a for a in own if a != addresses.LOOPBACK), addresses.LOOPBACK),
+            addresses=(*own, addresses.LOOPBACK),
             port=served.port,
             host=socket.gethostname(),
             node_index=node.node_index,
@@ -194,56 +171,55 @@ class Meeting(Candidates):
             origin=served.origin,
         )
         try:
-            json.dump(asdict(announcement), file)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
+            with path.open("x") as file:
+                json.dump(asdict(announcement), file)
+        except OSError as error:
             served.stop()
+            if isinstance(error, FileExistsError):
+                return None
             path.unlink(missing_ok=True)
             raise
         self._joined = (served.origin, addresses.LOOPBACK)
         conf = {**conf, "coordinator_pid": str(served.pid)}
         return _plan(self._task, conf, (addresses.LOOPBACK, served.port), is_host=True)
 
-    def _wait_for(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
+    def _reach(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
         """With the one that is announced there; None where it is gone."""
         began = signed_at = self._clock.monotonic()
-        sign, is_told = 0, False
+        sign = 0
         while True:
             now = self._clock.monotonic()
             said, seen = _read(path)
             if seen != sign:
                 sign, signed_at = seen, now
             answers = reach(said, self._token) if said else {}
-            for address, how in answers.items():
+            for address, error in answers.items():
                 its = (said.origin if said else "", address)
-                if said and how == SERVES:
+                if said and error is None:
                     self._joined = its
                     is_here = addresses.is_loopback(address)
                     own = "" if is_here else addresses.address_towards(address)
                     at = (address, said.port)
                     return _plan(self._task, conf, at, is_host=False, own=own)
                 # No firewall stands between a machine and itself.
-                if how == REFUSES and (address == addresses.LOOPBACK or its == self._joined):
+                is_sure = address == addresses.LOOPBACK or its == self._joined
+                if is_sure and isinstance(error, ConnectionRefusedError):
                     return None
             if now - signed_at >= GONE_S:
                 return None
             if now - began >= REACH_LIMIT_S:
                 raise UnreachableError(_describe(path, said, answers))
-            if not is_told and now - began >= GONE_S:
-                is_told = True
-                say(_describe(path, said, answers))
             self._clock.sleep(LOOK_S)
 
 
-def _describe(path: Path, said: Announcement | None, answers: Mapping[str, str]) -> str:
+def _describe(path: Path, said: Announcement | None, answers: Mapping[str, object]) -> str:
     if said is None:
-        return f"a node coordinates the run, but cannot write its address to {path}"
-    how = next((how for how in (REFUSES, OTHER) if how in answers.values()), SILENT)
-    where = ", ".join(said.addresses)
+        return f"{path} does not say where the run's coordinator is"
+    errors = ", ".join(f"{address} ({error})" for address, error in answers.items())
     return (
         f"the run's coordinator of node {said.node_index} on {said.host} is alive, but port "
-        f"{said.port} {how} from here at {where}: check the network and firewalls between the nodes"
+        f"{said.port} of {errors or said.addresses} cannot be reached from here: "
+        "check the network and firewalls between the nodes"
     )
 
 
@@ -257,16 +233,15 @@ def _read(path: Path) -> tuple[Announcement | None, int]:
     return None, seen
 
 
-def reach(said: Announcement, token: str = "") -> dict[str, str]:
-    """What answers at each of its addresses, in their order. Asks all at once: some are silent."""
+def reach(said: Announcement, token: str = "") -> dict[str, object]:
+    """Why it cannot be reached at each address; None where it can. All at once: some are silent."""
 
-    def look(address: str) -> str:
+    def look(address: str) -> object:
         try:
             origin = ask(address, said.port, said.run_id, ANSWER_LIMIT_S, token)
         except (OSError, WireError) as error:
-            refuses = isinstance(error, ConnectionRefusedError)
-            return REFUSES if refuses else OTHER if isinstance(error, WireError) else SILENT
-        return SERVES if origin == said.origin else OTHER
+            return error
+        return None if origin == said.origin else WireError("another coordinator answers")
 
     own, is_same = addresses.own_addresses(), addresses.name_machine() == said.machine != ""
     # An address that both machines have, as Docker's, leads back to this one.

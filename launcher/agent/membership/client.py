@@ -8,57 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import math
 import os
 import socket
 import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
-from launcher.agent.membership.group import Cause, GroupStatus, Membership
-from launcher.agent.membership.settings import Member, Rules, parse_members
+from launcher.agent.membership.group import GroupStatus, Membership
+from launcher.agent.membership.settings import Last, Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock
-from launcher.contract.records import parse_record
+from launcher.contract.records import parse_object, parse_record
 
 RETRY_S = 0.05
-ONE_ROUND = ("join", "set", "get")
-"""What a node says that a sealed membership answers, or makes meaningless."""
-
-
-class GoneError(Exception):
-    """The coordinator is gone, or silent for too long."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A rendezvous that fails: ``closed``, ``timeout``, ``replaced`` or ``state``."""
-
-    kind: str
-    text: str
-
-
-@dataclass
-class Told:
-    """What the coordinator has said; only the client's thread changes it."""
-
-    status: GroupStatus | None = None
-    answer: Membership | Refused | None = None
-    """The answer to the last ``join``."""
-    entered: int = 0
-    """The epoch of the last membership with this node."""
-    known: set[str] = field(default_factory=set)
-    """``leave`` and ``finish``, once the coordinator knows of it."""
-    alone: bool = False
-    """Whether no other node is there any more, now that this one leaves."""
-    values: dict[str, str] = field(default_factory=dict)
-    losses: deque[str] = field(default_factory=deque)
 
 
 class Client:
@@ -70,16 +38,21 @@ class Client:
         self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
         self._clock, self._token = clock, token
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
-        self.told = Told()
+        # What the coordinator has said; only the thread changes it.
+        self.status, self.losses = GroupStatus(), deque[str]()
+        self.membership: Membership | None = None
+        """The last one that this node was told."""
+        self.answer: Membership | wire.Message | None = None
+        """To the last ``join``: the membership, or why there is none."""
+        self.alone: bool | None = None
+        """Whether no other node is there, once the coordinator knows that this one leaves."""
         self._origin = self._why = ""
-        self._keeps = self._ending = False
+        self._ending, self._failure = False, ""
         self._socket: socket.socket | None = None
         self._changed, self._sending = threading.Condition(), threading.Lock()
-        self._failure: GoneError | None = None
-        self._wishes: dict[tuple[str, object], wire.Message] = {}
+        self._wishes: dict[str, wire.Message] = {}
         """What the coordinator must know of this node, said again on each connection."""
         self._heard_at = self._checked_at = clock.monotonic()
-        self._limit_s = max(0.5, rules.silence_s / 2)
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
     @property
@@ -87,18 +60,17 @@ class Client:
         return f"the coordinator at {self.host}:{self.port}"
 
     # -- the caller's side -----------------------------------------------------------------------
-    def begin(self, timeout_s: float, *, keeps: bool) -> None:
-        """Waits for the coordinator; raises ``GoneError``. ``keeps``: it may have to serve next."""
-        self._keeps = keeps
+    def begin(self, timeout_s: float) -> None:
+        """Waits for the coordinator; raises ``RendezvousConnectionError``."""
         self._thread.start()
         threading.Thread(target=self._show_life, name="alive", daemon=True).start()
-        if not self.settle(lambda _: self._origin, timeout_s):
+        if not self.settle(lambda: self._origin, timeout_s):
             why = f": {self._why}" if self._why else ""
             self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
         self.check()
 
     def check(self) -> None:
-        """Raises ``GoneError`` if the connection has failed for good, or is silent too long."""
+        """Raises ``RendezvousConnectionError`` if the coordinator is gone, or silent too long."""
         with self._changed:
             now, limit_s = self._clock.monotonic(), self._rules.silence_s
             if now - self._checked_at > limit_s / 2:
@@ -108,54 +80,43 @@ class Client:
             silent_s = now - self._heard_at
             if self._origin and silent_s > limit_s:
                 self._fail(f"{self.where} has been silent for {silent_s:.1f} s")
-            if self._failure is not None:
-                raise self._failure
+            if self._failure:
+                raise RendezvousConnectionError(self._failure)
 
-    def join(self, member: tuple[str, int, int, int], limit_s: float) -> None:
-        """Asks for a rendezvous; ``next_answer`` waits for it. ``member`` lacks the name."""
-        self.told.answer = None
-        after, last = self.told.entered, json.loads(self._rules.last or "[]")
-        self.say("join", member=list(member), limit_s=limit_s, after=after, last=last)
+    @property
+    def last(self) -> Last:
+        """The newest membership that this node was in, here or around another coordinator."""
+        mine, status = self.membership, self.status
+        if mine is None:
+            return parse_record(Last, parse_object(self._rules.last))
+        majority_of = status.majority_of if status.generation == mine.generation else mine.size
+        return Last(mine.generation, majority_of, status.faults, status.finished, mine.host)
 
-    def next_answer(self) -> Membership | Refused:
-        """Blocks until the last ``join`` is answered; raises ``GoneError``."""
-        self.wait_for(lambda told: told.answer)
-        answer, self.told.answer = self.told.answer, None
-        assert answer is not None
-        return answer
+    def join(self, limit_s: float, **member: Any) -> None:
+        """Asks for a rendezvous; ``answer`` will say what came of it. ``member`` lacks the name."""
+        self.answer = None
+        self.say("join", member=Member(self.name, **member), limit_s=limit_s, last=self.last)
 
     def say(self, what: str, **more: object) -> None:
-        """Tells the coordinator: ``leave``, ``finish``, ``admit``, ``close`` with a reason, or
-        ``set`` with a key and a value for the other nodes of this membership."""
+        """Tells the coordinator: ``leave``, ``finish``, ``admit``, or ``close`` with a reason."""
         message = {"says": what, **more}
         with self._changed:
             # The last thing that was said comes last on the next connection too.
-            self._wishes.pop((what, more.get("key")), None)
+            self._wishes.pop(what, None)
             if what != "admit":
-                self._wishes[what, more.get("key")] = message
+                self._wishes[what] = message
         self._send(message)
 
-    def settle(self, done: Callable[[Told], object], timeout_s: float) -> bool:
-        """Waits until what was told is ``done``; False if not in time, or the connection failed."""
+    def settle(self, done: Callable[[], object], timeout_s: float) -> bool:
+        """Waits for what the coordinator says; False if not in time, or the connection failed."""
         with self._changed:
-            self._changed.wait_for(lambda: done(self.told) or self._failure, timeout_s)
-            return bool(done(self.told))
+            self._changed.wait_for(lambda: done() or self._failure, timeout_s)
+            return bool(done())
 
-    def wait_for(self, done: Callable[[Told], object], timeout_s: float = math.inf) -> bool:
-        """The same while the coordinator lives; raises ``GoneError`` when it does not."""
-        end = self._clock.monotonic() + timeout_s
-        while not self.settle(done, min(timeout_s, self._rules.silence_s / 4)):
+    def wait_for(self, done: Callable[[], object]) -> None:
+        """The same, without a limit; raises ``RendezvousConnectionError``."""
+        while not self.settle(done, self._rules.silence_s / 4):
             self.check()
-            if self._clock.monotonic() >= end:
-                return False
-        return True
-
-    def get_value(self, key: str, timeout_s: float) -> str:
-        """What a member has ``set``; waits for it. Raises ``GoneError`` or ``TimeoutError``."""
-        self.say("get", key=key)
-        if not self.wait_for(lambda told: key in told.values, timeout_s):
-            raise TimeoutError(f"{key} was not set within {timeout_s:g} s")
-        return self.told.values[key]
 
     def end(self) -> None:
         """Stops the thread. Idempotent."""
@@ -169,43 +130,32 @@ class Client:
     # -- the thread's side -----------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            while not self._ending:
-                self._speak(self._connect())
-        except GoneError as error:
-            self._fail(str(error))
+            while not (self._ending or self._failure):
+                self._speak()
         except Exception as error:
             self._fail(f"the connection to {self.where} failed: {error!r}")
 
     def _fail(self, text: str) -> None:
         with self._changed:
-            self._failure = self._failure or GoneError(text)
+            self._failure = self._failure or text
             self._changed.notify_all()
 
-    def _connect(self) -> socket.socket:
-        """Dials until it is answered. Raises ``GoneError`` where one that answered has gone."""
-        while not self._ending:
-            try:
-                return socket.create_connection((self.host, self.port), self._limit_s)
-            except TimeoutError:
-                pass
-            except OSError as error:
-                self._why = error.strerror or str(error)
-                # Such as an address that went with its container.
-                silent_s = self._clock.monotonic() - self._heard_at
-                refuses = isinstance(error, ConnectionRefusedError)
-                if self._origin and (refuses or silent_s > self._rules.silence_s):
-                    raise GoneError(f"{self.where} is gone: {self._why}") from None
+    def _speak(self) -> None:
+        """Dials, greets, says all that is wished, and hears until the connection ends."""
+        try:
+            limit_s = max(0.5, self._rules.silence_s / 2)
+            connection = socket.create_connection((self.host, self.port), limit_s)
+        except OSError as error:
+            self._why = error.strerror or str(error)
+            if self._origin and isinstance(error, ConnectionRefusedError):
+                self._fail(f"{self.where} is gone: {self._why}")
             self._clock.sleep(RETRY_S)
-        raise GoneError("ended")
-
-    def _speak(self, connection: socket.socket) -> None:
-        """Greets, says all that is wished, and hears until the connection ends."""
+            return
         with connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(self._limit_s)
             mine = {"run_id": self.run_id, "token": self._token, "name": self.name}
             try:
-                origin, _, lines = wire.greet(connection, **mine, keeps=self._keeps)
+                origin, _, lines = wire.greet(connection, **mine)
             except wire.WireError as error:
                 if self._why != str(error):
                     self._why = str(error)
@@ -213,7 +163,8 @@ class Client:
                 self._clock.sleep(RETRY_S)
                 return
             if self._origin not in ("", origin):
-                raise GoneError(f"another coordinator answers at {self.host}:{self.port}")
+                self._fail(f"another coordinator answers at {self.host}:{self.port}")
+                return
             with self._changed:
                 self._origin, self._heard_at = origin, self._clock.monotonic()
                 self._socket, wishes = connection, [*self._wishes.values()]
@@ -248,52 +199,25 @@ class Client:
             self._clock.sleep(self._rules.interval_s)
 
     def _take_in(self, message: Mapping[str, Any]) -> None:
-        told = self.told
         match message:
             case {"status": status, "losses": losses}:
-                told.status = parse_record(GroupStatus, status)
-                told.losses.extend(losses)
+                self.status = parse_record(GroupStatus, status)
+                self.losses.extend(losses)
             case {"sealed": sealed}:
-                told.answer = membership = parse_membership(sealed)
-                told.entered, told.values = membership.epoch, {}
-                self._wishes = {k: v for k, v in self._wishes.items() if k[0] not in ONE_ROUND}
-            case {"refused": kind, "text": text}:
-                told.answer = Refused(kind, text)
-                self._wishes.pop(("join", None), None)
-            case {"key": key, "value": value}:
-                told.values[key] = value
-            case {"known": what}:
-                told.known.add(what)
+                self.answer = self.membership = parse_record(Membership, sealed)
+                self._wishes.pop("join", None)
+            case {"refused": _}:
+                self.answer = message
+                self._wishes.pop("join", None)
             case {"alone": alone}:
-                told.alone = alone
-
-
-def parse_membership(sealed: Mapping[str, Any]) -> Membership:
-    """What the coordinator says to a member."""
-    first, cause = Member(*sealed["first"]), Cause(sealed["cause"])
-    members = parse_members(sealed.get("members", ""))
-    return Membership(**{**sealed, "first": first, "cause": cause, "members": members})
+                self.alone = alone
 
 
 @functools.cache
 def answering_port(addr: str) -> int:
-    """A port that takes connections as long as this process lives; 0 where there can be none."""
-    host = LOOPBACK if addr in (LOOPBACK, "localhost") else ""
-    try:
-        listener = wire.listen(0, host)
-    except OSError:
-        return 0
+    """A port whose connections the kernel takes as long as this process lives."""
+    listener = wire.listen(0, LOOPBACK if addr in (LOOPBACK, "localhost") else "")
     # A forked process that outlives this one must not answer in its place.
     os.register_at_fork(after_in_child=listener.close)
     os.register_at_fork(after_in_child=answering_port.cache_clear)
-    threading.Thread(target=_answer, args=(listener,), name="answers", daemon=True).start()
     return int(listener.getsockname()[1])
-
-
-def _answer(listener: socket.socket) -> None:
-    while True:
-        # Such as when no file descriptor is free.
-        with contextlib.suppress(OSError):
-            # Ended by the kernel, when the process ends.
-            listener.accept()[0].close()
-        threading.Event().wait(RETRY_S)

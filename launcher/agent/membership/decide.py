@@ -1,52 +1,37 @@
-"""Decides who belongs to the group: ``(group, events, now) -> (group, actions)``. Pure.
-
-FORMING(n) --seal--> SEALED(n) --open--> FORMING(n + 1) --> ...      any --close--> CLOSED
-"""
+"""Decides who belongs to the group: ``(group, events, now) -> (group, actions)``. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from launcher.agent.membership.group import (
     EXHAUSTED,
+    FAILED,
     FENCED_OUT,
     FINISHED,
     STRANDED,
     Cause,
     GroupState,
-    NodeEntry,
-    Phase,
+    Join,
 )
-from launcher.agent.membership.settings import NONE, Last, Member
+from launcher.agent.membership.settings import Member
+
+REGROUP_LIMIT_S = 60.0
+"""How long a later round waits for a living member whose workers are slow to stop."""
+SUCCESSOR_CALL_S = 2.0
+"""Around another coordinator's successor all come at about the same time."""
+TAKING = -1
 
 
 # -- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Join:
-    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
-
-    member: Member
-    limit_s: float
-    after: int = 0
-    """The epoch of the last membership that it was told here; 0 before the first."""
-    last: Last = NONE
-    """What it knows of another coordinator's."""
-
-
-@dataclass(frozen=True)
 class Gone:
-    """A node is no longer there: it was lost, or has left on purpose."""
+    """A node is no longer there, or has finished."""
 
     name: str
     cause: Cause
-
-
-@dataclass(frozen=True)
-class Finish:
-    """All workers of a node have succeeded."""
-
-    name: str
 
 
 @dataclass(frozen=True)
@@ -69,23 +54,20 @@ class Generation:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Dead:
-    """A member around the last coordinator is known to be dead."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Join | Gone | Finish | Close | Admit | Generation | Dead | Tick
+Event = Join | Gone | Close | Admit | Generation
 
 
 # -- actions -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TakeGeneration:
     """Take the next generation from shared storage; may be slow, answered by ``Generation``."""
+
+
+@dataclass(frozen=True)
+class LookFor:
+    """See whether the node of the last coordinator is there; ``Gone`` if it is not."""
+
+    member: Member
 
 
 @dataclass(frozen=True)
@@ -98,199 +80,184 @@ class Refuse:
 
 
 @dataclass(frozen=True)
-class TellAgain:
-    """A member was not told the membership: its connection was cut at that moment."""
+class Tell:
+    """Tell these nodes the membership."""
 
-    name: str
+    names: frozenset[str]
 
 
-Action = TakeGeneration | Refuse | TellAgain
+Action = TakeGeneration | LookFor | Refuse | Tell
 
 
 def step(
     group: GroupState, events: Iterable[Event], now: float
 ) -> tuple[GroupState, tuple[Action, ...]]:
-    """The group after some events, and what has to be done besides telling the nodes of it."""
-    actions: list[Action] = []
+    """The group after some events and at this time, and what has to be done."""
     # Copied once, and changed in place below: with thousands of nodes this is most of the work.
-    group = replace(group, nodes={**group.nodes}, newest={**group.newest})
+    waiting, newest, gone = {**group.waiting}, {**group.newest}, {**group.gone}
+    group, actions = replace(group, waiting=waiting, newest=newest, gone=gone), list[Action]()
     for event in events:
-        group = _take_in(group, event, now, actions)
-    group = _seal(_judge(group, now), now, actions)
-    if group.phase is Phase.SEALED:
-        mine = {member.name for member in group.working()}
-        actions += [TellAgain(m.name) for m in group.waiting() if m.name in mine]
+        _take_in(group, event, now, actions)
+    _judge(group, now)
+    _seal(group, now, actions)
     actions += _refuse_late(group, now)
-    answered = {one.name for one in actions if isinstance(one, Refuse | TellAgain)}
-    return _stop_waiting(group, answered & group.nodes.keys()), tuple(actions)
-
-
-def _stop_waiting(group: GroupState, names: Set[str]) -> GroupState:
-    for name in names:
-        group.nodes[name] = replace(group.nodes[name], waits=False)
-    return group
+    group.may_form = not group.finished or group.room >= group.rules.min_nodes
+    for one in actions:
+        if isinstance(one, Refuse):
+            group.waiting.pop(one.name, None)
+    return group, tuple(actions)
 
 
 # -- taking in -----------------------------------------------------------------------------------
-def _take_in(group: GroupState, event: Event, now: float, actions: list[Action]) -> GroupState:
+def _take_in(group: GroupState, event: Event, now: float, actions: list[Action]) -> None:
     match event:
         case Join():
-            return _join(group, event, now, actions)
+            _join(group, event, now, actions)
         case Gone(name, cause):
-            group.nodes.pop(name, None)
-            return _strike(group, name, cause, now)
-        case Finish(name):
-            return replace(group, finished=group.finished | {name})
-        case Close(reason) if group.phase is not Phase.CLOSED or group.closed == FINISHED:
-            return replace(group, phase=Phase.CLOSED, closed=reason, newcomers=0)
-        case Admit():
-            return replace(group, admitted=group.newcomers > 0)
+            _strike(group, name, cause, now)
+        case Close(reason) if not group.closed or (group.closed, reason) == (FINISHED, FAILED):
+            group.closed = reason
+        case Admit() if group.newcomers:
+            _open(group, Cause.JOINED, now)
         case Generation(number, error):
+            group.taken = number if number > group.generation else 0
             if error:
-                actions += [Refuse(member.name, "state", error) for member in group.waiting()]
-            return replace(group, taking=False, taken=number if number > group.generation else 0)
-        case Dead():
-            return replace(group, dead=group.dead + 1)
-    return group
+                actions += [Refuse(name, "state", error) for name in group.waiting]
 
 
-def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> GroupState:
+def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> None:
     member, last = join.member, join.last
     name, index = member.name, member.node_index
-    if last.generation > max(group.generation, group.last.generation):
-        if group.members:
-            # This coordinator was left behind.
-            group = replace(group, phase=Phase.CLOSED, closed=FENCED_OUT, newcomers=0)
-        faults = max(group.faults, last.faults)
-        group = replace(group, last=last, generation=last.generation, faults=faults)
-    if group.phase is Phase.CLOSED:
-        actions.append(Refuse(name, "closed", f"the run is closed: {group.closed}"))
-        return group
+    if last.generation > group.generation and group.members:
+        # This coordinator was left behind.
+        group.closed = FENCED_OUT
+    elif last.generation > group.generation:
+        group.generation, group.majority_of = last.generation, last.majority_of
+        group.faults, group.finished, group.host = last.faults, last.finished, last.host
+        actions += [LookFor(last.host)] if last.host else []
     text = f"another node came with node_index {index}: each node needs its own"
-    if name in group.replaced:
-        actions.append(Refuse(name, "replaced", text))
-        return group
+    if (why := group.gone.pop(name, Cause.LOST)) is not Cause.LOST:
+        group.gone[name] = why
+        actions += [Refuse(name, "replaced", text)] if why is Cause.REPLACED else []
+        return
+    if group.sealed and not group.closed and group.works(name):
+        if last.generation < group.generation:
+            # Its connection was cut when it was told.
+            actions.append(Tell(frozenset({name})))
+            return
+        _open(group, Cause.FAULT, now)
     other = group.newest.get(index, name)
-    if other != name and other in group.nodes and other not in group.finished:
+    if other != name and (other in group.waiting or group.works(other)):
         actions.append(Refuse(other, "replaced", text))
-        del group.nodes[other]
-        group = replace(group, replaced=group.replaced | {other})
-        group = _strike(group, other, Cause.REPLACED, now)
-    if group.phase is Phase.SEALED and join.after >= group.epoch and group.works(name):
-        group = _open(group, Cause.FAULT, now)
-    # At its place in the order of arrival, if it was there before.
-    group.nodes[name] = NodeEntry(
-        member, waits=True, since=now, limit_s=join.limit_s, last=last.generation
-    )
+        _strike(group, other, Cause.REPLACED, now)
+    group.waiting[name] = replace(join, since=now)
     group.newest[index] = name
-    group = replace(group, arrived_at=now)
-    return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group
+    group.arrived_at = now
 
 
-def _strike(group: GroupState, name: str, cause: Cause, now: float) -> GroupState:
-    """A member was lost or left: a round opens, or the one that is open gets its true cause."""
-    if group.phase is Phase.CLOSED or not group.works(name):
-        return group
-    if group.phase is Phase.SEALED:
-        group = _open(group, cause, now)
+def _strike(group: GroupState, name: str, cause: Cause, now: float) -> None:
+    """A round opens, or the one that is open gets its true cause."""
+    group.waiting.pop(name, None)
+    if group.gone.get(name, Cause.LOST) is not Cause.LOST:
+        return
+    did_work = group.works(name)
+    group.gone[name] = cause
+    group.finished += cause is Cause.FINISHED
+    group.majority_of -= did_work and cause in (Cause.LEFT, Cause.FINISHED)
+    if not did_work or group.closed or cause is Cause.FINISHED:
+        return
+    if group.sealed:
+        _open(group, cause, now)
     elif group.cause is Cause.FAULT:
         # The workers have failed because of the loss.
-        group = replace(group, cause=cause)
-    return replace(group, gone={**group.gone, name: cause})
+        group.cause = cause
 
 
-def _open(group: GroupState, cause: Cause, now: float) -> GroupState:
+def _open(group: GroupState, cause: Cause, now: float) -> None:
     """The running group has to form again."""
-    group = replace(group, phase=Phase.FORMING, epoch=group.epoch + 1, cause=cause, taken=0)
-    return replace(group, newcomers=0, admitted=False, phase_at=now, arrived_at=now)
+    if not group.closed:
+        group.sealed, group.cause, group.newcomers = False, cause, 0
+        group.phase_at = group.arrived_at = now
 
 
 # -- what follows ----------------------------------------------------------------------------------
-def _judge(group: GroupState, now: float) -> GroupState:
-    if group.phase is Phase.CLOSED:
-        return group
-    if end := _end_of(group, now):
-        return replace(group, phase=Phase.CLOSED, closed=end, newcomers=0)
-    if group.phase is not Phase.SEALED:
-        return group
-    rules = group.rules
+def _judge(group: GroupState, now: float) -> None:
+    """Whether the run is over, and whether newcomers are announced or come in."""
+    group.closed = group.closed or _end_of(group, now)
     # Once a member has finished, the others are near their end too and are not restarted.
-    ending = any(member.name in group.finished for member in group.members)
+    ending = any(group.gone.get(member.name) is Cause.FINISHED for member in group.members)
     # Announced only when calm: for newcomers the training has to commit and end.
-    calm = group.newcomers > 0 or now - group.grown_at >= rules.growth_pause_s
-    mine = {member.name for member in group.members}
-    others = sum(member.name not in mine for member in group.waiting())
-    newcomers = max(0, min(group.room - len(group.members), others))
-    group = replace(group, newcomers=newcomers if calm and not ending else 0)
-    if not group.newcomers:
-        return replace(group, admitted=False)
-    patience_s = rules.admit_limit_s or min(rules.last_call_s, rules.interval_s)
-    is_time = group.admitted or now - group.waiting_at >= patience_s
-    return _open(group, Cause.JOINED, now) if is_time else group
+    calm = group.newcomers > 0 or now - group.grown_at >= group.rules.growth_pause_s
+    can_grow = group.sealed and not group.closed and calm and not ending
+    newcomers = min(group.room - len(group.members), len(group.waiting)) if can_grow else 0
+    group.newcomers = max(0, newcomers)
+    if group.newcomers and now - group.arrived_at >= group.rules.admit_limit_s:
+        _open(group, Cause.JOINED, now)
 
 
 def _end_of(group: GroupState, now: float) -> str:
     """Why no further round can or need be formed; empty where one may."""
-    if not group.finished and not group.last.finished:
+    if not group.finished:
         return ""
-    at_work = group.working()
-    lost = [m for m in group.members if m.name in group.gone and m.name not in group.finished]
-    enough = len(group.finished) >= group.rules.min_nodes
-    if group.members and not at_work and (not lost or enough):
+    at_work, finished = group.working(), Cause.FINISHED
+    any_lost = any(group.gone.get(m.name, finished) is not finished for m in group.members)
+    enough = group.finished >= group.rules.min_nodes
+    if group.members and not at_work and (enough or not any_lost):
         return FINISHED
-    if group.phase is not Phase.FORMING:
-        return ""
     nobody_comes = not at_work and now - group.phase_at >= group.rules.join_timeout_s
-    return STRANDED if nobody_comes or not group.may_form else ""
+    may_form = group.room >= group.rules.min_nodes and not nobody_comes
+    return "" if group.sealed or may_form else STRANDED
 
 
 # -- sealing ---------------------------------------------------------------------------------------
-def _seal(group: GroupState, now: float, actions: list[Action]) -> GroupState:
-    chosen = _choose(group, now) if group.phase is Phase.FORMING else ()
-    if not chosen:
-        return group
-    if group.cause is Cause.FAULT and 0 <= group.rules.max_restarts <= group.faults:
-        return replace(group, phase=Phase.CLOSED, closed=EXHAUSTED)
-    if group.rules.fenced and not group.taken:
-        actions += [] if group.taking else [TakeGeneration()]
-        return replace(group, taking=True)
-    group = replace(
-        _stop_waiting(group, {member.name for member in chosen}),
-        generation=group.taken or group.generation + 1,
-        faults=group.faults + (group.cause is Cause.FAULT),
-        grown_at=now if group.cause is Cause.JOINED else group.grown_at,
-        phase_at=now,
-        waiting_at=now,
-    )
-    return replace(group, phase=Phase.SEALED, members=chosen, gone={}, taken=0)
+def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
+    rules = group.rules
+    members = () if group.sealed or group.closed else _choose(group, now)
+    if not members:
+        return
+    is_fault = group.cause is Cause.FAULT
+    if is_fault and 0 <= rules.max_restarts <= group.faults:
+        group.closed = EXHAUSTED
+        return
+    if rules.fenced and group.taken <= 0:
+        actions += [] if group.taken == TAKING else [TakeGeneration()]
+        group.taken = TAKING
+        return
+    for member in members:
+        del group.waiting[member.name]
+    group.sealed, group.members, group.majority_of = True, members, len(members)
+    group.host = next((m for m in members if m.node_index == rules.node_index), None)
+    group.generation, group.taken = group.taken or group.generation + 1, 0
+    group.faults += is_fault
+    group.grown_at = now if group.cause is Cause.JOINED else group.grown_at
+    group.phase_at = group.arrived_at = now
+    actions.append(Tell(frozenset(member.name for member in members)))
 
 
 def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     """Who is sealed now, in order of rank; nobody while the round has to wait."""
-    rules, here, survivors = group.rules, group.waiting(), group.working()
-    there, left = {m.name: m for m in here}, {m.name for m in survivors}
-    kept = [there[member.name] for member in survivors if member.name in there]
-    chosen = [*kept, *(member for member in here if member.name not in left)][: group.room]
+    rules, survivors = group.rules, group.working()
+    here = sorted(group.waiting, key=lambda name: name not in survivors)
+    chosen = [group.waiting[name].member for name in here[: group.room]]
     if len(chosen) < rules.min_nodes or not _is_quorate(group, len(chosen)):
         return ()
     if group.members:
-        ready = len(kept) == len(survivors) or now - group.phase_at >= rules.regroup_limit_s
+        missing = len(survivors - group.waiting.keys())
+        is_late = now - group.phase_at >= REGROUP_LIMIT_S
     else:
-        # Around another coordinator's successor all come at about the same time.
-        last_call_s = min(rules.last_call_s, 2.0) if group.last.generation else rules.last_call_s
-        known = 0 < group.last.majority_of <= group.dead + _come_again(group)
-        full = len(chosen) == group.room
-        ready = full or known or now - group.arrived_at >= last_call_s
+        host_is_gone = group.host is not None and group.host.name in group.gone
+        expected = (group.majority_of or rules.max_nodes) - host_is_gone
+        missing = min(expected - _come_again(group), group.room - len(chosen))
+        last_call_s = min(rules.last_call_s, SUCCESSOR_CALL_S if group.generation else math.inf)
+        is_late = now - group.arrived_at >= last_call_s
     # By node index, so that ranks survive restarts.
-    return tuple(sorted(chosen, key=lambda m: (m.node_index, m.name))) if ready else ()
+    chosen.sort(key=lambda member: member.node_index)
+    return tuple(chosen) if missing <= 0 or is_late else ()
 
 
 def _come_again(group: GroupState) -> int:
     """How many nodes wait that were in the last membership, wherever that was formed."""
-    if group.members:
-        names = {member.name for member in group.working()}
-        return sum(member.name in names for member in group.waiting())
-    return sum(x.waits and 0 < x.last == group.last.generation for x in group.nodes.values())
+    return sum(0 < one.last.generation == group.generation for one in group.waiting.values())
 
 
 def _is_quorate(group: GroupState, chosen: int) -> bool:
@@ -305,19 +272,21 @@ def _is_quorate(group: GroupState, chosen: int) -> bool:
 
 
 # -- refusing --------------------------------------------------------------------------------------
-def _refuse_late(group: GroupState, now: float) -> list[Action]:
-    waiting = [node for node in group.nodes.values() if node.waits]
-    if group.phase is Phase.CLOSED:
+def _refuse_late(group: GroupState, now: float) -> list[Refuse]:
+    if group.closed:
         text = f"the run is closed: {group.closed}"
-        return [Refuse(node.member.name, "closed", text) for node in waiting]
+        return [Refuse(name, "closed", text) for name in group.waiting]
     # Waiting beside a running group does not count.
-    since = now if group.phase is Phase.SEALED else group.phase_at
-    late = [node for node in waiting if now - max(node.since, since) >= node.limit_s]
-    return [Refuse(n.member.name, "timeout", _why_not(group, n.limit_s)) for n in late]
+    late = {
+        name: one.limit_s
+        for name, one in group.waiting.items()
+        if not group.sealed and now - max(one.since, group.phase_at) >= one.limit_s
+    }
+    return [Refuse(name, "timeout", _why_not(group, limit_s)) for name, limit_s in late.items()]
 
 
 def _why_not(group: GroupState, limit_s: float) -> str:
-    rules, here = group.rules, len(group.waiting())
+    rules, here = group.rules, len(group.waiting)
     since = f"no membership was formed within {limit_s:g} s"
     if here < rules.min_nodes:
         return f"{since}: {here} of at least {rules.min_nodes} nodes are here"

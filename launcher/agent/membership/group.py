@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 
-class Phase(enum.StrEnum):
-    """Where the current round stands."""
-
-    FORMING = "forming"
-    SEALED = "sealed"
-    CLOSED = "closed"
-
-
 class Cause(enum.StrEnum):
-    """Why a round was opened."""
+    """Why a round was opened, or why a node is not there."""
 
     FIRST = "first"
     FAULT = "fault"
     """A worker failed while its group was whole: the only cause that counts as a restart."""
     LOST = "lost"
     LEFT = "left"
+    FINISHED = "finished"
+    """All workers of the node have succeeded; this opens no round."""
     REPLACED = "replaced"
     """Another node came with the same index: a restarted agent, or two nodes told the same."""
     JOINED = "joined"
@@ -40,145 +32,95 @@ FENCED_OUT = "fenced"
 """Another coordinator has taken a later generation."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class GroupStatus:
     """Where the run stands, as all nodes are told."""
 
-    phase: Phase = Phase.FORMING
-    epoch: int = 1
-    cause: Cause = Cause.FIRST
+    sealed: bool = False
+    """Whether a group is formed; while none is, one forms."""
     closed: str = ""
-    newcomers: int = 0
-    """How many waiting nodes could be admitted."""
-    finished: int = 0
-    """Nodes of the run whose workers have all succeeded."""
+    """Why the run is over; empty while it goes on."""
+    cause: Cause = Cause.FIRST
     generation: int = 0
-    faults: int = 0
-    """Restarts by a worker's fault so far."""
+    newcomers: int = 0
+    """How many waiting nodes could be admitted; announced once the group is calm."""
     may_form: bool = True
     """Whether the nodes that have not finished could form another group."""
     majority_of: int = 0
     """Members of the last sealed membership that have neither left nor finished."""
+    faults: int = 0
+    """Restarts by a worker's fault so far."""
+    finished: int = 0
+    """Nodes of the run whose workers have all succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
     """A node's place in a sealed group: its rank among ``size`` nodes in order of index.
 
-    ``members`` are known to nodes that may have to serve next, and to no others. ``identical``:
-    all nodes have equally many workers.
+    ``workers`` are those of all nodes, ``before`` those of the nodes with lower ranks. ``host`` is
+    the member beside which the coordinator runs, if it is one.
     """
 
-    epoch: int
     generation: int
     rank: int
     size: int
-    first: Member
     cause: Cause
-    identical: bool
-    members: tuple[Member, ...] = ()
+    first: Member
+    host: Member | None
+    before: int
+    workers: int
 
 
 @dataclass(frozen=True)
-class NodeEntry:
-    """A node that is there. ``waits``: it asks for a rendezvous, since ``since``.
-
-    A forming round that takes longer than ``limit_s`` is too long for it. ``last`` is the
-    generation of its last membership around another coordinator, 0 for none.
-    """
+class Join:
+    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
 
     member: Member
-    waits: bool = False
+    limit_s: float
+    last: Last = NONE
+    """The last membership that it was told, here or elsewhere."""
     since: float = 0.0
-    limit_s: float = 600.0
-    last: int = 0
+    """When it was heard."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupState:
+@dataclass(kw_only=True)
+class GroupState(GroupStatus):
     """The whole state of a run's membership, which the coordinator alone has.
 
-    ``nodes`` are those that are there, first come first. ``members`` is the last sealed membership
-    in order of rank, and ``gone`` says of those that were struck off why. ``finished`` are the
-    names, of any round, whose workers have all succeeded: they join no further round.
+    FORMING --seal--> SEALED --open--> FORMING --> ...      either --close--> CLOSED
     """
 
     rules: Rules
-    phase: Phase = Phase.FORMING
-    epoch: int = 1
-    cause: Cause = Cause.FIRST
-    closed: str = ""
-    nodes: dict[str, NodeEntry] = field(default_factory=dict)
+    waiting: dict[str, Join] = field(default_factory=dict)
+    """By name, first come first."""
     newest: dict[int, str] = field(default_factory=dict)
     """The node that came last with each index."""
     members: tuple[Member, ...] = ()
-    gone: Mapping[str, Cause] = field(default_factory=dict)
-    finished: frozenset[str] = frozenset()
-    replaced: frozenset[str] = frozenset()
-    """Nodes in whose place another one came: they do not come back."""
-    last: Last = NONE
-    """The newest membership around another coordinator that a node has told of."""
-    dead: int = 0
-    """How many of its members are known to be dead."""
-    generation: int = 0
-    faults: int = 0
-    newcomers: int = 0
-    """How many waiting nodes could be admitted; announced once the group is calm."""
-    admitted: bool = False
-    taking: bool = False
-    """Whether a generation is being taken from the shared folder."""
+    """The last membership that was sealed here, in order of rank."""
+    gone: dict[str, Cause] = field(default_factory=dict)
+    """Why a node is not there. One that was lost may come again."""
+    host: Member | None = None
     taken: int = 0
+    """The next generation, once it was taken; -1 while it is being taken."""
     phase_at: float = 0.0
     arrived_at: float = 0.0
+    """When the last node came, or when the round began if that was later."""
     grown_at: float = float("-inf")
-    waiting_at: float = 0.0
 
     def works(self, name: str) -> bool:
         """Whether this node is one of those that ``working`` returns."""
-        return any(member.name == name for member in self.working())
+        return name not in self.gone and any(member.name == name for member in self.members)
 
-    def working(self) -> tuple[Member, ...]:
-        """The members that were not struck off and whose workers have not all succeeded."""
-        away = self.finished | self.gone.keys()
-        return tuple(member for member in self.members if member.name not in away)
-
-    def waiting(self) -> tuple[Member, ...]:
-        """The nodes that ask for a rendezvous and have not finished, first come first."""
-        nodes = self.nodes.items()
-        return tuple(x.member for name, x in nodes if x.waits and name not in self.finished)
+    def working(self) -> set[str]:
+        """The members that are there and whose workers have not all succeeded."""
+        return {member.name for member in self.members} - self.gone.keys()
 
     @property
     def room(self) -> int:
         """How many nodes a group may have; the place of a finished node stays taken."""
-        return self.rules.max_nodes - self.last.finished - len(self.finished)
-
-    @property
-    def may_form(self) -> bool:
-        """Whether the nodes that have not finished could still form a group."""
-        return self.room == self.rules.max_nodes or self.room >= self.rules.min_nodes
-
-    @property
-    def majority_of(self) -> int:
-        """Of how many members more than half have to come again, if nothing fences the run."""
-        if not self.members:
-            return self.last.majority_of
-        left = {name for name, why in self.gone.items() if why is Cause.LEFT} | self.finished
-        return sum(member.name not in left for member in self.members)
+        return self.rules.max_nodes - self.finished
 
     def status(self) -> GroupStatus:
         """What all nodes are told."""
-        told = {one.name: getattr(self, one.name) for one in fields(GroupStatus)}
-        told |= {"finished": self.last.finished + len(self.finished)}
-        return GroupStatus(**told)
-
-    def membership(self) -> dict[str, Any]:
-        """What the members are told of the group that was sealed last, but for their ranks."""
-        workers = {member.workers for member in self.members}
-        return {
-            "epoch": self.epoch,
-            "generation": self.generation,
-            "size": len(self.members),
-            "first": self.members[0],
-            "cause": self.cause,
-            "identical": len(workers) == 1 and 0 not in workers,
-        }
+        return GroupStatus(**{one.name: getattr(self, one.name) for one in fields(GroupStatus)})

@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.distributed.elastic import rendezvous as rdzv
@@ -20,16 +18,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.agent.membership import group
-from launcher.agent.membership.client import Client, GoneError, Refused, Told, answering_port
-from launcher.agent.membership.group import GroupStatus, Membership, Phase
+from launcher.agent.membership.client import Client, answering_port
+from launcher.agent.membership.group import Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
-from launcher.agent.membership.settings import IDENTICAL, Last, Rules, format_members, parse_rules
+from launcher.agent.membership.settings import parse_rules
 from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 PARTING_LIMIT_S = 2.0
-KEEPERS = 8
-"""Nodes with lower indexes may have to serve next, and know all members."""
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """The prefix of the barrier's keys. If torch renamed it, torch's own barrier would be used."""
 log = logging.getLogger(__name__)
@@ -47,73 +43,55 @@ REFUSALS: Mapping[str, type[Exception]] = {
 }
 
 
-@contextlib.contextmanager
-def _as_torch_says() -> Iterator[None]:
-    try:
-        yield
-    except (GoneError, UnservedError) as error:
-        raise rdzv.RendezvousConnectionError(str(error)) from error
-
-
 def create_handler(
     params: rdzv.RendezvousParameters,
     make: Callable[..., RosterHandler] | None = None,
     token: str = "",
 ) -> RosterHandler:
-    """Called by torch's registry; raises what ``parse_rules`` raises for a wrong configuration.
-
-    Every key of ``params.config`` is described in ``Rules``. With ``is_host`` the coordinator is
-    started here, unless something serves the endpoint already.
-    """
-    rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
-    host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
-    served = None
-    if rules.is_host and rules.coordinator_pid:
-        served = CoordinatorProcess(pid=rules.coordinator_pid, port=port)
-    elif rules.is_host:
-        with contextlib.suppress(UnservedError):
-            served = serve_forked(port, rules, params.run_id, token)
-    port = served.port if served else port
-    client = Client(host, port, params.run_id, rules, SystemClock(), token=token)
-    try:
-        # Ended by the resolver's own limit.
-        addr = params.local_addr or socket.getfqdn()
-        return (make or RosterHandler)(client=client, rules=rules, addr=addr, served=served)
-    except BaseException:
-        client.end()
-        if served:
-            served.stop()
-        raise
+    """Called by torch's registry."""
+    return (make or RosterHandler)(params=params, token=token)
 
 
-class RosterHandler(rdzv.RendezvousHandler):
+class RosterHandler(Client, rdzv.RendezvousHandler):
     """One node's part in the run's membership; made by ``create_handler``."""
 
-    def __init__(
-        self, *, client: Client, rules: Rules, addr: str, served: CoordinatorProcess | None
-    ) -> None:
-        self._client, self._rules, self._addr, self._served = client, rules, addr, served
-        self._clock = SystemClock()
-        self._told_epoch = 0
+    def __init__(self, *, params: rdzv.RendezvousParameters, token: str) -> None:
+        """Raises what ``parse_rules`` raises for a wrong configuration.
+
+        Every key of ``params.config`` is described in ``Rules``. With ``is_host`` the coordinator
+        is started here, unless something serves the endpoint already.
+        """
+        rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
+        host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
+        self._served: CoordinatorProcess | None = None
         self._finishing = False
-        self.membership: Membership | None = None
-        """What ``next_rendezvous`` returned last."""
+        if rules.is_host:
+            pid = rules.coordinator_pid
+            with contextlib.suppress(UnservedError):
+                here = CoordinatorProcess(pid=pid, port=port) if pid else None
+                self._served = here or serve_forked(port, rules, params.run_id, token)
+                port = self._served.port
+        super().__init__(host, port, params.run_id, rules, SystemClock(), token=token)
+        # Ended by the resolver's own limit.
+        self._addr = params.local_addr or socket.getfqdn()
         if not rules.fenced and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
                 f"the last nodes, or more than {rules.max_nodes - rules.min_nodes}, can go on; "
                 f"with a checkpoint_dir that all nodes share, any {rules.min_nodes} can"
             )
-        with _as_torch_says():
-            keeps = rules.is_host or rules.node_index < KEEPERS
-            client.begin(rules.connect_timeout_s + 1.0, keeps=keeps)
+        try:
+            self.begin(rules.connect_timeout_s + 1.0)
+        except BaseException:
+            self.end()
+            raise
 
     # -- torch's interface -----------------------------------------------------------------------
     def get_backend(self) -> str:
         return BACKEND
 
     def get_run_id(self) -> str:
-        return self._client.run_id
+        return self.run_id
 
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
@@ -121,20 +99,24 @@ class RosterHandler(rdzv.RendezvousHandler):
         Also ``ReplacedError``; ``RendezvousStateError`` where the fence cannot be written.
         """
         rules = self._rules
-        was_in = self.membership is not None or rules.last != ""
-        limit_s = (was_in and rules.rejoin_timeout_s) or rules.join_timeout_s
-        with _as_torch_says():
-            self._client.check()
-            # Held until the membership is sealed, so that no other process takes the port.
-            with socket.socket() as held:
-                held.bind(("", 0))
-                port = int(held.getsockname()[1])
-                member = (self._addr, port, answering_port(self._addr), rules.workers)
-                self._client.join(member, limit_s)
-                answer = self._client.next_answer()
-        if isinstance(answer, Refused):
-            raise REFUSALS[answer.kind](answer.text)
-        return self._entered(answer)
+        limit_s = (self.last.generation and rules.rejoin_timeout_s) or rules.join_timeout_s
+        self.check()
+        # Held until the membership is sealed, so that no other process takes the port.
+        with socket.socket() as held:
+            held.bind(("", 0))
+            own = {"addr": self._addr, "port": int(held.getsockname()[1])}
+            own |= {"answers": answering_port(self._addr), "workers": rules.workers}
+            self.join(limit_s, **own)
+            self.wait_for(lambda: self.answer)
+        mine = self.answer
+        if not isinstance(mine, Membership):
+            assert mine is not None
+            raise REFUSALS[mine["refused"]](mine["text"])
+        told = "roster: generation %d, rank %d of %d, because of: %s"
+        log.info(told, mine.generation, mine.rank, mine.size, mine.cause.value)
+        store: Any = AgentStore(self, mine)
+        master = rdzv.RendezvousStoreInfo(mine.first.addr, mine.first.port)
+        return rdzv.RendezvousInfo(store, mine.rank, mine.size, master)
 
     def num_nodes_waiting(self) -> int:
         """Above zero when the group has to re-form; never blocks.
@@ -142,24 +124,18 @@ class RosterHandler(rdzv.RendezvousHandler):
         Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
         """
         try:
-            self._client.check()
-        except GoneError as error:
-            if self._ends_alone():
+            self.check()
+        except rdzv.RendezvousConnectionError:
+            # The workers go on to their end where no other group could be formed.
+            if self._is_member and (self._is_completed or not self.status.may_form):
                 return 0
-            raise rdzv.RendezvousConnectionError(str(error)) from error
-        told, status = self._client.told, self.status
-        if not told.entered:
-            return 0
-        if status.phase is Phase.CLOSED:
-            return int(status.closed != group.FINISHED)
-        waiting = status.phase is Phase.FORMING or status.epoch != told.entered
-        if waiting and status.epoch != self._told_epoch:
-            self._told_epoch = status.epoch
-            log.info("roster: the group re-forms, because of: %s", status.cause.value)
-        return int(waiting)
+            raise
+        if self.is_closed():
+            return int(not self._is_completed)
+        return int(self.membership is not None and not self._is_member)
 
     def is_closed(self) -> bool:
-        return self.status.phase is Phase.CLOSED
+        return self.status.closed != ""
 
     def set_closed(self) -> None:
         """Ends the run for all nodes: none will get another rendezvous."""
@@ -172,128 +148,106 @@ class RosterHandler(rdzv.RendezvousHandler):
         ``ChildFailedError`` closes the run. With any other exception, or as no member, it leaves.
         """
         error = sys.exc_info()[1]
-        current = self.membership is not None and self.membership.epoch == self.status.epoch
         parted = False
-        with contextlib.suppress(GoneError):
-            self._client.check()
+        with contextlib.suppress(rdzv.RendezvousConnectionError):
+            self.check()
             if isinstance(error, ChildFailedError):
                 self.close(group.FAILED)
-            elif error is None and (current or self._finishing):
+            elif error is None and (self._is_member or self._finishing):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
             is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
             if parted and is_over and self._served is not None:
                 # Nodes that wait learn here that the run is over.
-                self._client.wait_for(lambda told: told.alone)
-        self._client.end()
-        if self._served is not None:
-            self._served.stop()
+                self.wait_for(lambda: self.alone)
+        self.end()
         return parted
 
-    # -- the engine's interface ------------------------------------------------------------------
-    @property
-    def status(self) -> GroupStatus:
-        """Where the run stands, as the coordinator told last."""
-        return self._client.told.status or GroupStatus()
+    def end(self) -> None:
+        super().end()
+        if self._served is not None:
+            self._served.stop()
 
+    # -- the engine's interface ------------------------------------------------------------------
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""
-        losses = self._client.told.losses
-        return tuple(losses.popleft() for _ in range(len(losses)))
+        return tuple(self.losses.popleft() for _ in range(len(self.losses)))
 
     def carried(self) -> dict[str, str]:
         """Settings for the handler of a next coordinator, which knows nothing of the run."""
-        if self.membership is None:
-            return {}
-        status, mine = self.status, self.membership
-        is_newest = status.generation == mine.generation
-        majority_of = status.majority_of if is_newest else mine.size
-        last = Last(mine.generation, majority_of, status.faults, status.finished)
-        return {"last": json.dumps(last), "last_members": format_members(mine.members)}
+        return {"last": json.dumps(self.last, default=vars)}
 
     def admit(self) -> None:
         """The running group has committed: the nodes that wait (``status.newcomers``) come in."""
-        self._client.say("admit")
+        self.say("admit")
 
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
-        self._client.say("leave")
-        return self._client.settle(lambda told: "leave" in told.known, PARTING_LIMIT_S)
+        self.say("leave")
+        return self.settle(lambda: self.alone is not None, PARTING_LIMIT_S)
 
     def finish(self) -> None:
-        """This node's workers have all succeeded: it joins no further round. Takes <= 2 s."""
+        """This node's workers have all succeeded: it joins no further round."""
         self._finishing = True
-        self._client.say("finish")
-        self._client.settle(lambda t: "finish" in t.known or _is_closed(t), PARTING_LIMIT_S)
+        self.say("finish")
 
     def wait_until_closed(self) -> None:
         """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
-        with contextlib.suppress(GoneError):
-            self._client.wait_for(_is_closed)
+        with contextlib.suppress(rdzv.RendezvousConnectionError):
+            self.wait_for(self.is_closed)
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
-        self._client.say("close", reason=reason)
-        return self._client.settle(_is_closed, PARTING_LIMIT_S)
+        self.say("close", reason=reason)
+        return self.settle(self.is_closed, PARTING_LIMIT_S)
 
     # -- within ----------------------------------------------------------------------------------
-    def _ends_alone(self) -> bool:
-        """Whether the workers can go on without a coordinator: no other group could be formed."""
-        status, told = self.status, self._client.told
-        if not told.entered or told.entered != status.epoch or status.phase is Phase.FORMING:
-            return False
-        return status.closed == group.FINISHED or (status.finished > 0 and not status.may_form)
+    @property
+    def _is_member(self) -> bool:
+        """Whether this node's membership is the newest, and no round was opened since."""
+        mine, status = self.membership, self.status
+        return mine is not None and status.sealed and status.generation == mine.generation
 
-    def _entered(self, membership: Membership) -> rdzv.RendezvousInfo:
-        self.membership = membership
-        told = "roster: epoch %d, generation %d, rank %d of %d, because of: %s"
-        of = (membership.epoch, membership.generation, membership.rank, membership.size)
-        log.info(told, *of, membership.cause.value)
-        # torch's agent then numbers the workers without asking the others.
-        os.environ.pop(IDENTICAL, None)
-        if membership.identical:
-            os.environ[IDENTICAL] = "1"
-        store: Any = AgentStore(self._client, self)
-        master = rdzv.RendezvousStoreInfo(membership.first.addr, membership.first.port)
-        return rdzv.RendezvousInfo(store, membership.rank, membership.size, master)
-
-
-def _is_closed(told: Told) -> bool:
-    return told.status is not None and told.status.phase is Phase.CLOSED
+    @property
+    def _is_completed(self) -> bool:
+        return self.status.closed == group.FINISHED
 
 
 class AgentStore:
-    """What torch's agent needs of a store, with another exit barrier than torch's.
+    """What torch's agent needs of a store: the ranks of its workers, and an exit barrier.
 
-    Here it waits while another member works, not 300 s at most, and a signal ends the wait.
+    The ranks come with the membership, so nothing that the agents tell each other is kept. torch's
+    own barrier waits for 300 s at most; here it waits while another member works, and a signal ends
+    the wait.
     """
 
-    def __init__(self, client: Client, handler: RosterHandler) -> None:
-        self._client, self._handler = client, handler
-        self.timeout = timedelta(seconds=300)
+    timeout = 300.0
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self.timeout = timeout
+    def __init__(self, handler: RosterHandler, membership: Membership) -> None:
+        self._handler = handler
+        before, workers = membership.before, membership.workers
+        self._ranks = json.dumps([before, workers, before, workers]).encode()
+        self._own = b""
 
-    def set(self, key: str, value: str | bytes) -> None:
-        text = value if isinstance(value, str) else value.decode("latin-1")
-        self._client.say("set", key=key, value=text)
+    def set_timeout(self, timeout: object) -> None:
+        """Without a limit."""
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
+    def set(self, key: str, value: bytes) -> None:
+        self._own = value
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """So that the first node can count the workers; it is then told the ranks, too."""
+        return [self._own for _ in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
+        """Nobody asks for them."""
 
     def get(self, key: str) -> bytes:
         if key.startswith(EXIT_BARRIER):
             # How torch 2.4 waits at the barrier.
             self._handler.wait_until_closed()
-            return b""
-        with _as_torch_says():
-            return self._client.get_value(key, self.timeout.total_seconds()).encode("latin-1")
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
+        return self._ranks
 
     def add(self, key: str, amount: int) -> int:
         """Only at the exit barrier: nothing else of torch's agent counts in its store."""
@@ -303,4 +257,4 @@ class AgentStore:
         return 0
 
     def wait(self, keys: Sequence[str], *timeout: Any) -> None:
-        self.multi_get(keys)
+        self._handler.wait_until_closed()

@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ from launcher.agent.membership.settings import Rules
 READY_LIMIT_S = 10.0
 STARTS = 3
 """How often to try a fork: next to threads, the child may find a lock that is held for ever."""
-ADMIT_LIMIT_S = "120"
-"""How long newcomers wait at most until the training has committed."""
 
 
 class UnservedError(Exception):
@@ -55,58 +52,57 @@ def serve_forked(
     Call it from the main thread: the child dies with the calling thread. Raises ``UnservedError``
     when the port cannot be had.
     """
-    origin, said = uuid.uuid4().hex[:12], ""
-    for _ in range(STARTS):
-        coordinator = Coordinator(rules=rules, run_id=run_id, origin=origin, token=token, sign=sign)
-        pid, said = _fork(coordinator, port)
-        if said.isdigit():
-            return CoordinatorProcess(pid=pid, port=int(said), origin=origin)
-        CoordinatorProcess(pid=pid, port=port).stop()
-        if said:
-            break
-    said = said or f"it did not start within {READY_LIMIT_S:g} s, {STARTS} times"
-    raise UnservedError(f"no coordinator can listen on port {port}: {said}")
+    try:
+        listener = wire.listen(port)
+    except OSError as error:
+        raise UnservedError(f"no coordinator can listen on port {port}: {error}") from error
+    origin, port = uuid.uuid4().hex[:12], int(listener.getsockname()[1])
+    with listener:
+        for _ in range(STARTS):
+            coordinator = Coordinator(rules, run_id, origin, token, sign)
+            pid, has_begun = _fork(coordinator, listener)
+            served = CoordinatorProcess(pid=pid, port=port, origin=origin)
+            if has_begun:
+                return served
+            served.stop()
+    raise UnservedError(f"no coordinator has started within {READY_LIMIT_S:g} s, {STARTS} times")
 
 
-def _fork(coordinator: Coordinator, port: int) -> tuple[int, str]:
-    """The child's pid, and its port or why it has none; empty where it said nothing in time."""
+def _fork(coordinator: Coordinator, listener: socket.socket) -> tuple[int, bool]:
+    """The child's pid, and whether it has begun in time."""
     # Without gc.collect(), which takes 30 ms with torch's objects: they are unfrozen again below.
     gc.freeze()
     reader, writer = os.pipe()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        os.close(reader)
-        _live(parent, coordinator, port, writer)
+        _live(parent, coordinator, listener, writer)
     os.close(writer)
     gc.unfreeze()
     ready, _, _ = select.select([reader], [], [], READY_LIMIT_S)
     # Ended by the kernel, at once: select has said that it is readable.
-    said = os.read(reader, 4096).decode() if ready else ""
+    has_begun = bool(ready and os.read(reader, 1))
     os.close(reader)
-    return pid, said
+    return pid, has_begun
 
 
-def _live(parent: int, coordinator: Coordinator, port: int, writer: int) -> None:
+def _live(parent: int, coordinator: Coordinator, listener: socket.socket, writer: int) -> None:
     """The life of the coordinator's process; never returns."""
     try:
         processes.die_with_parent(parent)
         # The parent's pipes and sockets would otherwise stay open as long as this process lives.
-        processes.close_all_but([writer])
+        processes.close_all_but([writer, listener.fileno()])
         for number in (*signals.ENDING, *signals.FOR_SCRIPTS):
             signal.signal(number, signal.SIG_IGN)
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         streams.open_streams()
-        listener = wire.listen(port)
-        os.write(writer, str(listener.getsockname()[1]).encode())
+        os.write(writer, b"1")
         os.close(writer)
         asyncio.run(coordinator.serve(listener))
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.write(writer, str(error).partition("\n")[0].encode())
-            sys.stderr.flush()
+        streams.say(f"rendezvous: the coordinator has failed: {error!r}")
     os._exit(1)
 
 

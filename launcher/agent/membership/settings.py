@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.contract.agent_settings import DETECTION_LIMIT_S
 
-IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
-"""torch's variable: all nodes have equally many workers. Scripts do not see it."""
-SIGNS_PER_S = 2000
+SIGNS_PER_S = 1000
 """The most signs of life of all nodes of a run together."""
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """A node of a sealed membership.
 
     ``name`` is ``<index>.<random>``, of one agent process. ``port`` is where its rank 0 may listen;
-    its agent listens on ``answers`` as long as it lives, 0 where it cannot. ``workers``: how many
-    it has, 0 where unknown.
+    its agent listens on ``answers`` as long as it lives, 0 where it cannot.
     """
 
     name: str
     addr: str
     port: int
     answers: int = 0
-    workers: int = 0
+    workers: int = 1
 
     @property
     def node_index(self) -> int:
@@ -35,17 +32,19 @@ class Member(NamedTuple):
         return int(self.name.partition(".")[0])
 
 
-class Last(NamedTuple):
+@dataclass(frozen=True)
+class Last:
     """The last membership that a node was in, which it tells a next coordinator.
 
     ``majority_of``: how many members had neither left nor finished. ``faults`` and ``finished`` are
-    those of the whole run so far.
+    those of the whole run so far. ``host``: the member beside which its coordinator ran.
     """
 
     generation: int = 0
     majority_of: int = 0
     faults: int = 0
     finished: int = 0
+    host: Member | None = None
 
 
 NONE = Last()
@@ -61,8 +60,8 @@ class Rules:
     """A group has at most so many nodes."""
     node_index: int = 0
     """This node's place in the plan, from 0; ranks follow it."""
-    is_host: bool = False
-    """Whether this node serves as coordinator if none answers at the endpoint yet."""
+    is_host: int = 0
+    """1: this node serves as coordinator, unless one serves at the endpoint already."""
     detection_limit_s: float = DETECTION_LIMIT_S
     """A node silent for so long is lost. 1 s is for quiet machines only."""
     last_call_s: float = 2.0
@@ -71,24 +70,20 @@ class Rules:
     """How long a forming round may take; waiting beside a running group does not count."""
     rejoin_timeout_s: float = 0.0
     """The same for a node that was in the group before; 0: ``join_timeout_s``."""
-    regroup_limit_s: float = 60.0
-    """How long a later round waits for a living member whose workers are slow to stop."""
     connect_timeout_s: float = 60.0
     """How long the coordinator may take to answer at first."""
     growth_pause_s: float = 10.0
     """The least time between two admissions of newcomers."""
-    admit_limit_s: float = 0.0
-    """How long newcomers wait at most until some node has committed; 0: for nothing."""
-    workers: int = 0
-    """How many this node has. Where all have equally many, torch numbers them without asking."""
+    admit_limit_s: float = 120.0
+    """How long newcomers wait at most until some node has committed."""
+    workers: int = 1
+    """How many this node has."""
     max_restarts: int = -1
     """Restarts by worker faults that the whole job may have; negative: any number."""
     fence_dir: str = ""
     """The checkpoint folder, if all nodes share it; else a majority has to re-form."""
-    last: str = ""
+    last: str = "{}"
     """What this node knows of the membership around the last coordinator: a ``Last`` as JSON."""
-    last_members: str = ""
-    """Its members, as ``format_members`` writes them; a next coordinator asks which are dead."""
     coordinator_pid: int = 0
     """With ``is_host``, the process that serves at the endpoint already; else 0."""
 
@@ -114,24 +109,9 @@ class Rules:
 
 def parse_rules(config: Mapping[str, object], *, min_nodes: int, max_nodes: int) -> Rules:
     """Reads text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
+    readers: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
     kinds = {one.name: str(one.type) for one in fields(Rules)}
     # torch's ``LaunchConfig`` adds ``timeout``.
     given = {key: value for key, value in config.items() if key != "timeout"}
-    values = {key: _READERS[kinds.get(key, "str")](value) for key, value in given.items()}
+    values = {key: readers.get(kinds.get(key, ""), str)(value) for key, value in given.items()}
     return Rules(min_nodes=min_nodes, max_nodes=max_nodes, **values)
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": lambda value: str(value).lower() in ("1", "true"),
-}
-
-
-def format_members(members: Iterable[Member]) -> str:
-    return json.dumps([*members], separators=(",", ":"))
-
-
-def parse_members(text: str) -> tuple[Member, ...]:
-    return tuple(Member(*fields) for fields in json.loads(text or "[]"))

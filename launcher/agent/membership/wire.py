@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 NODE_LIMIT = 16 * 1024
 """Bytes of a line that a node may send."""
-COORDINATOR_LIMIT = 4 * 1024 * 1024
-"""Bytes of a line that a coordinator may send: it holds the members, at most."""
+COORDINATOR_LIMIT = 1024 * 1024
+"""Bytes of a line that a coordinator may send: it names all lost nodes, at most."""
 GREETING_LIMIT_S = 10.0
 """How long a connection may take to say who it is."""
 
@@ -45,10 +45,6 @@ def decode(line: bytes) -> dict[str, Any]:
     return message
 
 
-def new_nonce() -> str:
-    return secrets.token_hex(16)
-
-
 def prove(token: str, nonce: str, who: str) -> str:
     """What shows to whoever has made ``nonce`` that ``who`` knows the token."""
     return hmac.new(token.encode(), f"{nonce} {who}".encode(), hashlib.sha256).hexdigest()
@@ -61,7 +57,7 @@ def check_proof(token: str, nonce: str, who: str, proof: object) -> None:
 
 
 def greet(
-    connection: socket.socket, *, run_id: str, token: str, name: str = "", **more: object
+    connection: socket.socket, *, run_id: str, token: str, name: str = ""
 ) -> tuple[str, Message, BinaryIO]:
     """Says to a coordinator who calls, within the connection's own limit.
 
@@ -72,12 +68,10 @@ def greet(
     try:
         # Ended by the connection's own limit.
         greeting = decode(lines.readline(NODE_LIMIT))
-        origin, nonce = str(greeting["origin"]), new_nonce()
+        origin, nonce = str(greeting["origin"]), secrets.token_hex(16)
         proof = prove(token, str(greeting["nonce"]), f"{run_id} {name}")
         # Ended by the connection's own limit.
-        connection.sendall(
-            encode({"name": name, "run": run_id, "nonce": nonce, "proof": proof, **more})
-        )
+        connection.sendall(encode({"name": name, "run": run_id, "nonce": nonce, "proof": proof}))
         # Ended by the connection's own limit.
         if not (line := lines.readline(NODE_LIMIT)):
             raise WireError("it ended the connection: another run, or another token")

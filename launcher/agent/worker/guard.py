@@ -21,7 +21,6 @@ from typing import NoReturn
 
 from launcher.agent import disk, processes, signals
 from launcher.agent.heartbeat import read_heartbeat
-from launcher.agent.membership.settings import IDENTICAL
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
 from launcher.agent.worker_exit import own_code, read_failed_at, read_oom_kills, write_exit
@@ -33,7 +32,7 @@ WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""
 EXIT_GRACE_S = "LAUNCHER_EXIT_GRACE_S"
 PARENT_PID = "LAUNCHER_PARENT_PID"
-PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID, IDENTICAL)
+PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID)
 """Not for the script to see."""
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)

@@ -13,15 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import decide
 from launcher.agent.membership.candidates import RETURN_LIMIT_S
-from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Phase
-from launcher.agent.membership.settings import (
-    NONE,
-    Last,
-    Member,
-    Rules,
-    format_members,
-    parse_members,
-)
+from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Join
+from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 LOOK_S = 0.1
 FENCE_LOOK_S = 5.0
@@ -34,8 +27,8 @@ REJOIN_LIMIT_S = 30.0
 class Sealed:
     """A membership, as a node was told it."""
 
-    epoch: int
     generation: int
+    host: Member | None
     members: tuple[Member, ...]
 
 
@@ -85,19 +78,14 @@ class Coordinator(Machine):
     looked_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.group = GroupState(
-            rules=self.rules,
-            phase_at=self.clock(),
-        )
-        for member in parse_members(self.rules.last_members):
-            self.at(self.world.delay(), lambda m=member: self.ask_before(m))
+        self.group = GroupState(rules=self.rules, phase_at=self.clock())
         self.origin = self.world.random.random()
         self.looked_at = self.fence_looked_at = self.clock()
         self.at(0.0, self.look)
 
-    def ask_before(self, member: Member) -> None:
+    def look_for(self, member: Member) -> None:
         if any(node.name == member.name and node.dead for node in self.world.nodes):
-            self.see(decide.Dead())
+            self.see(decide.Gone(member.name, Cause.LOST))
 
     def clock(self) -> float:
         return self.offset_s + self.world.now
@@ -114,7 +102,7 @@ class Coordinator(Machine):
         if self.rules.fenced and now - self.fence_looked_at >= FENCE_LOOK_S:
             self.fence_looked_at = now
             self.check_fence(only_sealed=True)
-        self.see(decide.Tick())
+        self.see()
         self.at(LOOK_S, self.look)
 
     def check_fence(self, *, only_sealed: bool = False) -> bool:
@@ -122,29 +110,25 @@ class Coordinator(Machine):
         taken = self.world.taken
         is_of_another = bool(taken) and taken[-1] is not self
         overtaken = is_of_another and self.group.members and self.group.generation < len(taken)
-        if overtaken and (self.group.phase is Phase.SEALED or not only_sealed):
+        if overtaken and (self.group.sealed or not only_sealed):
             self.see(decide.Close(FENCED_OUT))
         return bool(overtaken)
 
-    def see(self, event: decide.Event) -> None:
-        before = self.group
-        self.group, actions = decide.step(before, [event], self.clock())
+    def see(self, *events: decide.Event) -> None:
+        self.group, actions = decide.step(self.group, events, self.clock())
         for action in actions:
             match action:
                 case decide.Refuse(name):
                     self.tell(name, lambda node, a=action: node.refuse(a))
-                case decide.TellAgain(name):
-                    self.tell_members(name)
+                case decide.Tell(names):
+                    group = self.group
+                    sealed = Sealed(group.generation, group.host, group.members)
+                    for name in sorted(names):
+                        self.tell(name, lambda node, s=sealed: node.enter(s))
+                case decide.LookFor(member):
+                    self.at(self.world.delay(), lambda m=member: self.look_for(m))
                 case _:
                     self.at(self.world.delay(), self.take)
-        if self.group.members is not before.members:
-            self.tell_members(*(member.name for member in self.group.members))
-
-    def tell_members(self, *names: str) -> None:
-        group = self.group
-        sealed = Sealed(group.epoch, group.generation, group.members)
-        for name in names:
-            self.tell(name, lambda node: node.enter(sealed))
 
     def take(self) -> None:
         """The next number of the shared folder."""
@@ -185,11 +169,8 @@ class Node(Machine):
     lost_at: float = 0.0
     joined_at: float | None = None
     """Since when it asks for a rendezvous."""
-    entered: int = 0
-    """The epoch of the last membership that this coordinator has told it."""
     running: Sealed | None = None
     last: Last = NONE
-    last_members: tuple[Member, ...] = ()
     finished: bool = False
     left: bool = False
     refused: decide.Refuse | None = None
@@ -226,12 +207,13 @@ class Node(Machine):
             return
         group = told.group
         if group.generation == self.last.generation:
-            finished = group.last.finished + len(group.finished)
-            self.last = Last(group.generation, group.majority_of, group.faults, finished)
+            self.last = Last(
+                group.generation, group.majority_of, group.faults, group.finished, self.last.host
+            )
         if group.closed == FENCED_OUT:
             self.lose()
         elif self.running and not self.finished:
-            if group.phase is Phase.FORMING or group.epoch != self.running.epoch:
+            if not group.sealed or group.generation != self.running.generation:
                 self.join()
             else:
                 self.world.commit(self, self.running)
@@ -252,19 +234,16 @@ class Node(Machine):
             return
         number = self.number % len(self.world.coordinators)
         if number == self.index and not self.cut:
-            self.dial(self.world.serve(number, self.rules_after()))
+            self.dial(self.world.serve(number))
         elif self.world.now - self.lost_at > CONNECT_LIMIT_S:
             self.lost_at, self.number = self.world.now, self.number + 1
 
     def reaches(self, one: Coordinator) -> bool:
         silent = one.dead or one.frozen or one.cut or self.cut
-        return not silent and one.group.phase is not Phase.CLOSED
-
-    def rules_after(self) -> Rules:
-        return replace(self.world.rules, last_members=format_members(self.last_members))
+        return not (silent or one.group.closed)
 
     def dial(self, coordinator: Coordinator) -> None:
-        self.coordinator, self.heard_at, self.entered = coordinator, self.world.now, 0
+        self.coordinator, self.heard_at = coordinator, self.world.now
         self.join()
 
     def join(self) -> None:
@@ -273,13 +252,13 @@ class Node(Machine):
 
     def ask(self) -> None:
         if self.joined_at is not None:
-            self.say(decide.Join(self.member, REJOIN_LIMIT_S, self.entered, self.last))
+            self.say(Join(self.member, REJOIN_LIMIT_S, self.last))
 
     def enter(self, sealed: Sealed) -> None:
         names = [member.name for member in sealed.members]
         if not self.finished and self.name in names:
-            self.running, self.joined_at, self.entered = sealed, None, sealed.epoch
-            self.last, self.last_members = Last(sealed.generation, len(names)), sealed.members
+            self.running, self.joined_at = sealed, None
+            self.last = Last(sealed.generation, len(names), host=sealed.host)
             self.world.entered(self, sealed)
 
     def refuse(self, action: decide.Refuse) -> None:
@@ -305,7 +284,7 @@ class Node(Machine):
 
     def finish(self) -> None:
         self.finished = True
-        self.say(decide.Finish(self.name))
+        self.say(decide.Gone(self.name, Cause.FINISHED))
 
     def fault(self) -> None:
         if self.running:
@@ -340,11 +319,12 @@ class World:
         self.nodes.append(node)
         return node
 
-    def serve(self, number: int, rules: Rules) -> Coordinator:
+    def serve(self, number: int) -> Coordinator:
         """The candidate of this number serves: in the place of the one that it served before."""
         if (before := self.coordinators[number]) is not None:
             before.dead = True
-        one = Coordinator(self, rules=rules, number=number, offset_s=self.random.uniform(0, 1e6))
+        rules, offset_s = replace(self.rules, node_index=number), self.random.uniform(0, 1e6)
+        one = Coordinator(self, rules=rules, number=number, offset_s=offset_s)
         self.coordinators[number] = one
         self.served.append(one)
         return one
@@ -367,7 +347,7 @@ class World:
     # -- what must never happen
     def entered(self, node: Node, sealed: Sealed) -> None:
         names = tuple(member.name for member in sealed.members)
-        of = sealed.generation if self.rules.fenced else (node.coordinator, sealed.epoch)
+        of = sealed.generation if self.rules.fenced else (node.coordinator, sealed.generation)
         assert self.of_generation.setdefault(of, names) == names
         indexes = [member.node_index for member in sealed.members]
         assert indexes == sorted(set(indexes)), "ranks are in order of index"
@@ -397,7 +377,9 @@ class World:
         lines = [f"{self.now:.1f} s"]
         for one in self.served:
             g, what = one.group, [x for x in ("dead", "frozen", "cut") if getattr(one, x)]
-            lines.append(f"coordinator {one.number} {what} {g.phase} {g.epoch} {g.members}")
+            lines.append(
+                f"coordinator {one.number} {what} {g.sealed} {g.closed} {g.generation} {g.members}"
+            )
         for node in self.nodes:
             what = [x for x in ("dead", "frozen", "cut", "left") if getattr(node, x)]
             at = node.coordinator.number if node.coordinator else None

@@ -1,246 +1,132 @@
-"""A coordinator in a process of its own, and clients that meet, are lost, cut off and refused."""
+"""Nodes that are lost, cut off and frozen, a coordinator that is, and whoever else connects."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from launcher.agent.membership import wire
-from launcher.agent.membership.client import Client, GoneError
-from launcher.agent.membership.group import Cause, Membership, Phase
-from launcher.agent.membership.process import CoordinatorProcess, ask, serve_forked
-from launcher.agent.membership.settings import Rules
-from launcher.contract.clock import SystemClock
-
-RUN, TOKEN = "digits-1", "s3cret"
-
-
-def rules(least: int = 2, most: int = 2, **given: Any) -> Rules:
-    given = {"last_call_s": 0.2, "detection_limit_s": 2.0, "growth_pause_s": 0.0} | given
-    return Rules(min_nodes=least, max_nodes=most, **given)
-
-
-class Bench:
-    """One coordinator, and the clients of this process."""
-
-    def __init__(self, **given: Any) -> None:
-        self.rules = rules(**given)
-        self.served: CoordinatorProcess = serve_forked(0, self.rules, RUN, TOKEN)
-        self.ending = ExitStack()
-        self.ending.callback(self.served.stop)
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.ending.callback(self.listener.close)
-
-    def client(self, index: int, *, keeps: bool = False, **given: Any) -> Client:
-        options = {"run_id": RUN, "token": TOKEN, "port": self.served.port} | given
-        own = Rules(**{**vars(self.rules), "node_index": index})
-        client = Client("127.0.0.1", rules=own, clock=SystemClock(), **options)
-        client.begin(1.0 if given else 5.0, keeps=keeps)
-        self.ending.callback(client.end)
-        return client
-
-    def join(self, client: Client, *, answers: int | None = None, limit_s: float = 60.0) -> None:
-        port = self.listener.getsockname()[1] if answers is None else answers
-        client.join(("127.0.0.1", 4711, port, 1), limit_s)
-
-    def meet(self, *indexes: int) -> list[Client]:
-        clients = [self.client(index) for index in indexes]
-        for client in clients:
-            self.join(client)
-        for client in clients:
-            assert isinstance(client.next_answer(), Membership)
-        return clients
+from launcher.agent.membership import handler, wire
+from launcher.agent.membership.group import Cause
+from launcher.agent.membership.process import ask
+from tests.launcher.agent.membership.conftest import RUN, TOKEN, Bench
+from tests.waiting import wait_until
 
 
 @pytest.fixture
-def make() -> Iterator[Any]:
-    with ExitStack() as stack:
-
-        def bench(**given: Any) -> Bench:
-            one = Bench(**given)
-            stack.callback(one.ending.close)
-            return one
-
-        yield bench
+def refusing(monkeypatch) -> int:
+    """A port that refuses, and that all nodes say is theirs."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    monkeypatch.setattr(handler, "answering_port", lambda _: port)
+    return port
 
 
-def hear_epoch(client: Client, epoch: int) -> None:
-    assert client.settle(lambda told: told.status and told.status.epoch >= epoch, 5.0)
-
-
-def test_nodes_are_told_their_ranks_and_who_is_first(make):
-    bench = make()
-    late, early = bench.client(1), bench.client(0, keeps=True)
-    bench.join(late)
-    bench.join(early)
-    second, first = late.next_answer(), early.next_answer()
-    assert isinstance(first, Membership)
-    assert isinstance(second, Membership)
-    assert (first.rank, second.rank, first.size, second.epoch) == (0, 1, 2, 1)
-    assert second.first.name == early.name
-    assert second.first.port == 4711
-    assert second.identical
-    assert [member.name for member in first.members] == [early.name, late.name]
-    assert second.members == (), "only nodes that may have to serve next know all members"
-
-
-def test_a_node_whose_process_has_ended_is_lost_at_once(make):
-    bench = make(least=1, most=3)
-    (stays,) = bench.meet(0)
-    code = (
-        "import socket, time\n"
-        "s = socket.create_server(('127.0.0.1', 0))\n"
-        "print(s.getsockname()[1], flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    port = int(process.stdout.readline())
-    ends = bench.client(1)
-    bench.join(ends, answers=port)
-    hear_epoch(stays, 2)
-    bench.join(stays)
-    assert isinstance(stays.next_answer(), Membership)
-    assert isinstance(ends.next_answer(), Membership)
-    process.kill()
-    process.wait()
+def test_a_node_whose_process_has_ended_is_lost_at_once(make, refusing):
+    stays, ends = make(1, 2).meet(0, 1)
     began = time.monotonic()
     ends.end()
-    hear_epoch(stays, 3)
+    wait_until(stays.num_nodes_waiting)
     assert time.monotonic() - began < 1.5
-    assert stays.told.status
-    assert stays.told.status.cause is Cause.LOST
-    assert list(stays.told.losses) == ["node 1 is lost: its connection closed and its port refuses"]
+    assert stays.status.cause is Cause.LOST
+    assert stays.take_losses() == ("node 1 is lost: its connection closed and its port refuses",)
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make, refuses):
+def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make, request, refuses):
     """Also where a firewall refuses what the coordinator dials."""
-    bench = make()
-    clients = bench.meet(0, 1)
     if refuses:
-        bench.listener.close()
-    for client in clients:
-        connection = client._socket
-        assert connection
-        connection.shutdown(socket.SHUT_RDWR)
+        request.getfixturevalue("refusing")
+    nodes = make(2, 2).meet(0, 1)
+    for node in nodes:
+        node._socket.shutdown(socket.SHUT_RDWR)
     time.sleep(1.5)
-    for client in clients:
-        client.check()
-        assert client.told.status
-        assert (client.told.status.phase, client.told.status.epoch) == (Phase.SEALED, 1)
-        assert client._socket
+    for node in nodes:
+        assert node.num_nodes_waiting() == 0
+        assert (node.status.sealed, node.status.generation) == (True, 1)
+        assert node._socket
 
 
 def test_what_was_said_while_the_connection_was_cut_is_said_again(make):
-    bench = make()
-    first, second = bench.meet(0, 1)
-    connection = first._socket
-    assert connection
-    connection.shutdown(socket.SHUT_RDWR)
-    first.say("finish")
-    second.say("finish")
-    assert second.settle(lambda told: told.status and told.status.closed == "finished", 5.0)
-    assert first.settle(lambda told: told.status and told.status.closed == "finished", 5.0)
+    nodes = make(2, 2).meet(0, 1)
+    nodes[0]._socket.shutdown(socket.SHUT_RDWR)
+    for node in nodes:
+        node.finish()
+    for node in nodes:
+        node.wait_until_closed()
+        assert node.status.closed == "finished"
+
+
+def take_part(bench: Bench) -> None:
+    """A node that joins whenever a round is open, until it is killed."""
+    node = bench.node(1)
+    while True:
+        node.next_rendezvous()
+        wait_until(node.num_nodes_waiting)
 
 
 def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(make, tmp_path):
-    bench = make(least=1, most=2, fence_dir=str(tmp_path))
-    code = (
-        "import sys, time\n"
-        "from launcher.agent.membership.client import Client\n"
-        "from launcher.agent.membership.settings import Rules\n"
-        "from launcher.contract.clock import SystemClock\n"
-        "r = Rules(min_nodes=1, max_nodes=2, node_index=1, detection_limit_s=2.0)\n"
-        f"c = Client('127.0.0.1', {bench.served.port}, '{RUN}', r, "
-        f"SystemClock(), token='{TOKEN}')\n"
-        "c.begin(5.0, keeps=False)\n"
-        "while True:\n"
-        "    c.join(('127.0.0.1', 1, 0, 1), 60.0)\n"
-        "    print(c.next_answer().epoch, flush=True)\n"
-        "    while c.told.status.epoch == c.told.entered:\n"
-        "        time.sleep(0.01)\n"
-    )
-    stays = bench.client(0)
-    bench.join(stays)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    bench = make(1, 2, fence_dir=str(tmp_path), last_call_s=0.2, admit_limit_s=0.25)
+    process = multiprocessing.get_context("fork").Process(target=take_part, args=(bench,))
+    process.start()
+    stays = bench.node(0)
+
+    def meet_as(size: int) -> None:
+        while stays.next_rendezvous().world_size != size:
+            wait_until(stays.num_nodes_waiting)
+
     try:
-        assert process.stdout
-        while True:
-            answer = stays.next_answer()
-            assert isinstance(answer, Membership)
-            if answer.size == 2:
-                break
-            hear_epoch(stays, answer.epoch + 1)
-            bench.join(stays)
+        meet_as(2)
+        both = stays.membership.generation
         os.kill(process.pid, signal.SIGSTOP)
         began = time.monotonic()
-        hear_epoch(stays, answer.epoch + 1)
+        wait_until(stays.num_nodes_waiting)
         assert 1.4 < time.monotonic() - began < 3.5
-        assert "node 1 is lost: silent for 2" in stays.told.losses[-1]
-        bench.join(stays)
-        alone = stays.next_answer()
-        assert isinstance(alone, Membership)
-        assert (alone.size, alone.generation) == (1, answer.generation + 1)
+        assert "node 1 is lost: silent for 2" in stays.take_losses()[-1]
+        meet_as(1)
+        assert stays.membership.generation == both + 1
         os.kill(process.pid, signal.SIGCONT)
-        assert stays.settle(lambda told: told.status and told.status.epoch > answer.epoch + 1, 10.0)
+        wait_until(stays.num_nodes_waiting)
+        meet_as(2)
     finally:
         process.kill()
-        process.wait()
-
-
-def test_a_coordinator_that_is_gone_is_known_at_once_and_a_frozen_one_after_the_limit(make):
-    bench = make()
-    (client, _) = bench.meet(0, 1)
-    bench.served.stop()
-    began = time.monotonic()
-
-    with pytest.raises(GoneError, match="is gone"):
-        check_for(client, 5.0)
-    assert time.monotonic() - began < 1.5
-    frozen = make()
-    (client, _) = frozen.meet(0, 1)
-    os.kill(frozen.served.pid, signal.SIGSTOP)
-    with pytest.raises(GoneError, match="silent for 2"):
-        check_for(client, 10.0)
-
-
-def check_for(client: Client, seconds: float) -> None:
-    began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        client.check()
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
-    ("host", "why"),
+    ("sent", "most_s", "why"),
+    [(signal.SIGKILL, 1.5, "is gone"), (signal.SIGSTOP, 9, "silent for 2")],
+)
+def test_a_coordinator_that_is_gone_is_known_at_once_and_a_frozen_one_after_the_limit(
+    make, sent, most_s, why
+):
+    bench = make()
+    (node,) = bench.meet(0)
+    os.kill(bench.served.pid, sent)
+    began = time.monotonic()
+    with pytest.raises(RendezvousConnectionError, match=why):
+        wait_until(node.num_nodes_waiting)
+    assert time.monotonic() - began < most_s
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
     [
-        ("no-such-host.invalid", "Name or service not known|name resolution"),
-        ("127.0.0.1", "refused"),
+        ({"host": "no-such-host.invalid"}, "Name or service not known|name resolution"),
+        ({"port": 1}, "refused"),
+        ({"run": "digits-2"}, "another run, or another token"),
+        ({"token": "other"}, "another run, or another token"),
     ],
 )
-def test_why_no_coordinator_answers_is_told(host, why):
-    client = Client(host, 1, RUN, rules(), SystemClock())
-    with pytest.raises(GoneError, match=f"did not answer within 1 s: .*({why})"):
-        client.begin(1.0, keeps=False)
-    client.end()
-
-
-def test_nodes_give_each_other_values_of_their_membership(make):
-    first, second = make().meet(0, 1)
-    second.say("set", key="rank/1", value="two workers")
-    assert first.get_value("rank/1", 5.0) == "two workers"
-    with pytest.raises(TimeoutError):
-        first.get_value("rank/2", 0.3)
+def test_why_no_coordinator_answers_is_told(make, at, why):
+    bench = make()
+    with pytest.raises(RendezvousConnectionError, match=f"did not answer within 1.1 s: .*({why})"):
+        bench.node(connect_timeout_s=0.1, **at)
+    bench.meet(0)
 
 
 # -- strangers -------------------------------------------------------------------------------------
@@ -272,7 +158,7 @@ def speak(port: int, *lines: bytes) -> bytes:
     ids=["garbage", "a list", "half", "200 kB", "another token"],
 )
 def test_who_is_no_node_is_told_once_and_disturbs_nobody(make, capfd, line, told):
-    bench = make()
+    bench = make(2, 2)
     for _ in range(3):
         if told == "half a message":
             connection = socket.create_connection(("127.0.0.1", bench.served.port))
@@ -285,33 +171,6 @@ def test_who_is_no_node_is_told_once_and_disturbs_nobody(make, capfd, line, told
     assert len(said) == 1, said
     assert "a connection from" in said[0]
     assert told in said[0]
-
-
-def test_a_node_of_another_run_is_refused_and_so_is_one_without_the_token(make):
-    bench = make()
-    for wrong in ({"run_id": "digits-2"}, {"token": "other"}):
-        with pytest.raises(GoneError, match="another run, or another token"):
-            bench.client(0, **wrong)
-    bench.meet(0, 1)
-
-
-def test_many_connections_from_nobody_keep_no_node_out(make):
-    bench = make()
-    with ExitStack() as stack:
-        for _ in range(300):
-            one = socket.create_connection(("127.0.0.1", bench.served.port), timeout=5.0)
-            stack.enter_context(one)
-        stack.close()
-        bench.meet(0, 1)
-
-
-def test_all_nodes_of_a_large_run_may_greet_at_once(make):
-    bench = make(most=300)
-    with ExitStack() as stack:
-        for _ in range(300):
-            one = socket.create_connection(("127.0.0.1", bench.served.port), timeout=5.0)
-            stack.enter_context(one)
-            assert one.recv(1), "the coordinator speaks first"
 
 
 def test_who_serves_a_run_is_found_by_whoever_knows_it(make):

@@ -24,22 +24,11 @@ def test_values_come_as_text_from_a_plan_or_typed_from_code():
         read({"detection_limit": 3})
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "interval_s"), [(0.5, 0.05), (1.0, 0.1), (2.5, 0.25), (5.0, 0.25), (30.0, 0.25)]
-)
-def test_beats_are_frequent_enough_to_end_detection_within_a_second_of_the_limit(
-    limit_s, interval_s
-):
-    rules = Rules(min_nodes=1, max_nodes=64, detection_limit_s=limit_s)
-    assert rules.interval_s == interval_s
-
-
-@pytest.mark.parametrize("nodes", [1, 64, 1_000, 2_000, 4_000, 8_000])
-def test_many_nodes_beat_less_often_and_still_ten_times_within_the_limit(nodes):
-    for limit_s in (1.0, 10.0, 60.0):
+@pytest.mark.parametrize("limit_s", [0.5, 1.0, 2.5, 10.0, 60.0])
+def test_signs_of_life_come_ten_times_within_the_limit_and_of_many_nodes_less_often(limit_s):
+    for nodes in (1, 64, 1_000, 4_000, 8_000):
         interval_s = Rules(min_nodes=1, max_nodes=nodes, detection_limit_s=limit_s).interval_s
-        assert interval_s <= limit_s / 10
-        assert interval_s >= min(0.25, limit_s / 10)
+        assert min(0.25, limit_s / 10) <= interval_s <= limit_s / 10
         if interval_s < limit_s / 10:
             assert nodes / interval_s <= SIGNS_PER_S
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from tests.launcher.agent.membership.test_processes import Bench
 from tests.programs import run_program
 
 MANY = 2_000
@@ -18,9 +17,8 @@ NO_DESCRIPTORS = """
 import resource, socket, sys
 from contextlib import ExitStack
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
-from launcher.agent.membership.process import serve_forked
-from tests.launcher.agent.membership.test_processes import RUN, TOKEN, Bench, rules
-bench = Bench()
+from tests.launcher.agent.membership.conftest import Bench
+bench = Bench(2, 2)
 resource.prlimit(bench.served.pid, resource.RLIMIT_NOFILE, (40, 40))
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 with ExitStack() as stack:
@@ -33,13 +31,6 @@ bench.ending.close()
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench()
-    yield one
-    one.ending.close()
-
-
-@pytest.fixture
 def many_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -47,7 +38,8 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_thousands_that_say_nothing_keep_no_node_out(bench, many_files):
+def test_thousands_that_say_nothing_keep_no_node_out(make, many_files):
+    bench = make(2, 2)
     address = ("127.0.0.1", bench.served.port)
     with ExitStack() as stack:
         for _ in range(MANY):
@@ -55,7 +47,8 @@ def test_thousands_that_say_nothing_keep_no_node_out(bench, many_files):
         bench.meet(0, 1)
 
 
-def test_a_message_of_a_hundred_megabytes_is_not_read(bench):
+def test_a_message_of_a_hundred_megabytes_is_not_read(make):
+    bench = make(2, 2)
     with socket.create_connection(("127.0.0.1", bench.served.port), timeout=10.0) as one:
         one.recv(4096)
         sent = 0

@@ -48,14 +48,15 @@ async def proxy(write):
 
 def node(index, port):
     client = Client("127.0.0.1", port, "run", rules(index), SystemClock(), token="token")
-    client.begin(60.0, keeps=True)
-    client.join(("127.0.0.1", 1, 0, 1), 60.0)
-    sealed = client.next_answer()
+    client.begin(60.0)
+    client.join(60.0, addr="127.0.0.1", port=1)
+    client.wait_for(lambda: client.answer)
+    sealed = client.answer
     end = time.monotonic() + run_s
     while time.monotonic() < end:
         client.check()
         time.sleep(0.05)
-    print(index, sealed.size, client.told.status.epoch, list(client.told.losses), flush=True)
+    print(index, sealed.size, client.status.generation, list(client.losses), flush=True)
 
 read, write = os.pipe()
 children = []
