@@ -308,7 +308,7 @@ def test_a_failed_run_is_told_by_its_nodes_and_its_first_worker(tmp_path, make_p
     assert (outcome.reason, outcome.detail) == (Cause.RESTARTS_EXHAUSTED, told["detail"])
     assert (outcome.restarts, outcome.failure.first.exception) == ({"hang": 1}, "ValueError: boom")
 
-    def fail(run: RunFolder, outcome: Outcome) -> None:
+    def fail(run: RunFolder, outcome: object) -> None:
         raise ValueError("an odd log")
 
     monkeypatch.setattr(evidence, "read_run", fail)
