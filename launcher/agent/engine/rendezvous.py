@@ -121,7 +121,7 @@ class NodeHandler(RosterHandler):
         """Counts a restart after workers blamed a peer; by now it is known if a node left."""
         ends, self._blamed_peer = self._blamed_peer, ()
         if ends and self.membership:
-            is_fault = self.membership.cause is group.Cause.FAULT
+            is_fault = self.membership.cause is group.RoundCause.FAULT
             self._node.on_restart(Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER, ends)
 
     def num_nodes_waiting(self) -> int:

@@ -146,7 +146,7 @@ def judge_error(error: BaseException, node: Node) -> Ending:
     cause = next((cause for kind, cause in _MEANING if isinstance(error, kind)), None)
     if cause is Cause.RENDEZVOUS_CLOSED and not isinstance(error, ReplacedError):
         status = roster.status if roster else group.GroupStatus()
-        by_fault = status.cause is group.Cause.FAULT
+        by_fault = status.cause is group.RoundCause.FAULT
         return node.judge.judge_closing(status.closed, node.ends, by_fault=by_fault)
     # The coordinator, which takes the generations, says it in words.
     is_state = isinstance(error, rdzv.RendezvousStateError)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.membership import decide, wire
-from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Join
+from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
 from launcher.agent.membership.settings import Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock, SystemClock
@@ -180,11 +180,11 @@ class Coordinator:
                 self._post(join)
             case "leave":
                 peer.parts = True
-                self._post(decide.Gone(peer.name, Cause.LEFT))
+                self._post(decide.Gone(peer.name, RoundCause.LEFT))
                 peer.send(wire.encode({"alone": False}))
                 self._tell_alone()
             case "finish":
-                self._post(decide.Gone(peer.name, Cause.FINISHED))
+                self._post(decide.Gone(peer.name, RoundCause.FINISHED))
             case "close":
                 self._post(decide.Close(str(message["reason"])))
             case "admit":
@@ -229,7 +229,7 @@ class Coordinator:
             peer.writer.transport.abort()
         if self._group.works(name):
             self._losses.append(f"node {name.partition('.')[0]} is lost: {why}")
-        self._post(decide.Gone(name, Cause.LOST))
+        self._post(decide.Gone(name, RoundCause.LOST))
 
     async def _tick(self) -> None:
         now, limit_s = self.clock.monotonic(), self.rules.detection_limit_s

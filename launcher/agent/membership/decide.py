@@ -12,9 +12,9 @@ from launcher.agent.membership.group import (
     FENCED_OUT,
     FINISHED,
     STRANDED,
-    Cause,
     GroupState,
     Join,
+    RoundCause,
 )
 from launcher.agent.membership.settings import Member
 
@@ -31,7 +31,7 @@ class Gone:
     """A node is no longer there, or has finished."""
 
     name: str
-    cause: Cause
+    cause: RoundCause
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _take_in(group: GroupState, event: Event, now: float, actions: list[Action])
         case Close(reason) if not group.closed or (group.closed, reason) == (FINISHED, FAILED):
             group.closed = reason
         case Admit() if group.newcomers:
-            _open(group, Cause.JOINED, now)
+            _open(group, RoundCause.JOINED, now)
         case Generation(number, error):
             group.taken = number if number > group.generation else 0
             if error:
@@ -136,44 +136,44 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> N
         group.faults, group.finished, group.host = last.faults, last.finished, last.host
         actions += [LookFor(last.host)] if last.host else []
     text = f"another node came with node_index {index}: each node needs its own"
-    if (why := group.gone.pop(name, Cause.LOST)) is not Cause.LOST:
+    if (why := group.gone.pop(name, RoundCause.LOST)) is not RoundCause.LOST:
         group.gone[name] = why
-        actions += [Refuse(name, "replaced", text)] if why is Cause.REPLACED else []
+        actions += [Refuse(name, "replaced", text)] if why is RoundCause.REPLACED else []
         return
     if group.sealed and not group.closed and group.works(name):
         if last.generation < group.generation:
             # Its connection was cut when it was told.
             actions.append(Tell(frozenset({name})))
             return
-        _open(group, Cause.FAULT, now)
+        _open(group, RoundCause.FAULT, now)
     other = group.newest.get(index, name)
     if other != name and (other in group.waiting or group.works(other)):
         actions.append(Refuse(other, "replaced", text))
-        _strike(group, other, Cause.REPLACED, now)
+        _strike(group, other, RoundCause.REPLACED, now)
     group.waiting[name] = replace(join, since=now)
     group.newest[index] = name
     group.arrived_at = now
 
 
-def _strike(group: GroupState, name: str, cause: Cause, now: float) -> None:
+def _strike(group: GroupState, name: str, cause: RoundCause, now: float) -> None:
     """A round opens, or the one that is open gets its true cause."""
     group.waiting.pop(name, None)
-    if group.gone.get(name, Cause.LOST) is not Cause.LOST:
+    if group.gone.get(name, RoundCause.LOST) is not RoundCause.LOST:
         return
     did_work = group.works(name)
     group.gone[name] = cause
-    group.finished += cause is Cause.FINISHED
-    group.majority_of -= did_work and cause in (Cause.LEFT, Cause.FINISHED)
-    if not did_work or group.closed or cause is Cause.FINISHED:
+    group.finished += cause is RoundCause.FINISHED
+    group.majority_of -= did_work and cause in (RoundCause.LEFT, RoundCause.FINISHED)
+    if not did_work or group.closed or cause is RoundCause.FINISHED:
         return
     if group.sealed:
         _open(group, cause, now)
-    elif group.cause is Cause.FAULT:
+    elif group.cause is RoundCause.FAULT:
         # The workers have failed because of the loss.
         group.cause = cause
 
 
-def _open(group: GroupState, cause: Cause, now: float) -> None:
+def _open(group: GroupState, cause: RoundCause, now: float) -> None:
     """The running group has to form again."""
     if not group.closed:
         group.sealed, group.cause, group.newcomers = False, cause, 0
@@ -185,21 +185,21 @@ def _judge(group: GroupState, now: float) -> None:
     """Whether the run is over, and whether newcomers are announced or come in."""
     group.closed = group.closed or _end_of(group, now)
     # Once a member has finished, the others are near their end too and are not restarted.
-    ending = any(group.gone.get(member.name) is Cause.FINISHED for member in group.members)
+    ending = any(group.gone.get(member.name) is RoundCause.FINISHED for member in group.members)
     # Announced only when calm: for newcomers the training has to commit and end.
     calm = group.newcomers > 0 or now - group.grown_at >= group.rules.growth_pause_s
     can_grow = group.sealed and not group.closed and calm and not ending
     newcomers = min(group.room - len(group.members), len(group.waiting)) if can_grow else 0
     group.newcomers = max(0, newcomers)
     if group.newcomers and now - group.arrived_at >= group.rules.admit_limit_s:
-        _open(group, Cause.JOINED, now)
+        _open(group, RoundCause.JOINED, now)
 
 
 def _end_of(group: GroupState, now: float) -> str:
     """Why no further round can or need be formed; empty where one may."""
     if not group.finished:
         return ""
-    at_work, finished = group.working(), Cause.FINISHED
+    at_work, finished = group.working(), RoundCause.FINISHED
     any_lost = any(group.gone.get(m.name, finished) is not finished for m in group.members)
     enough = group.finished >= group.rules.min_nodes
     if group.members and not at_work and (enough or not any_lost):
@@ -215,7 +215,7 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
     members = () if group.sealed or group.closed else _choose(group, now)
     if not members:
         return
-    is_fault = group.cause is Cause.FAULT
+    is_fault = group.cause is RoundCause.FAULT
     if is_fault and 0 <= rules.max_restarts <= group.faults:
         group.closed = EXHAUSTED
         return
@@ -229,7 +229,7 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
     group.host = next((m for m in members if m.node_index == rules.node_index), None)
     group.generation, group.taken = group.taken or group.generation + 1, 0
     group.faults += is_fault
-    group.grown_at = now if group.cause is Cause.JOINED else group.grown_at
+    group.grown_at = now if group.cause is RoundCause.JOINED else group.grown_at
     group.phase_at = group.arrived_at = now
     actions.append(Tell(frozenset(member.name for member in members)))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 
-class Cause(enum.StrEnum):
+class RoundCause(enum.StrEnum):
     """Why a round was opened, or why a node is not there."""
 
     FIRST = "first"
@@ -40,7 +40,7 @@ class GroupStatus:
     """Whether a group is formed; while none is, one forms."""
     closed: str = ""
     """Why the run is over; empty while it goes on."""
-    cause: Cause = Cause.FIRST
+    cause: RoundCause = RoundCause.FIRST
     generation: int = 0
     newcomers: int = 0
     """How many waiting nodes could be admitted; announced once the group is calm."""
@@ -65,7 +65,7 @@ class Membership:
     generation: int
     rank: int
     size: int
-    cause: Cause
+    cause: RoundCause
     first: Member
     host: Member | None
     before: int
@@ -98,7 +98,7 @@ class GroupState(GroupStatus):
     """The node that came last with each index."""
     members: tuple[Member, ...] = ()
     """The last membership that was sealed here, in order of rank."""
-    gone: dict[str, Cause] = field(default_factory=dict)
+    gone: dict[str, RoundCause] = field(default_factory=dict)
     """Why a node is not there. One that was lost may come again."""
     host: Member | None = None
     taken: int = 0

@@ -110,7 +110,9 @@ def test_a_network_that_is_cut_while_code_is_sent_ends_the_run_alone(held, four_
         four_hosts.set_client_link(up=True)
         four_hosts.slow_client()
     assert running.returncode == 3, told
-    assert b"gpu1: ssh ended with exit code 255 and printed nothing, as when the" in told
+    # Its connection was there already, or was not made yet.
+    cut = b"gpu1: ssh ended with exit code 255 and printed nothing, as when the"
+    assert cut in told or b"gpu1: it does not answer" in told
     data.unlink()
     # The hold's own launcher finds its nodes again.
     held.run_well()

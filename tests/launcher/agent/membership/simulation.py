@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import decide
 from launcher.agent.membership.candidates import RETURN_LIMIT_S
-from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Join
+from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 LOOK_S = 0.1
@@ -85,7 +85,7 @@ class Coordinator(Machine):
 
     def look_for(self, member: Member) -> None:
         if any(node.name == member.name and node.dead for node in self.world.nodes):
-            self.see(decide.Gone(member.name, Cause.LOST))
+            self.see(decide.Gone(member.name, RoundCause.LOST))
 
     def clock(self) -> float:
         return self.offset_s + self.world.now
@@ -98,7 +98,7 @@ class Coordinator(Machine):
         self.looked_at = now
         for name in [name for name, at in self.heard.items() if now - at >= limit_s]:
             del self.heard[name]
-            self.see(decide.Gone(name, Cause.LOST))
+            self.see(decide.Gone(name, RoundCause.LOST))
         if self.rules.fenced and now - self.fence_looked_at >= FENCE_LOOK_S:
             self.fence_looked_at = now
             self.check_fence(only_sealed=True)
@@ -151,7 +151,7 @@ class Coordinator(Machine):
     def connection_closed(self, node: Node) -> None:
         """A node's process has ended, and its port refuses."""
         if self.heard.pop(node.name, None) is not None:
-            self.see(decide.Gone(node.name, Cause.LOST))
+            self.see(decide.Gone(node.name, RoundCause.LOST))
 
 
 @dataclass(eq=False)
@@ -279,12 +279,12 @@ class Node(Machine):
         self.dead, self.running = True, None
 
     def leave(self) -> None:
-        self.say(decide.Gone(self.name, Cause.LEFT))
+        self.say(decide.Gone(self.name, RoundCause.LEFT))
         self.running, self.left = None, True
 
     def finish(self) -> None:
         self.finished = True
-        self.say(decide.Gone(self.name, Cause.FINISHED))
+        self.say(decide.Gone(self.name, RoundCause.FINISHED))
 
     def fault(self) -> None:
         if self.running:

@@ -21,11 +21,11 @@ from launcher.agent.membership.decide import (
     TakeGeneration,
     Tell,
 )
-from launcher.agent.membership.group import Cause, GroupState, Join
+from launcher.agent.membership.group import GroupState, Join, RoundCause
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 LIMIT_S = 60.0
-CAUSES = {"lose": Cause.LOST, "leave": Cause.LEFT, "finish": Cause.FINISHED}
+CAUSES = {"lose": RoundCause.LOST, "leave": RoundCause.LEFT, "finish": RoundCause.FINISHED}
 
 
 def node(index: int, life: str = "a", workers: int = 1) -> Member:
@@ -213,7 +213,7 @@ def test_without_a_fence_more_than_half_go_on_or_so_many_that_no_other_group_can
     fenced, least, most, left, goes_on
 ):
     run = Run(least, most, fenced=fenced).join(*range(most))
-    run.see(*(Gone(f"{index}.a", Cause.LOST) for index in range(left, most)))
+    run.see(*(Gone(f"{index}.a", RoundCause.LOST) for index in range(left, most)))
     run.join(*range(left)).see(after_s=59.0)
     assert bool(run.ranks) is goes_on
     if not goes_on:
@@ -258,7 +258,7 @@ def test_another_coordinator_waits_for_those_that_may_come_and_needs_a_majority(
     for index in here:
         run.see(Join(node(index), LIMIT_S, last))
     assert run.looks == [node(2)]
-    run.see(*[Gone("2.a", Cause.LOST)] * is_host_gone).see(after_s=after_s)
+    run.see(*[Gone("2.a", RoundCause.LOST)] * is_host_gone).see(after_s=after_s)
     assert bool(run.ranks) is sealed
     if sealed:
         assert (run.group.generation, run.group.faults) == (8, 2)
@@ -271,7 +271,11 @@ def test_nodes_that_were_not_in_the_last_membership_make_no_majority_of_it():
 
 
 def test_a_coordinator_that_was_left_behind_learns_it_from_a_node_of_the_other_group():
-    run = Run(1, 4).join(0, 1, 2, 3).see(*(Gone(f"{index}.a", Cause.LOST) for index in (1, 2, 3)))
+    run = (
+        Run(1, 4)
+        .join(0, 1, 2, 3)
+        .see(*(Gone(f"{index}.a", RoundCause.LOST) for index in (1, 2, 3)))
+    )
     run.join(0).see(Join(node(1, "b"), LIMIT_S, Last(2, 3)))
     assert run.group.closed == "fenced"
 
@@ -281,7 +285,7 @@ def test_a_member_that_missed_the_seal_is_told_again_and_that_is_no_fault():
     group, actions = decide.step(run.group, [Join(node(1), LIMIT_S)], run.now)
     assert (group.sealed, actions) == (True, (Tell(frozenset({"1.a"})),))
     group, _ = decide.step(run.group, [Join(node(1), LIMIT_S, Last(1, 2))], run.now)
-    assert (group.sealed, group.cause) == (False, Cause.FAULT)
+    assert (group.sealed, group.cause) == (False, RoundCause.FAULT)
 
 
 # -- any history -----------------------------------------------------------------------------------
@@ -311,7 +315,9 @@ def test_whatever_happens_memberships_are_whole_ordered_and_of_nodes_that_are_th
             run.see(Gone(f"{index}.{life}", CAUSES[kind]))
         check_step(before, run.group)
     if not (run.group.closed or run.group.finished):
-        run.see(*(Gone(name, Cause.LOST) for name in (*run.group.waiting, *run.group.working())))
+        run.see(
+            *(Gone(name, RoundCause.LOST) for name in (*run.group.waiting, *run.group.working()))
+        )
         for _ in range(2):
             run.join(*(i for i in range(MOST) if f"{i}.new" not in run.group.waiting), life="new")
             run.see(after_s=40.0)
@@ -332,7 +338,11 @@ def check_step(before: GroupState, after: GroupState) -> None:
     assert not names & after.gone.keys()
     if before.members and not after.rules.fenced:
         # Nobody else can be a majority of the last membership, or enough without it.
-        parted = {name for name, why in after.gone.items() if why in (Cause.LEFT, Cause.FINISHED)}
+        parted = {
+            name
+            for name, why in after.gone.items()
+            if why in (RoundCause.LEFT, RoundCause.FINISHED)
+        }
         counted = {member.name for member in before.members} - parted
         others = after.rules.max_nodes - len(names)
         assert 2 * len(counted & names) > len(counted) or others < after.rules.min_nodes

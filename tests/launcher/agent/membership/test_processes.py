@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.membership import handler, wire
-from launcher.agent.membership.group import Cause
+from launcher.agent.membership.group import RoundCause
 from launcher.agent.membership.process import ask
 from tests.launcher.agent.membership.conftest import RUN, TOKEN, Bench
 from tests.waiting import wait_until
@@ -33,7 +33,7 @@ def test_a_node_whose_process_has_ended_is_lost_at_once(make, refusing):
     ends.end()
     wait_until(stays.num_nodes_waiting)
     assert time.monotonic() - began < 1.5
-    assert stays.status.cause is Cause.LOST
+    assert stays.status.cause is RoundCause.LOST
     assert stays.take_losses() == ("node 1 is lost: its connection closed and its port refuses",)
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
-from tests.launcher.targets.docker.test_build import BASE, SCRIPT, base, build, folder, tag
+from tests.launcher.targets.docker.test_build import (
+    BASE,
+    SCRIPT,
+    base,
+    build,
+    folder,
+    no_torch,
+    tag,
+)
 
 pytestmark = pytest.mark.docker
 
