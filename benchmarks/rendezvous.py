@@ -13,7 +13,7 @@ from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial, in_turn
 from launcher.agent.membership import decide
-from launcher.agent.membership.group import Cause, GroupState, Join
+from launcher.agent.membership.group import RoundCause, GroupState, Join
 from launcher.agent.membership.settings import Last, Member, Rules
 
 PURE = (64, 256, 1_000, 4_000)
@@ -66,7 +66,7 @@ def time_decisions(nodes: int) -> float:
             group, _ = decide.step(group, joins, 0.0)
         assert (group.sealed, len(group.members)) == (True, len(some))
         if generation == 0:
-            group, _ = decide.step(group, [decide.Gone(members[0].name, Cause.LOST)], 0.0)
+            group, _ = decide.step(group, [decide.Gone(members[0].name, RoundCause.LOST)], 0.0)
     return time.process_time() - began
 
 
