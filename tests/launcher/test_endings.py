@@ -24,7 +24,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from launcher.agent.endings import Again, AttemptJudge, judge_node
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
-from launcher.agent.engine.gpu_memory import GpuBusyError
+from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
+from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.worker_exit import write_exit
@@ -39,6 +40,7 @@ from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from tests.waiting import StoppedClock
 
 MakePlan = Callable[..., LaunchPlan]
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -383,3 +385,13 @@ def test_what_people_and_targets_end_is_told_as_they_said(driver, told, make_pla
     end_workers(run.node_dir(0, 0), (W(143),))
     end = write_outcome(run, plan, Ending(cause=Cause(driver), detail="as seen"), 2e10)
     assert f"{end.state}: {end.reason} {end.exit_code}: {end.detail}" == told
+
+
+def test_a_node_that_meets_again_is_judged_anew(tmp_path):
+    attempts = end_workers(tmp_path / "run/nodes/0/0", (W(),))
+    judge = AttemptJudge(max_restarts=3, same_failure_limit=3)
+    ledger: Any = SimpleNamespace(write=lambda *_, **__: None)
+    node = Node(attempts, judge, ledger, GpuGate(None, 0.0, StoppedClock()), StoppedClock())
+    node.ending = Ending(cause=Cause.COMPLETED)
+    node.on_store_lost(node.ending, 1)
+    assert judge_error(LOST, node).cause is Cause.RENDEZVOUS_UNREACHABLE

@@ -109,7 +109,7 @@ class Node:
 
     def on_store_lost(self, end: Ending, times: int) -> None:
         """A store is gone, and the next one will be tried."""
-        self.had_rendezvous = False
+        self.had_rendezvous, self.ending = False, None
         self.enter("restart")
         # The workers that were asked have ended: nobody is left to answer.
         self.attempts.forget_speaker()
