@@ -34,12 +34,12 @@ from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import read_ends, write_exit
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
-from launcher.contract.causes import Cause, cause_of_exit_code
+from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, Static
-from launcher.contract.worker_end import WorkerExit, is_out_of_memory, name_cause, sort_ends
+from launcher.contract.worker_end import WorkerExit, is_out_of_memory
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end
@@ -64,30 +64,16 @@ def book(**values: Any) -> AttemptJudge:
 # -- faults ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ends", "cause", "counts"),
-    [
-        ((), "membership", False),
-        ((end(cause="terminated", exit_code=-15),), "membership", False),
-        ((end(),), "worker-fault", True),
-        ((end(exit_code=-9, cause="signal"),), "worker-fault", True),
-        ((end(exit_code=-9, cause="hang"),), "hang", True),
-        ((end(exception="RuntimeError: Connection closed by peer"),), "lost-peer", False),
-        ((end(exit_code=143),), "preempted", False),
-        ((end(exception="reset by peer"), end(rank=1, exception="KeyError")), "worker-fault", True),
-    ],
-)
-def test_a_restart_has_a_cause_and_only_worker_faults_count(ends, cause, counts):
-    regroups = cause == "membership"
+def test_only_a_workers_own_failure_counts():
     one = book()
-    assert one.judge(ends, 0, regroups=regroups) == Again(cause=cause)
-    assert one.faults == int(counts)
-
-
-def test_bad_input_ends_the_run_at_once():
-    verdict = book().judge((end(exit_code=2),), 0, regroups=False)
-    assert isinstance(verdict, Ending)
-    assert verdict.cause is Cause.BAD_INPUT
+    for ends in ((), (end(cause="terminated", exit_code=-15),)):
+        assert one.judge(ends, 0, regroups=True) == Again(cause=Cause.MEMBERSHIP)
+    lost, left = end(exception="RuntimeError: Connection closed by peer"), end(exit_code=143)
+    assert one.judge((lost,), 0, regroups=True) == Again(cause=Cause.LOST_PEER)
+    assert one.judge((left,), 0, regroups=False) == Again(cause=Cause.PREEMPTED)
+    assert one.faults == 0
+    assert one.judge((lost, end(exception="KeyError")), 0, regroups=True).cause == "worker-fault"
+    assert one.faults == 1
 
 
 def test_equal_failures_at_the_same_step_end_the_run_at_the_limit():
@@ -121,54 +107,12 @@ def test_losing_peers_for_ever_without_a_step_ends_the_run_too():
 
 
 @pytest.mark.parametrize(
-    ("max_restarts", "cause", "reason"),
-    [
-        (0, "exit", Cause.TRAINING_FAILED),
-        (1, "exit", Cause.RESTARTS_EXHAUSTED),
-        (1, "out-of-memory", Cause.OUT_OF_MEMORY),
-    ],
-)
-def test_one_fault_more_than_allowed_ends_the_run(max_restarts, cause, reason):
-    one = book(max_restarts=max_restarts)
-    for _ in range(max_restarts):
-        assert isinstance(one.judge((end(cause=cause),), 0, regroups=False), Again)
-    verdict = one.judge((end(cause=cause),), 0, regroups=False)
-    assert isinstance(verdict, Ending)
-    assert verdict.cause is reason
-
-
-@pytest.mark.parametrize(
     ("codes", "oom_killed", "expected"),
     [([-9], True, True), ([1, -9], True, True), ([1], True, False), ([-9], False, False)],
 )
 def test_out_of_memory_takes_a_kill_and_the_word_of_the_kernel(codes, oom_killed, expected):
     assert is_out_of_memory(codes, oom_killed=oom_killed) is expected
     assert is_out_of_memory([], oom_killed=oom_killed) is oom_killed
-
-
-def test_causes_come_before_collateral_however_late_they_were_written():
-    cause, fallen = end(rank=3, failed_at=9.0), end(rank=0, failed_at=1.0, cause="terminated")
-    assert sort_ends([fallen, cause]) == (cause, fallen)
-
-
-@pytest.mark.parametrize(
-    ("facts", "cause"),
-    [
-        ({"terminated": True}, "terminated"),
-        ({"out_of_memory": True}, "out-of-memory"),
-        ({"disk_full": True}, "disk-full"),
-        ({}, "killed"),
-    ],
-)
-def test_a_killed_worker_s_cause_is_what_is_known_best(facts, cause):
-    assert name_cause(-9, **{"terminated": False, **facts}) == cause
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"), [(139, Cause.KILLED), (17, Cause.TRAINING_FAILED), (255, Cause.KILLED)]
-)
-def test_any_other_exit_code_has_one_too(code, reason):
-    assert cause_of_exit_code(code) is reason
 
 
 # -- stopping and starting again ---------------------------------------------------------------
