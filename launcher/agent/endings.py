@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from launcher.agent.disk import says_full
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause, cause_of_exit_code
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import ExitCode, name_ending
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import Static
 from launcher.contract.worker_end import (
     WorkerEnd,

@@ -1,10 +1,16 @@
-"""Why a node or a run ended, as whoever judges says it first."""
+"""Why a node or a run ended, and the outcome of a node, which its agent writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.records import changed_fields, parse_text
+from launcher.contract.worker_end import WorkerEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,3 +20,48 @@ class Ending:
     cause: Cause
     detail: str = ""
     at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOutcome:
+    """How one incarnation of a node ended. Times are seconds since the epoch.
+
+    The engine's process fills it; the supervisor adds the times, and the reason where the engine
+    could not know it. ``first`` is the worker that failed first, ``collateral`` are the others.
+    ``ended_well`` is the first worker of the last attempt that ended with exit code 0.
+    """
+
+    node_index: int
+    incarnation: int
+    reason: Cause
+    detail: str = ""
+    attempts: int = 0
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    first: WorkerEnd | None = None
+    collateral: tuple[WorkerEnd, ...] = ()
+    ended_well: WorkerEnd | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the node's agent."""
+        return int(self.reason.exit_code)
+
+    @property
+    def ends(self) -> tuple[WorkerEnd, ...]:
+        """All workers that ended badly in the last attempt."""
+        return (*((self.first,) if self.first else ()), *self.collateral)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The text of the file; ``protocol.NODE_OUTCOME_SCHEMA`` is its version."""
+        version = {"schema": protocol.NODE_OUTCOME_SCHEMA}
+        data = {**version, **vars(self), "exit_code": self.exit_code}
+        return json.dumps(data, indent=indent, default=changed_fields)
+
+
+def parse_node_outcome(text: str) -> NodeOutcome | None:
+    """Reads what ``to_json`` wrote; None for anything else."""
+    with contextlib.suppress(ValueError):
+        return parse_text(NodeOutcome, text, protocol.NODE_OUTCOME_SCHEMA)
+    return None

@@ -156,7 +156,7 @@ LATEST_LINK = "latest"
 LEDGER_DIR = "ledger"
 
 # -- what the agent leaves in a node's folder, nodes/<index>/<incarnation>/ ---------------------
-# OUTCOME_FILE is the node's own there: see ``node_outcome.py``.
+# OUTCOME_FILE is the node's own there: see ``ending.py``.
 NODE_OUTCOME_SCHEMA = 2
 ALIVE_FILE = "alive"
 """Touched every ``ALIVE_S`` seconds by the supervisor of a node with ``meet_dir``: nobody else

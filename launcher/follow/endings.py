@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import ExitCode, name_ending, name_exit_code
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.target import NodeObservation

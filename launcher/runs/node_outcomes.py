@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from launcher.contract import protocol
-from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
+from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger

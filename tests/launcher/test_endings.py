@@ -31,8 +31,7 @@ from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.worker_exit import write_exit
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause
-from launcher.contract.ending import Ending
-from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerExit
 from launcher.follow.decide import Replace, Restart, decide_action

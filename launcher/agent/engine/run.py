@@ -28,7 +28,7 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.ending import NodeOutcome
 
 _FABRIC = "lightning.fabric"
 _IMPORTS = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
+from launcher.contract.ending import NodeOutcome, parse_node_outcome
 
 
 def read_told(file: int) -> NodeOutcome | None:

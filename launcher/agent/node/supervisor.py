@@ -38,10 +38,10 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.hold import RENEW
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.records import dump_record
 from launcher.contract.worker_end import is_out_of_memory
 

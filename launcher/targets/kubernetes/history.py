@@ -14,10 +14,10 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
+from launcher.contract.ending import parse_node_outcome
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.hold import READY_FILE, READY_SAYS
 from launcher.contract.look import STANDS
-from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.states import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.runs.ledger import read_ledger, tell_moment

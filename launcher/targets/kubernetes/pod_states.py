@@ -14,9 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, parse_node_outcome
 from launcher.contract.errors import name_exit_code
-from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import ExitCode, InputError
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.states import NodeState
 from launcher.follow.target import NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import launcher.contract
-from launcher.contract import agent_settings, hold, keeper_record, look, node_outcome, protocol
+from launcher.contract import agent_settings, ending, hold, keeper_record, look, protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import InputError
-from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 from launcher.contract.records import dump_record, parse_record
 from tests.launcher.node_plans import node_plan
 from tests.launcher.values import by_place, changeable, records_of
@@ -93,7 +93,7 @@ def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is():
         assert parse_node_outcome(text) == outcome
     assert json.loads(outcome.to_json())["exit_code"] == outcome.exit_code == 1
     assert outcome.ends == (first, second)
-    well = node_outcome.NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED)
+    well = ending.NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED)
     assert (well.exit_code, well.ends) == (0, ())
     for other in ("", "[]", "{}", outcome.to_json().replace('"schema": 2', '"schema": 1')):
         assert parse_node_outcome(other) is None

@@ -8,8 +8,7 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
-from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.follow.endings import judge_run
 from tests.launcher.worker_ends import worker_end
 

@@ -16,11 +16,10 @@ from launcher.agent.node.outcome import write_outcome
 from launcher.contract import look, protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, NodeOutcome, parse_node_outcome
 from launcher.contract.errors import ExitCode
 from launcher.contract.keeper_record import write_record
 from launcher.contract.look import Frame, Look, RankStacks, ThreadStack
-from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 from launcher.contract.records import dump_record
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome

@@ -19,8 +19,7 @@ from launcher.code.record import CodeRecord
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
-from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.records import dump_record
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan

@@ -18,7 +18,7 @@ import pytest
 from launcher.agent.node.outcome import write_outcome
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder

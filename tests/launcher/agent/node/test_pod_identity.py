@@ -13,8 +13,8 @@ from launcher.agent.node.outcome import render_termination, write_termination
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import Elastic, NodePlan, Static
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end

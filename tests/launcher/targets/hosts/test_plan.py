@@ -18,9 +18,9 @@ from launcher.code.record import pack_code
 from launcher.contract import protocol
 from launcher.contract.agent_settings import parse_task
 from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.runs.failure import read_report

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import TargetError
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.contract.states import NodeState
 from launcher.job.spec import JobSpec

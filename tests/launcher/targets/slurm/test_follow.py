@@ -15,9 +15,8 @@ import pytest
 
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import TargetError
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.process_stat import name_machine
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console

@@ -11,8 +11,8 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.states import NodeState
 from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
