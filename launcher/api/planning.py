@@ -31,9 +31,6 @@ from launcher.targets.preflight import check_own_disks, describe_left_behind, re
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
 
-CODE_DIR = "code"
-"""In the folder of a run that repeats another: the copy of the earlier run's code."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
@@ -105,7 +102,7 @@ def plan_job(
     if opened and opened.there:
         job = decide_nnodes(job, opened.there)
     run_id = run_id or new_run_id(job.name)
-    copy = run_root.absolute() / run_id / CODE_DIR if again else None
+    copy = run_root.absolute() / run_id / protocol.CODE_DIR if again else None
     if job.code == IN_IMAGE and opened and not opened.has_image(job):
         job = job.model_copy(update={"code": None})
     place = find_code(job.command, job.code, job.workdir, Path.cwd())
@@ -136,7 +133,7 @@ def plan_job(
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.traits.sends_code or not read_code
     if again and not in_place:
-        where = f"{run_root / run_id / CODE_DIR}, a copy of the code of {again.run_id}"
+        where = f"{run_root / run_id / protocol.CODE_DIR}, a copy of the code of {again.run_id}"
         left = "what git ignores or .launcherignore names is not in it"
         choice.target.notes.append(f"starts in {where}: {left}")
     return PlannedRun(

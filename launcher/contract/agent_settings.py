@@ -32,6 +32,10 @@ class StoreEndpoint:
     node_index: int
 
 
+NEVER_S = 365 * 24 * 3600.0
+"""A limit that no run reaches."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
     """How the agent runs its workers; every field has a value that suits most jobs."""

@@ -98,6 +98,8 @@ STOP_FILE = "LAUNCHER_STOP_FILE"
 # -- paths inside a container --------------------------------------------------------------
 CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"
+CODE_DIR = "code"
+"""In a run's folder, where its code is copied there."""
 CONTAINER_CODE = "/launcher/code"
 CONTAINER_AGENT = "/launcher/agent.pyz"
 """The node agent's archive: the image's own, or mounted read-only."""

@@ -136,7 +136,10 @@ def show_text(text: str) -> str:
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """Causes before collateral, those ended by the agent last, then by time and rank."""
-    order = lambda end: (end.is_collateral, end.cause is Cause.TERMINATED, end.failed_at, end.rank)  # noqa: E731
+
+    def order(end: WorkerEnd) -> tuple[bool, bool, float, int]:
+        return end.is_collateral, end.cause is Cause.TERMINATED, end.failed_at, end.rank
+
     return tuple(sorted(ends, key=order))
 
 

@@ -109,7 +109,10 @@ def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | Non
     Without such a node, takes the cause of the node that ended first.
     """
     first_node = first.node_index if first else None
-    order = lambda node: (node.node_index != first_node, node.finished_at)  # noqa: E731
+
+    def order(node: NodeOutcome) -> tuple[bool, float]:
+        return node.node_index != first_node, node.finished_at
+
     same = sorted((node for node in nodes if node.exit_code == seen.cause.exit_code), key=order)
     if seen.cause is not Cause.TRAINING_FAILED:
         same = [node for node in same if node.reason is seen.cause]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.contract.agent_settings import HANG_MAX_S, AgentSettings, StoreEndpoint
+from launcher.contract.agent_settings import HANG_MAX_S, NEVER_S, AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.plan.target_facts import RUN_ID, TargetFacts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-NEVER_S = 365 * 24 * 3600.0
 STORE_CANDIDATES = 3
 """How many nodes may serve the rendezvous store, one after the other. To lose all of them is no
 coincidence any more."""

@@ -156,7 +156,10 @@ class RunFolder:
             for pattern in WORKER_FOLDERS
             for folder in nodes.glob(pattern)
         )
-        order = lambda w: (w.incarnation, w.attempt, w.node_index, w.rank_on(0, 0))  # noqa: E731
+
+        def order(log: WorkerLog) -> tuple[int, ...]:
+            return log.incarnation, log.attempt, log.node_index, log.rank_on(0, 0)
+
         return tuple(sorted((log for log in found if log is not None), key=order))
 
     def consoles(self) -> tuple[tuple[tuple[int, int], Path], ...]:

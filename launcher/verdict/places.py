@@ -307,7 +307,8 @@ class _Nodes:
             if rank is None and line.local_rank is not None:
                 first = 0 if not node else node * self._nproc or None
                 rank = None if first is None else first + line.local_rank
-            inferred = line.node is None is not node and self._given.isdisjoint(names)
+            found = line.node is None and node is not None
+            inferred = found and self._given.isdisjoint(names)
             placed.append(replace(line, node=node, rank=rank, is_inferred=inferred))
         return placed
 

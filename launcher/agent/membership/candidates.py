@@ -19,7 +19,7 @@ from launcher.agent.membership.coordinator import SIGN_S
 from launcher.agent.membership.process import ask, serve_forked
 from launcher.agent.membership.settings import parse_rules
 from launcher.agent.membership.wire import WireError
-from launcher.contract.agent_settings import DETECTION_LIMIT_S, NodeTask
+from launcher.contract.agent_settings import DETECTION_LIMIT_S, NEVER_S, NodeTask
 from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.records import parse_object, parse_record
@@ -33,7 +33,6 @@ GONE_S = 6 * SIGN_S
 """A coordinator that cannot be reached and shows no sign of life for so long is gone."""
 REACH_LIMIT_S = 60.0
 """How long a node tries to reach one that shows signs of life."""
-NEVER_S = 365 * 24 * 3600
 LOOK_S = 0.25
 
 

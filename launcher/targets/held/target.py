@@ -40,7 +40,6 @@ from launcher.targets.shell import quote, render_block
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-CODE_DIR = "code"
 END_LIMIT_S = 15.0
 """How long a node may take to end beyond its grace."""
 
@@ -64,7 +63,8 @@ class HeldArtifact(Artifact):
         lines = [
             "#!/bin/sh",
             f"# What nodes of {self.hold.run.run_id} are asked, by the launcher that has",
-            f"# its file {USER_FILE} locked; the code lies in {self.plan.run_dir}/{CODE_DIR}.",
+            f"# its file {USER_FILE} locked; the code lies in "
+            f"{self.plan.run_dir}/{protocol.CODE_DIR}.",
             render_block(("mkdir", "-p", *folders), head=2),
             *(files.shell_tasks() if files else ()),
         ]
@@ -111,7 +111,7 @@ class HeldTarget(Target):
             run=run,
             checkpoints=absolute(given, cwd) if given else f"{run}/{protocol.CHECKPOINTS_DIR}",
             cwd=cwd,
-            code=f"{run}/{CODE_DIR}" if self.code is not None else "",
+            code=f"{run}/{protocol.CODE_DIR}" if self.code is not None else "",
             # Containers see these folders under their own names.
             in_container=True,
         )
@@ -187,7 +187,7 @@ class HeldTarget(Target):
         plan = plan_moved(plan, {index: told.address for index, told in there.items() if told})
         nodes = [node for node in plan.nodes if only is None or node.node_index in only]
         make_folders((plan.run_dir, plan.checkpoint_dir, *(node.log_dir for node in nodes)))
-        code = Path(plan.run_dir, CODE_DIR)
+        code = Path(plan.run_dir, protocol.CODE_DIR)
         if self.code is not None and plan.code is not None and not code.exists():
             unpack(self.code.data, code)
         write_agent_files(render_agent_files(plan, tuple(nodes)))

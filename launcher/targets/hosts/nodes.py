@@ -118,7 +118,7 @@ def bring_last(
     # All nodes have the same code, and most write the same beside it.
     limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
     here = Path(plan.run_dir)
-    brought = here / messages.CODE_DIR
+    brought = here / protocol.CODE_DIR
     is_new = limit > 0 and not brought.exists()
     copy_once(session, host, index, plan.run_id, here, beside_code_bytes=limit, is_last=True)
     folder = f"{host.state_dir}/{messages.OUTPUTS_DIR}/{plan.run_id}"

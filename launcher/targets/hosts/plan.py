@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.contract import typed
+from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
-from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR, CODE_DIR, RUNS_DIR, Address
+from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR, RUNS_DIR, Address
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def plan_facts(
     """
     hosts, shared = own.hosts, shared_folder(job, cwd)
     runs = {host.name: run_dir_on(host, RUN_ID) for host in hosts}
-    caller = "" if inner is None else f"/{CODE_DIR}/{inner}".rstrip("/")
+    caller = "" if inner is None else f"/{protocol.CODE_DIR}/{inner}".rstrip("/")
     return TargetFacts(
         target=TARGET,
         place=describe_hosts(hosts, image, shared=shared is not None),
@@ -193,7 +193,7 @@ def plan_facts(
                     # Without a shared folder each host has its own, which outlives the run.
                     checkpoints=shared or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
                     cwd=f"{runs[host.name]}{caller}",
-                    code=f"{runs[host.name]}/{CODE_DIR}",
+                    code=f"{runs[host.name]}/{protocol.CODE_DIR}",
                     # Containers of a hold see these folders under their own names.
                     in_container=own.hold != "",
                 ),

@@ -24,7 +24,7 @@ from launcher.targets.docker_options import (
     shared_options,
 )
 from launcher.targets.hosts.plan import run_dir_on
-from launcher.targets.hosts.program.messages import CODE_DIR, KeeperSpec
+from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.shell import quote, render_block, render_line, render_start
 
@@ -103,7 +103,7 @@ class HostsArtifact:
         secrets = f"; set there: {' '.join(node.node.secrets)}" if node.node.secrets else ""
         unpack = []
         if self.code:
-            code = quote(f"{node.run_dir}/{CODE_DIR}")
+            code = quote(f"{node.run_dir}/{protocol.CODE_DIR}")
             command = f"mkdir -p {code} && tar -xz --no-same-owner -C {code}"
             unpack = [f'{ssh} {quote(command)} <"$CODE"']
         files = []

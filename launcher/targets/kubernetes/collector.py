@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -200,7 +201,7 @@ class PodCollector:
             text = line.decode(errors="replace").rstrip("\n")
             self._recorder.hear(source, index, incarnation, follower.at, text)
 
-        fate = lambda: self._fate(source)  # noqa: E731
+        fate = partial(self._fate, source)
         follower = LogFollower(self._cluster, source, fate, take, once=once)
         follower.start()
         return follower

@@ -352,7 +352,10 @@ def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") ->
         return Ending(cause=Cause.STOP_REQUESTED, detail=end.message)
     failed = filter(None, (_as_failed(pod, end) for pod in pods))
     # The pod that says why comes first.
-    by_cause = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
+
+    def by_cause(pod: PodView) -> tuple[bool, bool, bool, float]:
+        return order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)
+
     for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             told = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 TARGET = "slurm"
-CODE_DIR = "code"
 NOTICE_MARGIN_S = 30
 """Seconds from the end of the grace to the time limit: slurmctld checks limits every 30 s."""
 OWN_OPTIONS = {
@@ -192,7 +191,7 @@ def plan_facts(
         run=folder,
         checkpoints=absolute(given, cwd) if given else f"{folder}/{protocol.CHECKPOINTS_DIR}",
         cwd=cwd,
-        code=f"{folder}/{CODE_DIR}" if sends_code else "",
+        code=f"{folder}/{protocol.CODE_DIR}" if sends_code else "",
         # Containers see these folders at the same paths.
         in_container=True,
     )

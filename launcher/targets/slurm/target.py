@@ -46,7 +46,7 @@ from launcher.targets.slurm.follow import (
     observe,
     wanted_elements,
 )
-from launcher.targets.slurm.plan import CODE_DIR, TARGET, plan_facts
+from launcher.targets.slurm.plan import TARGET, plan_facts
 from launcher.targets.slurm.queue_watch import LOOK_S
 from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
@@ -161,7 +161,7 @@ class SlurmTarget(Target):
         run = RunFolder(Path(plan.run_dir))
         make_folders((plan.checkpoint_dir, *(f"{plan.run_dir}/{name}" for name in _FOLDERS)))
         if self.code is not None and plan.code is not None:
-            unpack(self.code.data, Path(plan.run_dir, CODE_DIR))
+            unpack(self.code.data, Path(plan.run_dir, protocol.CODE_DIR))
         assert plan.agent is not None, "Slurm's nodes need the agent"
         if not plan.agent.in_image:
             Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())

@@ -12,7 +12,6 @@ from pathlib import Path
 from launcher.agent.atomic_write import new_number, write_atomically
 from launcher.contract import protocol
 from launcher.targets.hosts.program.messages import (
-    CODE_DIR,
     HasCode,
     PrepareRun,
     RequestError,
@@ -60,7 +59,7 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     if asked.agent and not Path(asked.agent).exists():
         write_atomically(Path(asked.agent), agent)
-    code = run_dir / CODE_DIR
+    code = run_dir / protocol.CODE_DIR
     if asked.code and not code.exists():
         archive = Path(_archive(asked.state_dir, asked.code))
         temporary = run_dir / f".code.{new_number()}"

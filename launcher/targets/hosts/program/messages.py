@@ -15,8 +15,6 @@ IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
 RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR = "runs", "checkpoints", "outputs"
 """In a host's ``state_dir``."""
-CODE_DIR = "code"
-"""In a run's folder."""
 _LABEL = '{{index . "' + protocol.LABEL_TORCH + '"}}'
 IMAGE_FORMAT = "{{.Id}}\n{{with .Config.Labels}}" + _LABEL + "{{end}}"
 """What engines are asked of an image: its id, and the version of torch that its label names."""

@@ -14,7 +14,6 @@ from launcher.contract import protocol
 from launcher.targets.hosts.program import keeper, messages, processes
 from launcher.targets.hosts.program.messages import (
     CHECKPOINTS_DIR,
-    CODE_DIR,
     OUTPUTS_DIR,
     RUNS_DIR,
     LeftOnHost,
@@ -46,9 +45,10 @@ def stop_nodes(asked: messages.StopNodes) -> None:
 
 def remove_run(asked: messages.RemoveRun) -> int:
     run_dir, outputs = Path(asked.run_dir), Path(asked.outputs_dir)
-    kept = split_outputs(run_dir / CODE_DIR, asked.brought_bytes)[1] if asked.outputs_dir else []
+    code = run_dir / protocol.CODE_DIR
+    kept = split_outputs(code, asked.brought_bytes)[1] if asked.outputs_dir else []
     for path in kept:
-        target = outputs / path.relative_to(run_dir / CODE_DIR)
+        target = outputs / path.relative_to(code)
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # another host of the same home has moved it
             path.replace(target)

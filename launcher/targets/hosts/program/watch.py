@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.program.messages import CODE_DIR, FilePart, NodeSeen, NodesSeen
+from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING, write_frame
 
@@ -27,7 +27,12 @@ BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
 """This session ends after so much silence: a cut connection may never be reported."""
 CHUNK_BYTES = 1 << 17
-LEFT_OUT = (CODE_DIR, protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR, protocol.TOKEN_FILE)
+LEFT_OUT = (
+    protocol.CODE_DIR,
+    protocol.AGENT_ARCHIVE,
+    protocol.CHECKPOINTS_DIR,
+    protocol.TOKEN_FILE,
+)
 """Only in the run folder itself: below it, folders with such names belong to the training."""
 
 
@@ -48,7 +53,9 @@ class Watch:
         beat_at = float("-inf")
         if self._asked.once:
             self.send_new()
-            for path in split_outputs(self._run_dir / CODE_DIR, self._asked.beside_code_bytes)[0]:
+            for path in split_outputs(
+                self._run_dir / protocol.CODE_DIR, self._asked.beside_code_bytes
+            )[0]:
                 self._send_file(path)
             write_frame(self._out, messages.WatchEnd(followed=is_followed(self._run_dir)))
             return True
