@@ -80,13 +80,13 @@ class Cause(enum.StrEnum):
         "the launcher of the run died; a later command found the end")
     RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable", Ends(
         _FAILS, ExitCode.RENDEZVOUS_UNREACHABLE, "platform",
-        "no store answered, or too few nodes came in time")
+        "no coordinator answered, or too few nodes came in time")
     RENDEZVOUS_CLOSED = "rendezvous-closed", Ends(
         _FAILS, ExitCode.RENDEZVOUS_CLOSED, "platform",
         "another node ended the run, and its outcome says why")
     STORE_LOST = "store-lost", Ends(
         _FAILS, ExitCode.STORE_LOST, "platform",
-        "the rendezvous' store was lost, and no other node took over")
+        "the coordinator was lost, and no other node took over")
     AGENT_FAILED = "agent-failed", Ends(
         _FAILS, ExitCode.AGENT_FAILED, "platform", "the agent itself broke down")
     GPU_BUSY = "gpu-busy", Ends(
