@@ -33,7 +33,7 @@ def forget_supervisor() -> None:
     _told = mmap.mmap(-1, 1)
 
 
-def heed_supervisor(handle: Handler) -> Handler:
+def only_when_told(handle: Handler) -> Handler:
     """A handler that does nothing before the supervisor has told this process to end."""
 
     def handle_if_told(signum: int, frame: FrameType | None) -> Any:
@@ -42,7 +42,7 @@ def heed_supervisor(handle: Handler) -> Handler:
     return handle_if_told
 
 
-def heed_only_supervisor() -> None:
+def set_agent_handlers() -> None:
     """Sets the handlers of the agent's process, until torch's agent sets its own."""
 
     def end(signum: int, _: FrameType | None) -> None:
@@ -50,12 +50,12 @@ def heed_only_supervisor() -> None:
         os.kill(os.getpid(), signum)
 
     for signum in ENDING:
-        signal.signal(signum, heed_supervisor(end))
-    heed_none(FOR_SCRIPTS)
+        signal.signal(signum, only_when_told(end))
+    ignore_signals(FOR_SCRIPTS)
 
 
-def heed_none(signums: Iterable[signal.Signals] = (*ENDING, *FOR_SCRIPTS)) -> None:
-    """Has a helper do nothing at signals, because the agent ends it in another way.
+def ignore_signals(signums: Iterable[signal.Signals] = (*ENDING, *FOR_SCRIPTS)) -> None:
+    """Makes this process, a helper that its agent ends in another way, do nothing at these signals.
 
     By a handler, which its forks can reset. SIG_IGN would stay in fresh interpreters.
     """

@@ -308,7 +308,7 @@ def read_output(
         _check_rank(run, plan, rank, follow=follow)
     tails = RunTails(
         run,
-        workers_in_consoles=open_target(plan.target, run.path.parent).traits.tells_by_consoles,
+        workers_in_consoles=open_target(plan.target, run.path.parent).traits.workers_on_consoles,
         agents=agents and rank is None,
         keeps_returns=keeps_returns,
     )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
     """A run that is planned and not yet started. ``read_code`` reads the code that the job takes
-    along, if any; ``copy`` is where nodes expect that code, unless it is in place."""
+    along, if any; ``copy`` is the folder to unpack it into; None where it is used in place."""
 
     choice: Choice
     job: JobSpec

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from launcher.contract.node_plan import Env
 
 USER_FILE = ".in-use"
-"""In the hold's run folder: the fields of ``User`` while a run uses the nodes, else empty. The
-run's launcher keeps it locked, and touches it at least every ``LEASE_S`` seconds. Each host has its
-own, which keepers touch: files whose name begins with a dot are not copied from hosts."""
+"""In the hold's run folder: which run uses the nodes (the fields of ``User``); empty if none does.
+
+The launcher of that run holds a lock on it, and touches it every ``LEASE_S`` seconds or more often.
+On hosts each host has such a file. The dot in its name keeps it from being copied back."""
 OWNER_FILE = "held-by"
 """In the hold's run folder: USER@MACHINE."""
 LEASE_S = 60.0

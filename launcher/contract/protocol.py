@@ -202,9 +202,9 @@ the same steps, and each writes TRACE into the look's folder. The agent removes 
 TRACE = "rank-{rank}.trace.json"
 """What torch.profiler wrote."""
 
-# -- stopping is a conversation; all three files lie in NODE_DIR ---------------------------------
+# -- stopping: the supervisor asks, the training commits and answers; files in NODE_DIR -----------
 STOP_READY_FILE = "stop-ready"
-"""The training creates it when it speaks this protocol; the agent removes it at each start."""
+"""The training creates it to say that it answers requests; the agent removes it at each start."""
 STOP_REQUEST_FILE = "stop-request"
 """The supervisor asks: ``{"reason", "at", "deadline"}``, times in seconds since the epoch."""
 STOP_REASON_RESIZE = "resize"

@@ -104,11 +104,11 @@ def _nobody_works(
     working: frozenset[int],
     left_early: frozenset[int],
 ) -> bool:
-    """Whether no living node can have work to do, now that another one has finished.
+    """Whether the living nodes have nothing left to do, now that another node has finished.
 
-    With the roster, a finished node stays until the run is over: a node that still lives then was
-    about to join, or is frozen. A node that left early says nothing about the others. Under
-    torchrun a node leaves torch's exit barrier after 300 s, while others may still work.
+    Under the agent a node ends once the whole run has finished, so who lives on was about to join,
+    or is frozen. That does not hold for ``left_early``, nodes that ended before the run. Under
+    torchrun a node ends 300 s after its own work, while others may still compute.
     """
     finished = [node.node_index for node in observation.nodes if node.exit_code == 0]
     if _uses_roster(plan) and not left_early.issuperset(finished):

@@ -88,7 +88,7 @@ class Follower:
         self._is_alone = workers == 1
         self._tails = RunTails(
             run,
-            workers_in_consoles=target.traits.tells_by_consoles,
+            workers_in_consoles=target.traits.workers_on_consoles,
             agents=show_agents,
             keeps_returns=console.keeps_returns,
             copies=console.copies_stdout and self._is_alone,

@@ -161,7 +161,7 @@ class Traits:
     own_checkpoints: str = ""
     """The key of the job file for its checkpoints, if all runs of a job share them; empty if
     ``--resume RUN`` names the run to resume."""
-    tells_by_consoles: bool = False
+    workers_on_consoles: bool = False
     """Whether workers write into their nodes' own output, and nowhere else."""
     sends_code: bool = False
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""

@@ -50,7 +50,7 @@ class NodePlanner:
         self._nodes = facts.nodes or (NodeFacts(),) * job.nnodes.max
         self._place = place if self.folders(0).code else None
         self._command = (*(self._place or job).command, *extra_args)
-        # Under the agent a lone node meets itself, wherever it runs.
+        # A run of one node under the agent uses its own loopback for the rendezvous.
         alone = LOCAL_ADDR if job.uses_agent and job.nnodes.max == 1 else None
         # MASTER_ADDR of a static job; the rendezvous host of any other.
         self._master_addr = alone or facts.rdzv_host or self._address(0)

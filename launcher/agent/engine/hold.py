@@ -80,7 +80,7 @@ class Holder:
         gc.freeze()
         processes.adopt_orphans()
         # So that the run that uses this node gets its grace too.
-        signal.signal(signal.SIGTERM, signals.heed_supervisor(self._be_ended))
+        signal.signal(signal.SIGTERM, signals.only_when_told(self._be_ended))
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
         write_atomically(self._folder / READY_FILE, dump_record(ready))

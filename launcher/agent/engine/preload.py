@@ -162,7 +162,7 @@ def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
         processes.die_with_parent(agent_pid)
         SERVER_PID = os.getpid()
         STDIN_FD = os.dup(0)
-        signals.heed_none()
+        signals.ignore_signals()
         forkserver.main(listener_fd, alive_r, [])
     except (SystemExit, processes.ParentGoneError):
         os._exit(0)

@@ -190,7 +190,7 @@ def _keep_signals_from_torch() -> None:
     """
     handler = getattr(multiprocessing_api, _TORCHS_HANDLER, None)
     if handler is not None and handler.__module__ == multiprocessing_api.__name__:
-        setattr(multiprocessing_api, _TORCHS_HANDLER, signals.heed_supervisor(handler))
+        setattr(multiprocessing_api, _TORCHS_HANDLER, signals.only_when_told(handler))
 
 
 class RunFolderLogs(LogsSpecs):

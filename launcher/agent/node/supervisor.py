@@ -184,7 +184,7 @@ class Supervisor:
             processes.die_with_parent(supervisor_pid)
             # Ctrl-C goes to the whole process group, but only the supervisor may act on it.
             os.setpgid(0, 0)
-            signals.heed_only_supervisor()
+            signals.set_agent_handlers()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             from launcher.agent.engine.run import run_agent
 

@@ -1,6 +1,7 @@
-"""Runs in a hold whose nodes do not see the run folders, and are entered by its target's doors.
+"""Runs in a hold of pods, which do not see the run folders of this machine.
 
-The rest is as on hosts: the host program runs in each node, reached by its door in place of ssh.
+Such a run works as on hosts, with ``kubectl exec`` (the target's door) in place of ssh: the host
+program runs in each pod.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class KubernetesTarget(Target):
     traits = Traits(
         goes_on_alone=True,
         own_checkpoints="kubernetes.checkpoint",
-        tells_by_consoles=True,
+        workers_on_consoles=True,
         sends_code=True,
         plans_offline=True,
         held_by="entered",

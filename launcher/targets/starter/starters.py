@@ -46,7 +46,7 @@ class NodePlace:
     scheduler: str = ""
 
     @property
-    def comes_again(self) -> bool:
+    def may_be_requeued(self) -> bool:
         """Whether an equal ``job`` means a later start of the same job, as after a requeue."""
         return bool(self.scheduler)
 
