@@ -56,8 +56,8 @@ def plan_reduce(
     tensors: Sequence[Tensor],
     average: bool | None,
     op: ReduceOp | None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    before: float = 1.0,
+    after: float = 1.0,
 ) -> Collective:
     """The request; raises ValueError, NotImplementedError or InputError if it is impossible."""
     if average is not None:
@@ -71,7 +71,7 @@ def plan_reduce(
             raise NotImplementedError("Adasum needs floating-point tensors")
     if any(tensor.is_sparse for tensor in tensors):
         raise NotImplementedError("a sparse tensor cannot be reduced: give tensor.to_dense()")
-    return Collective(kind="allreduce", op=op, prescale=prescale_factor, postscale=postscale_factor)
+    return Collective(kind="allreduce", op=op, prescale=before, postscale=after)
 
 
 class _Allreduce(torch.autograd.Function):
@@ -96,11 +96,9 @@ def allreduce(
     name: str | None = None,
     compression: Any = Compression.none,
     op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
 ) -> Tensor:
     """A new tensor, reduced over all ranks (the average, unless ``op``); gradients flow."""
-    request = plan_reduce([tensor], average, op, prescale_factor, postscale_factor)
+    request = plan_reduce([tensor], average, op)
     small, made = compression.compress(tensor)
     result: Tensor = compression.decompress(_through(_Allreduce, request, name, small), made)
     return result
@@ -118,12 +116,9 @@ def allreduce_async_(
     average: bool | None = None,
     name: str | None = None,
     op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
 ) -> Handle:
     """Starts to reduce a tensor in place; returns the handle."""
-    request = plan_reduce([tensor], average, op, prescale_factor, postscale_factor)
-    return submit(name, [tensor], request)
+    return submit(name, [tensor], plan_reduce([tensor], average, op))
 
 
 def allreduce_async(tensor: Tensor, *rest: Any, **more: Any) -> Handle:
@@ -171,19 +166,6 @@ def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
 # -- broadcast ---------------------------------------------------------------------------------
 
 
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None) -> Any:
-        ctx.root_rank = root_rank
-        return synchronize(broadcast_async(tensor, root_rank, name))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        mean = allreduce(grads[0], op=Average)
-        is_root = context.get().starter.rank == ctx.root_rank
-        return mean if is_root else mean * 0, None, None
-
-
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Starts to replace a tensor by the root's; returns the handle."""
     if not 0 <= root_rank < context.get().starter.size:
@@ -203,6 +185,5 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """The root's tensor, in a new one; gradients flow to the root."""
-    result: Tensor = _through(_Broadcast, tensor, root_rank, name)
-    return result
+    """The root's tensor, in a new one."""
+    return broadcast_(tensor.detach().clone(), root_rank, name)

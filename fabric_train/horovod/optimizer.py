@@ -109,10 +109,6 @@ class _Distributed(Optimizer):
             before, after = 1.0 / self._predivide, self._predivide
         return reduce_in_place(grads, name, self._op, before, after)
 
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets how many backward passes come before each ``step``, from the next step on."""
-        self.backward_passes_per_step = passes
-
     def synchronize(self) -> None:
         """Waits for the reduced gradients, so that a script can clip them before ``step``."""
         if self._op is Adasum:

@@ -5,6 +5,7 @@ Nothing is run: only what a line itself says is known, and the values of variabl
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from launcher.manifests.imports.programs import MEETING, NOWHERE, PROGRAMS
 
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".batch")
 SBATCH = re.compile(r"^#SBATCH(?=\s|$)(.*)$", re.MULTILINE)
+NO_COMMAND = re.compile(r"\s*(#.*)?")
 WORD = re.compile(
     rf"""(?:\\.|'[^']*+'|"(?:\\.|{SUBSTITUTED}|[^"\\])*+"|{SUBSTITUTED}|[^\s'"\\`])++""", re.DOTALL
 )
@@ -45,8 +47,6 @@ OF_SLURM = {
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
 """Variables whose values follow from the script's own options."""
-
-
 NO_SIGNAL = (
     "--signal, which the script lacks",
     "the launcher has the training save before the time limit",
@@ -74,10 +74,10 @@ def import_batch_script(text: str, draft: Draft) -> None:
     text = text.replace("\r\n", "\n")
     lines = list(_read_lines(text))
     # sbatch reads no options below the first command.
-    head = text[: text.index(lines[0].raw)] if lines else text
+    head = itertools.takewhile(NO_COMMAND.fullmatch, text.split("\n"))
     given: dict[str, str] = {}
-    for options in SBATCH.findall(head):
-        words, _ = _split(options)
+    for found in filter(None, map(SBATCH.match, head)):
+        words, _ = _split(found[1])
         given |= {name: value for name, value, _ in split_options(words, PROGRAMS["srun"])}
     gres = re.search(r"gpu(?::[A-Za-z]\w*)?:(\d+)", given.get("gres", ""))
     if gres:
@@ -138,7 +138,7 @@ def _read_lines(text: str) -> Iterator[ScriptLine]:
         if end:
             end = "" if row.strip() == end else end
             continue
-        if not held and (not row.strip() or row.lstrip().startswith("#")):
+        if not held and NO_COMMAND.fullmatch(row):
             continue
         held.append(row)
         raw = "\n".join(held)

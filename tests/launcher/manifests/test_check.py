@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,25 +15,10 @@ from launcher.manifests.check import check_manifests, render_checked
 from launcher.manifests.checks.rules import Rule
 from launcher.manifests.source import render_path
 from launcher.yamlfile import source
+from tests.launcher.manifests.cases import case
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 ROOT = Path(__file__).parents[3]
-Edit = tuple[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A good manifest, the edit that breaks the rule, and one close to it that does not."""
-
-    rule: Rule
-    base: str
-    bad: Edit
-    good: Edit = ("", "")
-
-
-def case(rule: Rule, base: str, old: str, new: str, good: str | None = None) -> Case:
-    return Case(rule=rule, base=base, bad=(old, new), good=(old, old if good is None else good))
-
 
 ENV = '                  value: "3"'
 IMAGE = "              image: example/train:1\n"
@@ -123,19 +107,19 @@ def test_nothing_is_found_in_a_good_manifest(base):
     assert render_checked(checked).splitlines()[0].startswith("0 errors, 0 warnings")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.rule.id}-{c.base}")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_what_nearly_breaks_a_rule_is_good(case):
     text = read(case.base)
-    assert case.bad[0] in text, "the edit must change something"
-    assert not rules_of(text.replace(*case.good, 1))
+    assert case.old in text, "the edit must change something"
+    assert not rules_of(text.replace(case.old, case.good, 1))
 
 
 def test_each_broken_rule_is_told_with_what_stands_there_and_the_fix(expect_golden):
     told = []
-    for case in CASES:
-        text = read(case.base).replace(*case.bad, 1)
-        found = check_manifests([(case.base, text)]).breaches
-        assert case.rule in {one.rule for one in found}, case
+    for broken in CASES:
+        text = read(broken.base).replace(broken.old, broken.bad, 1)
+        found = check_manifests([(broken.base, text)]).breaches
+        assert broken.rule in {one.rule for one in found}, broken
         told += [f"{one.where}: {one.rule.id}: {one.what}; fix: {one.fix}\n" for one in found]
     expect_golden("check-manifests.txt", "".join(told))
 
@@ -152,7 +136,7 @@ def test_a_ttl_does_not_make_up_for_pods_that_stay_where_exit_codes_decide(resta
 def test_every_rule_has_a_reason_a_severity_and_a_manifest_that_breaks_it(rule):
     assert rule.why
     assert rule.severity in ("error", "warning")
-    assert rule is Rule.YAML or rule in {case.rule for case in CASES}
+    assert rule is Rule.YAML or rule in {broken.rule for broken in CASES}
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Job", "Deployment", "StatefulSet"])

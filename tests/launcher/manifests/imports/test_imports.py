@@ -113,7 +113,7 @@ def test_what_stands_in_comments_strings_and_here_documents_is_no_launch():
 
 def test_a_batch_script_without_a_signal_is_told_and_sbatch_reads_no_option_below_a_command():
     lacks = "--signal, which the script lacks"
-    for options, start, said in [("", "", True), ("\n#SBATCH --signal=USR1@9", "", False),
+    for options, start, said in [("", "", True), ("\n# cd /x\n#SBATCH --signal=USR1@9", "", False),
                                  ("", "#SBATCH --signal=USR1@9\n", True)]:  # fmt: skip
         text = f"#!/bin/bash\n#SBATCH -N 2{options}\ncd /x\n{start}srun torchrun train.py\n"
         assert (lacks in render_draft(import_text(text, "job.sbatch"))) is said
