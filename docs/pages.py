@@ -60,12 +60,12 @@ def exit_codes_page() -> str:
     """docs/exit-codes.md."""
     rows = [
         f"| {code} | {'yes' if code >= RETRY_FROM else 'no' if code else ''} "
-        f"| `{cause}` | {cause.state} | {cause.ends.whose} | {cause.ends.meaning} |"
+        f"| `{cause}` | {cause.state} | {cause.ends.whose} | {cause.meaning} |"
         for code in ExitCode
         for cause in OF_RUNS
         if cause.exit_code == code
     ]
-    finer = [f"| `{one}` | `{one.of}` | {one.fix} |" for one in Cause if one.of is not one]
+    finer = [f"| `{one}` | `{one.of}` | {one.fix or one.meaning} |" for one in Cause if one.of is not one]
     return "\n".join(
         [
             "# Exit codes and causes",
@@ -82,7 +82,7 @@ def exit_codes_page() -> str:
             "",
             "Finer causes, of workers and of `launcher why`, stand for one of these:",
             "",
-            "| cause | stands for | what helps in most cases |",
+            "| cause | stands for | what helps in most cases, or what it means |",
             "|---|---|---|",
             *finer,
             "",

@@ -35,6 +35,7 @@ class Of(NamedTuple):
 
     cause: str
     fix: str = ""
+    meaning: str = ""
 
 
 class Cause(enum.StrEnum):
@@ -98,14 +99,12 @@ class Cause(enum.StrEnum):
         fix="df -h; df -i; make room, or use another disk")
 
     # why workers were started again, or ended
-    WORKER_FAULT = "worker-fault", Of(_FAILED)
-    HANG = "hang", Of(_FAILED)
-    LOST_PEER = "lost-peer", Of(_CLOSED)
-    """All workers blame another one; who it is, is known once the group has formed again."""
-    MEMBERSHIP = "membership", Of(_CLOSED)
-    """The group has changed."""
-    TERMINATED = "terminated", Of(_CLOSED)
-    """The agent ended this worker because another one had failed, or the group changed."""
+    WORKER_FAULT = "worker-fault", Of(_FAILED, meaning="a worker failed by itself")
+    HANG = "hang", Of(_FAILED, meaning="a worker made no step for longer than the limit")
+    LOST_PEER = "lost-peer", Of(_CLOSED, meaning="all workers that failed blame another one")
+    MEMBERSHIP = "membership", Of(_CLOSED, meaning="nodes came or went")
+    TERMINATED = "terminated", Of(
+        _CLOSED, meaning="its agent ended it: another one had failed, or nodes came or went")
 
     # the script
     SCRIPT_ERROR = "script-error", Of(
@@ -224,6 +223,11 @@ class Cause(enum.StrEnum):
     def fix(self) -> str:
         """What helps in most cases; empty where only a finer cause can say it."""
         return self._means.fix
+
+    @property
+    def meaning(self) -> str:
+        """What it says, in a line for docs/exit-codes.md; empty where its name and fix do."""
+        return self._means.meaning
 
     @property
     def section(self) -> str:
