@@ -65,7 +65,11 @@ def exit_codes_page() -> str:
         for cause in OF_RUNS
         if cause.exit_code == code
     ]
-    finer = [f"| `{one}` | `{one.of}` | {one.fix or one.meaning} |" for one in Cause if one.of is not one]
+    finer = [
+        f"| `{one}` | `{one.of}` | {one.fix or one.meaning} |"
+        for one in Cause
+        if one not in OF_RUNS
+    ]
     return "\n".join(
         [
             "# Exit codes and causes",
