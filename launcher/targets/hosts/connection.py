@@ -24,7 +24,7 @@ from launcher.targets.hosts.program.messages import (
     WatchEnd,
     WatchRun,
 )
-from launcher.targets.hosts.program.records import BEAT, Record
+from launcher.targets.hosts.program.wire import BEAT, Record
 from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 

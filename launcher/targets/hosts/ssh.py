@@ -22,7 +22,7 @@ from launcher.targets.at_once import settle
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import Answered, HostRequest, Refusal
-from launcher.targets.hosts.program.records import MAGIC, Answer, Record, read_frame, write_frame
+from launcher.targets.hosts.program.wire import MAGIC, Answer, Record, read_frame, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import FULL, explain
 

@@ -22,9 +22,7 @@ from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.shared_folder import changed_at
 from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
-from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
-from launcher.targets.slurm.settings import SlurmSettings
-from launcher.targets.slurm.starts import (
+from launcher.targets.slurm.job_starts import (
     JobStart,
     find_unrecorded,
     last_words,
@@ -34,6 +32,8 @@ from launcher.targets.slurm.starts import (
     read_starts,
     setup_words,
 )
+from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
+from launcher.targets.slurm.settings import SlurmSettings
 
 SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0

@@ -16,8 +16,8 @@ from launcher.plan.nnodes import NodesThere
 from launcher.runs.folder import RunFolder
 from launcher.targets import children
 from launcher.targets.slurm import client
+from launcher.targets.slurm.job_starts import write_job
 from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
-from launcher.targets.slurm.starts import write_job
 from launcher.targets.slurm_process import SlurmProcess, read_slurm
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import QueuedJob
-from launcher.targets.slurm.starts import JobStart, read_jobs, read_queue, read_starts
+from launcher.targets.slurm.job_starts import JobStart, read_jobs, read_queue, read_starts
 
 LOOK_S = 10.0
 """Seconds between two questions to the controller: sites ban users who ask more often."""

@@ -46,11 +46,7 @@ from launcher.targets.slurm.follow import (
     observe,
     wanted_elements,
 )
-from launcher.targets.slurm.plan import TARGET, plan_facts
-from launcher.targets.slurm.queue_watch import LOOK_S
-from launcher.targets.slurm.script import render_script
-from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
-from launcher.targets.slurm.starts import (
+from launcher.targets.slurm.job_starts import (
     ask_to_stop,
     find_taken,
     find_unrecorded,
@@ -61,6 +57,10 @@ from launcher.targets.slurm.starts import (
     write_cluster,
     write_job,
 )
+from launcher.targets.slurm.plan import TARGET, plan_facts
+from launcher.targets.slurm.queue_watch import LOOK_S
+from launcher.targets.slurm.script import render_script
+from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
 from launcher.targets.slurm_process import SlurmProcess
 
 if TYPE_CHECKING:

@@ -23,9 +23,7 @@ from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.processes import Process, render_processes
 from launcher.targets.shared_folder import check_meeting
 from launcher.targets.slurm_process import read_slurm
-from launcher.targets.starter.plan import nodes_of, plan_own_node
-from launcher.targets.starter.starters import NodePlace, find_place
-from launcher.targets.starter.starts import (
+from launcher.targets.starter.agreement import (
     StartFiles,
     check_same_job,
     claim_incarnation,
@@ -33,6 +31,8 @@ from launcher.targets.starter.starts import (
     name_run,
     set_outcome_aside,
 )
+from launcher.targets.starter.plan import nodes_of, plan_own_node
+from launcher.targets.starter.starters import NodePlace, find_place
 from launcher.targets.starter.target import StarterTarget
 
 if TYPE_CHECKING:

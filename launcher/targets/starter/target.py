@@ -28,8 +28,8 @@ from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.processes import ProcessArtifact, render_processes
 from launcher.targets.shared_folder import changed_at, plan_as_run
+from launcher.targets.starter.agreement import request_stop
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
-from launcher.targets.starter.starts import request_stop
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

@@ -16,7 +16,7 @@ from signal import alarm
 from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Refusal, RequestError
-from launcher.targets.hosts.program.records import (
+from launcher.targets.hosts.program.wire import (
     MAGIC,
     TYPE_CHECKING,
     Record,

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.targets.hosts.program.node_state import read_state
-from launcher.targets.hosts.program.records import TYPE_CHECKING
+from launcher.targets.hosts.program.wire import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from launcher.targets.hosts.program import leases, processes
 from launcher.targets.hosts.program.held import HeldChild
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
-from launcher.targets.hosts.program.records import TYPE_CHECKING
+from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.contract import protocol
-from launcher.targets.hosts.program.records import TYPE_CHECKING, Answer, Asked, Record
+from launcher.targets.hosts.program.wire import TYPE_CHECKING, Answer, Asked, Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

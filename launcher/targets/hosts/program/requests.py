@@ -21,8 +21,8 @@ from launcher.targets.hosts.program.messages import (
     RunOnHost,
 )
 from launcher.targets.hosts.program.node_state import is_followed, read_state
-from launcher.targets.hosts.program.records import TYPE_CHECKING
 from launcher.targets.hosts.program.watch import split_outputs
+from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.machine import read_size
 from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output

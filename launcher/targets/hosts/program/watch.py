@@ -17,7 +17,7 @@ from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
-from launcher.targets.hosts.program.records import TYPE_CHECKING, write_frame
+from launcher.targets.hosts.program.wire import TYPE_CHECKING, write_frame
 
 if TYPE_CHECKING:
     from typing import IO

@@ -14,7 +14,7 @@ import pytest
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import __main__ as program
 from launcher.targets.hosts.program.messages import HostRequest, ReadClock, ReadHost, WatchRun
-from launcher.targets.hosts.program.records import Record, write_frame
+from launcher.targets.hosts.program.wire import Record, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh, host_program
 

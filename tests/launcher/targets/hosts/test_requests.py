@@ -34,8 +34,8 @@ from launcher.targets.hosts.program.messages import (
     WatchRun,
 )
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
-from launcher.targets.hosts.program.records import read_frame
 from launcher.targets.hosts.program.watch import Watch
+from launcher.targets.hosts.program.wire import read_frame
 from tests.launcher.looks import answering
 from tests.waiting import wait_until
 

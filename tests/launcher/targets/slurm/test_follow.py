@@ -36,9 +36,9 @@ from launcher.targets.slurm.follow import (
     observe,
     wanted_elements,
 )
+from launcher.targets.slurm.job_starts import read_jobs, read_starts
 from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch, find_held_back
 from launcher.targets.slurm.settings import SlurmSettings
-from launcher.targets.slurm.starts import read_jobs, read_starts
 from launcher.targets.slurm.target import SlurmTarget
 from tests.launcher.targets.slurm.test_plan import plan
 from tests.waiting import wait_until

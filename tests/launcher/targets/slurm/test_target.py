@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.folder import RunFolder
-from launcher.targets.slurm.starts import read_jobs
+from launcher.targets.slurm.job_starts import read_jobs
 from launcher.targets.slurm.target import SlurmTarget
 from tests.launcher.targets.slurm.test_script import plan
 

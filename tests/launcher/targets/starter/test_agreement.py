@@ -21,10 +21,7 @@ from launcher.plan.nnodes import decide_nnodes
 from launcher.plan.target_facts import MachineFacts
 from launcher.runs.folder import RunFolder
 from launcher.targets.starter import node as node_module
-from launcher.targets.starter.node import StartedNode
-from launcher.targets.starter.plan import StarterSettings, nodes_of, plan_facts, plan_own_node
-from launcher.targets.starter.starters import NodePlace
-from launcher.targets.starter.starts import (
+from launcher.targets.starter.agreement import (
     PLAN_LIMIT_S,
     STALE_LIMIT_S,
     StartFiles,
@@ -33,6 +30,9 @@ from launcher.targets.starter.starts import (
     find_files,
     name_run,
 )
+from launcher.targets.starter.node import StartedNode
+from launcher.targets.starter.plan import StarterSettings, nodes_of, plan_facts, plan_own_node
+from launcher.targets.starter.starters import NodePlace
 from launcher.targets.starter.target import LEFT_BEHIND_S, SILENT_S, StarterTarget
 from tests.waiting import StoppedClock
 
