@@ -172,10 +172,10 @@ class Raised:
 
     cause: Cause
     said: str
-    says_full: bool = False
-    had_group: bool = False
-    succeeded: bool = False
-    first: WorkerEnd | None = None
+    says_full: bool
+    had_group: bool
+    succeeded: bool
+    first: WorkerEnd | None
 
 
 def judge_raised(raised: Raised) -> Ending:

@@ -21,7 +21,7 @@ from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from launcher.agent.endings import Again, AttemptJudge, judge_node
+from launcher.agent.endings import Again, AttemptJudge, judge_node, judge_worker
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
@@ -39,6 +39,7 @@ from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from tests.launcher.worker_ends import worker_end
 from tests.waiting import StoppedClock
 
 MakePlan = Callable[..., LaunchPlan]
@@ -124,6 +125,41 @@ def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, t
         code = step.cause.exit_code
         retry = "yes" if code >= RETRY_FROM else "no"
         assert f"{step.cause}, {int(code)}, {retry}" == next_step
+
+
+@pytest.mark.parametrize(
+    ("code", "exception", "facts", "told"),
+    [
+        (-15, "", "asked failed own", "script-error 3"),
+        (-15, "", "asked own", "terminated -15"),
+        (-15, PEER, "asked failed own", "terminated -15"),
+        (-15, OTHER, "asked failed own", "killed -15"),
+        (-15, "", "asked failed", "terminated -15"),
+        (-9, "", "full", "disk-full -9"),
+        (1, OTHER, "full", "script-error 1"),
+        (0, "", "full", "completed 0"),
+        (0, "", "", "completed 0"),
+        (-9, "", "memory", "out-of-memory -9"),
+        (1, "", "memory own", "script-error 1"),
+    ],
+)
+def test_a_worker_that_failed_before_it_was_asked_to_end_is_told_by_its_own_failure(
+    code, exception, facts, told
+):
+    seen = WorkerExit(
+        attempt=4, rank=5, local_rank=1, exit_code=code, failed_at=7.0, steps=9,
+        was_asked="asked" in facts, had_failed="failed" in facts, own_code=3 * ("own" in facts),
+        oom_killed="memory" in facts, has_room="full" not in facts,
+    )  # fmt: skip
+    end = judge_worker(seen, exception)
+    assert f"{end.cause} {end.exit_code}" == told
+    assert (end.attempt, end.rank, end.local_rank, end.failed_at, end.steps) == (4, 5, 1, 7.0, 9)
+
+
+def test_one_failure_may_be_enough_to_give_up():
+    for limit, kind in ((1, Ending), (0, Again)):
+        judge = AttemptJudge(max_restarts=9, same_failure_limit=limit)
+        assert isinstance(judge.judge((worker_end(),), 0, regroups=False), kind)
 
 
 RUNS = [
