@@ -27,12 +27,12 @@ _OF_WORKERS = (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.BAD_INPUT)
 
 def is_lost(node: NodeObservation) -> bool:
     """Whether a node was taken from outside: killed by a signal, or gone without a word."""
-    return node.state is NodeState.MISSING or (node.exit_code or 0) > RETRY_FROM
+    return node.state is NodeState.MISSING or node.code > RETRY_FROM
 
 
 def is_permanent(node: NodeObservation) -> bool:
     """Whether its exit code says that another start would end alike."""
-    return 0 < (node.exit_code or 0) < RETRY_FROM
+    return 0 < node.code < RETRY_FROM
 
 
 def judge_agent(node: NodeObservation) -> Ending:
@@ -41,11 +41,10 @@ def judge_agent(node: NodeObservation) -> Ending:
         return Ending(cause=Cause.OUT_OF_MEMORY, detail=describe_agent(node))
     if is_permanent(node):
         # The node's own report names rank and cause, which says more than its exit code.
-        return Ending(cause=cause_of_exit_code(node.exit_code or 0), detail=node.detail)
-    code = node.exit_code or 0
+        return Ending(cause=cause_of_exit_codenode.code, detail=node.detail)
     # A signal's code does not say why.
-    is_own = code >= ExitCode.RENDEZVOUS_UNREACHABLE and code in set(ExitCode)
-    cause = cause_of_exit_code(code) if is_own else Cause.NODE_LOST
+    is_own = node.code >= ExitCode.RENDEZVOUS_UNREACHABLE and node.code in set(ExitCode)
+    cause = cause_of_exit_code(node.code) if is_own else Cause.NODE_LOST
     return Ending(cause=cause, detail=describe_agent(node))
 
 
@@ -63,9 +62,10 @@ def judge_torchrun(plan: LaunchPlan, node: NodeObservation) -> Ending:
 
 def describe_agent(node: NodeObservation) -> str:
     """One agent's ending in words, with the meaning of its exit code."""
-    told, code = describe(node), node.exit_code or 0
-    is_told = node.state is NodeState.MISSING or node.out_of_memory or node.detail
-    return told if is_told or code < RETRY_FROM else f"{told} ({cause_of_exit_code(code)})"
+    told = describe(node)
+    if node.state is NodeState.MISSING or node.out_of_memory or node.detail:
+        return told
+    return told if node.code < RETRY_FROM else f"{told} ({cause_of_exit_code(node.code)})"
 
 
 def describe(node: NodeObservation) -> str:

@@ -47,6 +47,11 @@ class NodeObservation:
         """Whether the node runs, or is about to."""
         return self.state in (NodeState.RUNNING, NodeState.PENDING)
 
+    @property
+    def code(self) -> int:
+        """Its exit code; 0 for a node that has none."""
+        return self.exit_code or 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
