@@ -41,7 +41,7 @@ def judge_agent(node: NodeObservation) -> Ending:
         return Ending(cause=Cause.OUT_OF_MEMORY, detail=describe_agent(node))
     if is_permanent(node):
         # The node's own report names rank and cause, which says more than its exit code.
-        return Ending(cause=cause_of_exit_codenode.code, detail=node.detail)
+        return Ending(cause=cause_of_exit_code(node.code), detail=node.detail)
     # A signal's code does not say why.
     is_own = node.code >= ExitCode.RENDEZVOUS_UNREACHABLE and node.code in set(ExitCode)
     cause = cause_of_exit_code(node.code) if is_own else Cause.NODE_LOST
