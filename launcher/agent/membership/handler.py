@@ -64,7 +64,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
         host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
         self._served: CoordinatorProcess | None = None
-        self._finishing = False
         if rules.is_host:
             pid = rules.coordinator_pid
             with contextlib.suppress(UnservedError):
@@ -145,7 +144,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """Ends this node's part, once; what the others learn depends on how it ends.
 
         After success it waits until the others have finished too: the coordinator may run here.
-        ``ChildFailedError`` closes the run. With any other exception, or as no member, it leaves.
+        ``ChildFailedError`` closes the run. After any other exception it leaves.
         """
         error = sys.exc_info()[1]
         parted = False
@@ -153,7 +152,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             self.check()
             if isinstance(error, ChildFailedError):
                 self.close(group.FAILED)
-            elif error is None and (self._is_member or self._finishing):
+            elif error is None and self.membership is not None:
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
@@ -189,7 +188,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round."""
-        self._finishing = True
         self.say("finish")
 
     def wait_until_closed(self) -> None:
