@@ -132,6 +132,7 @@ class Client:
         try:
             while not (self._ending or self._failure):
                 self._speak()
+            self._fail("ended")
         except Exception as error:
             self._fail(f"the connection to {self.where} failed: {error!r}")
 

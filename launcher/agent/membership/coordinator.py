@@ -94,8 +94,7 @@ class Coordinator:
         if self.sign:
             self._spawn(self._every(SIGN_S, partial(asyncio.to_thread, os.utime, self.sign)))
         if self.rules.fenced:
-            look = partial(self._look_at_fence, take=False)
-            self._spawn(self._every(FENCE_LOOK_S, look))
+            self._spawn(self._every(FENCE_LOOK_S, partial(self._look_at_fence, take=False)))
         await self._every(min(0.1, self.rules.interval_s), self._tick)
 
     async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
@@ -300,8 +299,9 @@ class Coordinator:
                 number = await asyncio.to_thread(self._fence.take, self.origin)
                 self._post(decide.Generation(number))
         except OSError as error:
-            why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
-            self._post(*[decide.Generation(0, why)] * take)
+            if take:
+                why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
+                self._post(decide.Generation(0, why))
 
 
 def _address(writer: asyncio.StreamWriter) -> str:
