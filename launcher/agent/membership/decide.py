@@ -242,7 +242,7 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     if len(chosen) < rules.min_nodes or not _is_quorate(group, len(chosen)):
         return ()
     if group.members:
-        missing = len(survivors - group.waiting.keys())
+        missing = len(survivors) - _come_again(group)
         is_late = now - group.phase_at >= REGROUP_LIMIT_S
     else:
         host_is_gone = group.host is not None and group.host.name in group.gone
@@ -257,6 +257,8 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
 
 def _come_again(group: GroupState) -> int:
     """How many nodes wait that were in the last membership, wherever that was formed."""
+    if group.members:
+        return len(group.working() & group.waiting.keys())
     return sum(0 < one.last.generation == group.generation for one in group.waiting.values())
 
 
