@@ -268,6 +268,10 @@ def test_nodes_that_were_not_in_the_last_membership_make_no_majority_of_it():
     run = Run(1, 6).join(0, 3, 4).see(Join(node(2), LIMIT_S, Last(1, 3)), after_s=1.0)
     assert run.see(after_s=20.0).ranks == [], "one of three is here, and three others"
     assert run.see(Join(node(1), LIMIT_S, Last(1, 3))).see(after_s=2.1).ranks
+    run = Run(1, 6).join(0, 1, 2).see(after_s=2.1)
+    run.see(Gone("1.a", Cause.LOST), Gone("2.a", Cause.LOST)).join(0)
+    run.see(*(Join(node(index), LIMIT_S, Last(1, 2)) for index in (3, 4)))
+    assert run.see(after_s=20.0).ranks == [], "the others were in another first group"
 
 
 def test_a_coordinator_that_was_left_behind_learns_it_from_a_node_of_the_other_group():
