@@ -38,6 +38,7 @@ class Client:
         self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
         self._clock, self._token = clock, token
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
+        self.where = f"the coordinator at {host}:{port}"
         # What the coordinator has said; only the thread changes it.
         self.status, self.losses = GroupStatus(), deque[str]()
         self.membership: Membership | None = None
@@ -54,10 +55,6 @@ class Client:
         """What the coordinator must know of this node, said again on each connection."""
         self._heard_at = self._checked_at = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
-
-    @property
-    def where(self) -> str:
-        return f"the coordinator at {self.host}:{self.port}"
 
     # -- the caller's side -----------------------------------------------------------------------
     def begin(self, timeout_s: float) -> None:

@@ -33,8 +33,6 @@ SIGN_S = 1.0
 SETTLE_S = 0.002
 """What comes within this time is decided about at once, so that a thousand nodes that come one by
 one are not a thousand decisions."""
-BAD_WORDS = (wire.WireError, ValueError, KeyError, TypeError)
-"""What reading a message of somebody else's making may raise."""
 
 
 @dataclass(eq=False)
@@ -87,13 +85,13 @@ class Coordinator:
         """Runs until it is cancelled."""
         # Such as when no file descriptor is free: asyncio tries again after a second.
         asyncio.get_running_loop().set_exception_handler(
-            lambda _, why: self._complain("somebody", why.get("exception") or why["message"])
+            lambda _, why: self._complain(why.get("exception") or why["message"])
         )
         limit = wire.NODE_LIMIT
         await asyncio.start_server(self._serve, sock=listener, limit=limit, backlog=4096)
         if self.sign:
             self._spawn(self._every(SIGN_S, partial(asyncio.to_thread, os.utime, self.sign)))
-        if self.rules.fenced:
+        if self.rules.fence_dir:
             self._spawn(self._every(FENCE_LOOK_S, partial(self._look_at_fence, take=False)))
         await self._every(min(0.1, self.rules.interval_s), self._tick)
 
@@ -121,9 +119,10 @@ class Coordinator:
         except OSError as error:
             is_orderly = False
             if peer is None:
-                self._complain(_address(writer), error)
-        except BAD_WORDS as error:
-            self._complain(_address(writer), error)
+                self._complain(error, writer)
+        except (wire.WireError, ValueError, KeyError, TypeError) as error:
+            # What reading a message of somebody else's making may raise.
+            self._complain(error, writer)
         finally:
             writer.close()
         if peer and peer.writer is writer and self._peers.get(peer.name) is peer:
@@ -162,12 +161,14 @@ class Coordinator:
         peer.send(wire.encode({"status": self._status, "losses": ()}))
         return peer
 
-    def _complain(self, address: str, error: object) -> None:
+    def _complain(self, error: object, writer: asyncio.StreamWriter | None = None) -> None:
         """Says in one line why a connection was ended, and the same only once."""
         text = str(error) or type(error).__name__
         if text not in self._said:
             self._said.add(text)
-            say(f"rendezvous: a connection from {address} was ended: {text}")
+            address = writer and writer.get_extra_info("peername")
+            who = str(address[0]).removeprefix("::ffff:") if address else "somebody"
+            say(f"rendezvous: a connection from {who} was ended: {text}")
 
     def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
         match message.get("says"):
@@ -302,7 +303,3 @@ class Coordinator:
             if take:
                 why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
                 self._post(decide.Generation(0, why))
-
-
-def _address(writer: asyncio.StreamWriter) -> str:
-    return str((writer.get_extra_info("peername") or ("?",))[0]).removeprefix("::ffff:")

@@ -219,7 +219,7 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
     if is_fault and 0 <= rules.max_restarts <= group.faults:
         group.closed = EXHAUSTED
         return
-    if rules.fenced and group.taken <= 0:
+    if rules.fence_dir and group.taken <= 0:
         actions += [] if group.taken == TAKING else [TakeGeneration()]
         group.taken = TAKING
         return
@@ -268,7 +268,7 @@ def _is_quorate(group: GroupState, chosen: int) -> bool:
     Without: more than half of the last membership that did not leave or finish, or so many nodes,
     replacements among them, that the absent ones cannot form a group.
     """
-    if group.rules.fenced or group.rules.rules_out_another(chosen):
+    if group.rules.fence_dir or group.rules.rules_out_another(chosen):
         return True
     return group.generation == 0 or 2 * _come_again(group) > group.majority_of
 

@@ -73,7 +73,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         super().__init__(host, port, params.run_id, rules, SystemClock(), token=token)
         # Ended by the resolver's own limit.
         self._addr = params.local_addr or socket.getfqdn()
-        if not rules.fenced and not rules.rules_out_another(rules.min_nodes):
+        if not rules.fence_dir and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
                 f"the last nodes, or more than {rules.max_nodes - rules.min_nodes}, can go on; "
@@ -122,15 +122,16 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
         Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
         """
+        is_completed = self.status.closed == group.FINISHED
         try:
             self.check()
         except rdzv.RendezvousConnectionError:
             # The workers go on to their end where no other group could be formed.
-            if self._is_member and (self._is_completed or not self.status.may_form):
+            if self._is_member and (is_completed or not self.status.may_form):
                 return 0
             raise
         if self.is_closed():
-            return int(not self._is_completed)
+            return int(not is_completed)
         return int(self.membership is not None and not self._is_member)
 
     def is_closed(self) -> bool:
@@ -206,10 +207,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """Whether this node's membership is the newest, and no round was opened since."""
         mine, status = self.membership, self.status
         return mine is not None and status.sealed and status.generation == mine.generation
-
-    @property
-    def _is_completed(self) -> bool:
-        return self.status.closed == group.FINISHED
 
 
 class AgentStore:

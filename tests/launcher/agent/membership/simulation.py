@@ -98,7 +98,7 @@ class Coordinator(Machine):
         for name in [name for name, at in self.heard.items() if now - at >= limit_s]:
             del self.heard[name]
             self.see(decide.Gone(name, Cause.LOST))
-        if self.rules.fenced and now - self.fence_looked_at >= FENCE_LOOK_S:
+        if self.rules.fence_dir and now - self.fence_looked_at >= FENCE_LOOK_S:
             self.fence_looked_at = now
             self.is_overtaken()
         self.see()
@@ -348,7 +348,7 @@ class World:
     # -- what must never happen
     def entered(self, node: Node, sealed: Sealed) -> None:
         names = tuple(member.name for member in sealed.members)
-        of = sealed.generation if self.rules.fenced else (node.coordinator, sealed.generation)
+        of = sealed.generation if self.rules.fence_dir else (node.coordinator, sealed.generation)
         assert self.of_generation.setdefault(of, names) == names
         indexes = [member.node_index for member in sealed.members]
         assert indexes == sorted(set(indexes)), "ranks are in order of index"
@@ -357,7 +357,7 @@ class World:
 
     def commit(self, node: Node, sealed: Sealed) -> None:
         """A commit counts only under the newest generation; that is what fencing is for."""
-        if self.rules.fenced and sealed.generation == len(self.taken):
+        if self.rules.fence_dir and sealed.generation == len(self.taken):
             newest = max(number for number in self.of_generation if isinstance(number, int))
             assert sealed.generation == newest, "a commit from the past"
 

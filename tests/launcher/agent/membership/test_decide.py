@@ -334,7 +334,7 @@ def check_step(before: GroupState, after: GroupState) -> None:
     assert indexes == sorted(set(indexes)), "ranks follow the plan, each index once"
     assert after.rules.min_nodes <= len(names) <= after.rules.max_nodes
     assert not names & after.gone.keys()
-    if before.members and not after.rules.fenced:
+    if before.members and not after.rules.fence_dir:
         # Nobody else can be a majority of the last membership, or enough without it.
         parted = {name for name, why in after.gone.items() if why in (Cause.LEFT, Cause.FINISHED)}
         counted = {member.name for member in before.members} - parted
