@@ -140,14 +140,14 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> N
         group.gone[name] = why
         actions += [Refuse(name, "replaced", text)] if why is Cause.REPLACED else []
         return
-    if group.sealed and not group.closed and group.works(name):
+    if group.sealed and not group.closed and name in group.working():
         if last.generation < group.generation:
             # Its connection was cut when it was told.
             actions.append(Tell(frozenset({name})))
             return
         _open(group, Cause.FAULT, now)
     other = group.newest.get(index, name)
-    if other != name and (other in group.waiting or group.works(other)):
+    if other != name and (other in group.waiting or other in group.working()):
         actions.append(Refuse(other, "replaced", text))
         _strike(group, other, Cause.REPLACED, now)
     group.waiting[name] = replace(join, since=now)
@@ -160,7 +160,7 @@ def _strike(group: GroupState, name: str, cause: Cause, now: float) -> None:
     group.waiting.pop(name, None)
     if group.gone.get(name, Cause.LOST) is not Cause.LOST:
         return
-    did_work = group.works(name)
+    did_work = name in group.working()
     group.gone[name] = cause
     group.finished += cause is Cause.FINISHED
     group.majority_of -= did_work and cause in (Cause.LEFT, Cause.FINISHED)

@@ -311,7 +311,7 @@ def test_whatever_happens_memberships_are_whole_ordered_and_of_nodes_that_are_th
             run.join(index, life=life, limit_s=1e9)
         elif kind == "admit":
             run.see(Admit())
-        elif kind != "tick" and (kind != "finish" or before.works(f"{index}.{life}")):
+        elif kind != "tick" and (kind != "finish" or f"{index}.{life}" in before.working()):
             run.see(Gone(f"{index}.{life}", CAUSES[kind]))
         check_step(before, run.group)
     if not (run.group.closed or run.group.finished):
