@@ -20,7 +20,7 @@ from launcher.agent.membership import decide, wire
 from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Join
 from launcher.agent.membership.settings import Member, Rules
 from launcher.agent.streams import say
-from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.clock import SystemClock
 from launcher.contract.generations import Fence
 from launcher.contract.records import parse_record
 
@@ -67,7 +67,6 @@ class Coordinator:
     token: str = ""
     sign: Path | None = None
     """A file that is touched every second while this process lives."""
-    clock: Clock = field(default_factory=SystemClock)
     _peers: dict[str, Peer] = field(default_factory=dict)
     _events: list[decide.Event] = field(default_factory=list)
     _losses: list[str] = field(default_factory=list)
@@ -76,7 +75,8 @@ class Coordinator:
     _settling: bool = False
 
     def __post_init__(self) -> None:
-        self._ticked_at = self.clock.monotonic()
+        self._clock = SystemClock()
+        self._ticked_at = self._clock.monotonic()
         self._group = GroupState(rules=self.rules, phase_at=self._ticked_at)
         self._status = self._group.status()
         self._fence = Fence(Path(self.rules.fence_dir), self.run_id)
@@ -114,7 +114,7 @@ class Coordinator:
             peer = await self._greet(reader, writer)
             # Ended by the silence limit, which aborts the connection.
             while peer and (line := await reader.readline()):
-                peer.heard_at = self.clock.monotonic()
+                peer.heard_at = self._clock.monotonic()
                 self._hear(peer, wire.decode(line))
         except OSError as error:
             is_orderly = False
@@ -153,7 +153,7 @@ class Coordinator:
         if not name:
             await writer.drain()
             return None
-        now = self.clock.monotonic()
+        now = self._clock.monotonic()
         peer = self._peers.setdefault(name, Peer(name, writer, now))
         if peer.writer is not writer:
             peer.writer.close()
@@ -205,21 +205,21 @@ class Coordinator:
         A middle box may have cut it, and may refuse for it. Then the node comes back at once, or
         its port takes a connection. Nothing is proven where nothing answers after a reset.
         """
-        began = self.clock.monotonic()
+        began = self._clock.monotonic()
         try:
             opened = asyncio.open_connection(member.addr, member.answers)
             _, writer = await asyncio.wait_for(opened, ANSWER_LIMIT_S)
             writer.close()
             return
         except ConnectionRefusedError:
-            why, round_trip_s = "its port refuses", self.clock.monotonic() - began
+            why, round_trip_s = "its port refuses", self._clock.monotonic() - began
             await asyncio.sleep(COME_BACK_S + 3 * round_trip_s)
         except (OSError, TimeoutError):
             if not is_orderly:
                 return
             # The address of a killed container goes with it.
             why = "nothing answers"
-            await asyncio.sleep(ANSWER_LIMIT_S - (self.clock.monotonic() - began))
+            await asyncio.sleep(ANSWER_LIMIT_S - (self._clock.monotonic() - began))
         peer = self._peers.get(member.name)
         if peer is None or not peer.is_connected:
             self._lose(member.name, f"its connection closed and {why}")
@@ -232,7 +232,7 @@ class Coordinator:
         self._post(decide.Gone(name, Cause.LOST))
 
     async def _tick(self) -> None:
-        now, limit_s = self.clock.monotonic(), self.rules.detection_limit_s
+        now, limit_s = self._clock.monotonic(), self.rules.detection_limit_s
         # If this process itself stood still, it has learned nothing of the others meanwhile.
         stood_s, self._ticked_at = now - self._ticked_at, now
         for peer in [*self._peers.values()]:
@@ -251,7 +251,7 @@ class Coordinator:
 
     def _settle(self) -> None:
         events, self._events, self._settling = self._events, [], False
-        self._group, actions = decide.step(self._group, events, self.clock.monotonic())
+        self._group, actions = decide.step(self._group, events, self._clock.monotonic())
         # First: whoever is answered looks at it.
         self._tell_status()
         for action in actions:

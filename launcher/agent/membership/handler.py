@@ -22,7 +22,6 @@ from launcher.agent.membership.client import Client, answering_port
 from launcher.agent.membership.group import Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
 from launcher.agent.membership.settings import parse_rules
-from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 PARTING_LIMIT_S = 2.0
@@ -70,7 +69,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
                 here = CoordinatorProcess(pid=pid, port=port) if pid else None
                 self._served = here or serve_forked(port, rules, params.run_id, token)
                 port = self._served.port
-        super().__init__(host, port, params.run_id, rules, SystemClock(), token=token)
+        super().__init__(host, port, params.run_id, rules, token)
         # Ended by the resolver's own limit.
         self._addr = params.local_addr or socket.getfqdn()
         if not rules.fence_dir and not rules.rules_out_another(rules.min_nodes):
