@@ -219,7 +219,7 @@ class Node(Machine):
 
     def lose(self) -> None:
         """The coordinator is gone: the workers stop, and the next candidate is asked."""
-        self.left = self.finished
+        self.left |= self.finished
         self.left_behind, self.coordinator = self.coordinator, None
         self.running, self.joined_at = None, None
         self.number, self.lost_at = self.number + 1, self.world.now

@@ -117,8 +117,8 @@ STORIES = """
 1:3 | a run is over when all have finished; nobody is let in, and who has finished may go
     join 0 1, after 2.1, finish 0, join 2, after 100, ranks 0 1, newcomers 0, lose 0, ranks 0 1,
     finish 1, closed finished, refused 2a-closed
-1:3 fenced=1 | those that have not finished go on alone if they may
-    join 0 1 2, finish 0, lose 1, join 2, ranks 2
+2:3 fenced=1 | those that have not finished go on if they may still be enough
+    join 0 1 2, finish 0, lose 1, join 2, ranks, join 1b, ranks 1 2
 2:2 | else they are stranded
     join 0 1, finish 0, lose 1, closed stranded
 1:2 | where enough have finished, losses do not matter

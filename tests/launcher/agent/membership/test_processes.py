@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
@@ -20,29 +21,44 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def refusing(monkeypatch) -> int:
-    """A port that refuses, and that all nodes say is theirs."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
-    monkeypatch.setattr(handler, "answering_port", lambda _: port)
-    return port
+def at_port(monkeypatch) -> Iterator[Callable[[bool], None]]:
+    """Has all nodes say that they answer at a port that refuses, or where nothing answers."""
+    with contextlib.ExitStack() as stack:
+
+        def choose(refuses: bool) -> None:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            port = listener.getsockname()[1]
+            monkeypatch.setattr(handler, "answering_port", lambda _: port)
+            if refuses:
+                listener.close()
+            for _ in range(0 if refuses else 3):
+                waits = stack.enter_context(socket.socket())
+                waits.setblocking(False)
+                waits.connect_ex(("127.0.0.1", port))
+
+        yield choose
 
 
-def test_a_node_whose_process_has_ended_is_lost_at_once(make, refusing):
+@pytest.mark.parametrize(
+    ("refuses", "why"), [(True, "its port refuses"), (False, "nothing answers")]
+)
+def test_a_node_whose_process_has_ended_is_lost_at_once(make, at_port, refuses, why):
+    """Also if its address went with it, as a container's does."""
+    at_port(refuses)
     stays, ends = make(1, 2).meet(0, 1)
     began = time.monotonic()
     ends.end()
     wait_until(stays.num_nodes_waiting)
     assert time.monotonic() - began < 1.5
     assert stays.status.cause is Cause.LOST
-    assert stays.take_losses() == ("node 1 is lost: its connection closed and its port refuses",)
+    assert stays.take_losses() == (f"node 1 is lost: its connection closed and {why}",)
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make, request, refuses):
+def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make, at_port, refuses):
     """Also where a firewall refuses what the coordinator dials."""
     if refuses:
-        request.getfixturevalue("refusing")
+        at_port(refuses)
     nodes = make(2, 2).meet(0, 1)
     for node in nodes:
         node._socket.shutdown(socket.SHUT_RDWR)
