@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from torch.distributed.elastic.multiprocessing import Std
 
 from tests.conformance import workers
@@ -78,35 +76,23 @@ def a_master_address_that_is_given(group: Group) -> str:
 
 
 def ranks_of_25_workers(group: Group) -> str:
-    sizes = (("chief", 8), ("trainer", 1), ("trainer", 2), ("trainer", 3), ("trainer", 4))
-    return _ranks(group, (*sizes, ("reader", 5), ("reader", 2)))
-
-
-def _ranks(group: Group, sizes: tuple[tuple[str, int], ...]) -> str:
-    """A node for each (role, number of workers): ranks are without gap in run, role and node."""
-    for role, nproc in sizes:
-        group.start(
-            *(workers.echo, "value"), role=role, nproc=nproc, least=len(sizes), most=len(sizes)
-        )
+    """Ranks are without a gap in the run and on each node; all nodes have one role."""
+    sizes = (8, 1, 2, 3, 4, 5, 2)
+    for nproc in sizes:
+        group.start(workers.echo, "value", nproc=nproc, least=len(sizes), most=len(sizes))
     ending = group.endings()
-    world = sum(nproc for _, nproc in sizes)
-    by_role: dict[str, list[int]] = defaultdict(list)
     everybody: list[int] = []
-    for node, (role, nproc) in zip(group.nodes, sizes, strict=True):
+    for node, nproc in zip(group.nodes, sizes, strict=True):
         starts = node.starts()
-        assert {start["WORLD_SIZE"] for start in starts} == {str(world)}
+        assert {start["WORLD_SIZE"] for start in starts} == {str(sum(sizes))}
+        assert {start["ROLE_WORLD_SIZE"] for start in starts} == {str(sum(sizes))}
         assert {start["GROUP_WORLD_SIZE"] for start in starts} == {str(len(sizes))}
         assert len({start["GROUP_RANK"] for start in starts}) == 1
+        assert all(start["ROLE_RANK"] == start["RANK"] for start in starts)
         ranks = sorted(int(start["RANK"]) for start in starts)
-        in_role = sorted(int(start["ROLE_RANK"]) for start in starts)
         assert ranks == list(range(ranks[0], ranks[0] + nproc))
-        assert in_role == list(range(in_role[0], in_role[0] + nproc))
-        of_role = sum(size for name, size in sizes if name == role)
-        assert {start["ROLE_WORLD_SIZE"] for start in starts} == {str(of_role)}
         everybody += ranks
-        by_role[role] += in_role
-    assert sorted(everybody) == list(range(world))
-    assert all(sorted(ranks) == list(range(len(ranks))) for ranks in by_role.values())
+    assert sorted(everybody) == list(range(sum(sizes)))
     return ending
 
 

@@ -70,8 +70,8 @@ STARTING = (
     ),
     Row(
         play=starting.ranks_of_25_workers,
-        says="Seven nodes of 8, 1, 2, 3, 4, 5 and 2 workers in three roles: ranks are without a "
-        "gap in the run, in each role and on each node.",
+        says="Seven nodes of 8, 1, 2, 3, 4, 5 and 2 workers: ranks are without a gap in the run "
+        "and on each node.",
         roster="completes",
     ),
     Row(

@@ -23,7 +23,7 @@ from launcher.agent.membership import wire
 from launcher.agent.membership.group import GroupStatus, Membership
 from launcher.agent.membership.settings import Last, Member, Rules
 from launcher.agent.streams import say
-from launcher.contract.clock import Clock
+from launcher.contract.clock import SystemClock
 from launcher.contract.records import parse_object, parse_record
 
 RETRY_S = 0.05
@@ -32,12 +32,11 @@ RETRY_S = 0.05
 class Client:
     """Speaks to one coordinator, from ``begin`` until ``end``."""
 
-    def __init__(
-        self, host: str, port: int, run_id: str, rules: Rules, clock: Clock, *, token: str = ""
-    ) -> None:
+    def __init__(self, host: str, port: int, run_id: str, rules: Rules, token: str = "") -> None:
         self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
-        self._clock, self._token = clock, token
+        self._clock, self._token = SystemClock(), token
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
+        self.where = f"the coordinator at {host}:{port}"
         # What the coordinator has said; only the thread changes it.
         self.status, self.losses = GroupStatus(), deque[str]()
         self.membership: Membership | None = None
@@ -52,12 +51,8 @@ class Client:
         self._changed, self._sending = threading.Condition(), threading.Lock()
         self._wishes: dict[str, wire.Message] = {}
         """What the coordinator must know of this node, said again on each connection."""
-        self._heard_at = self._checked_at = clock.monotonic()
+        self._heard_at = self._checked_at = self._clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
-
-    @property
-    def where(self) -> str:
-        return f"the coordinator at {self.host}:{self.port}"
 
     # -- the caller's side -----------------------------------------------------------------------
     def begin(self, timeout_s: float) -> None:
@@ -132,6 +127,7 @@ class Client:
         try:
             while not (self._ending or self._failure):
                 self._speak()
+            self._fail("ended")
         except Exception as error:
             self._fail(f"the connection to {self.where} failed: {error!r}")
 

@@ -20,7 +20,7 @@ from launcher.agent.membership import decide, wire
 from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
 from launcher.agent.membership.settings import Member, Rules
 from launcher.agent.streams import say
-from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.clock import SystemClock
 from launcher.contract.generations import Fence
 from launcher.contract.records import parse_record
 
@@ -33,8 +33,6 @@ SIGN_S = 1.0
 SETTLE_S = 0.002
 """What comes within this time is decided about at once, so that a thousand nodes that come one by
 one are not a thousand decisions."""
-BAD_WORDS = (wire.WireError, ValueError, KeyError, TypeError)
-"""What reading a message of somebody else's making may raise."""
 
 
 @dataclass(eq=False)
@@ -69,7 +67,6 @@ class Coordinator:
     token: str = ""
     sign: Path | None = None
     """A file that is touched every second while this process lives."""
-    clock: Clock = field(default_factory=SystemClock)
     _peers: dict[str, Peer] = field(default_factory=dict)
     _events: list[decide.Event] = field(default_factory=list)
     _losses: list[str] = field(default_factory=list)
@@ -78,7 +75,8 @@ class Coordinator:
     _settling: bool = False
 
     def __post_init__(self) -> None:
-        self._ticked_at = self.clock.monotonic()
+        self._clock = SystemClock()
+        self._ticked_at = self._clock.monotonic()
         self._group = GroupState(rules=self.rules, phase_at=self._ticked_at)
         self._status = self._group.status()
         self._fence = Fence(Path(self.rules.fence_dir), self.run_id)
@@ -87,15 +85,14 @@ class Coordinator:
         """Runs until it is cancelled."""
         # Such as when no file descriptor is free: asyncio tries again after a second.
         asyncio.get_running_loop().set_exception_handler(
-            lambda _, why: self._complain("somebody", why.get("exception") or why["message"])
+            lambda _, why: self._complain(why.get("exception") or why["message"])
         )
         limit = wire.NODE_LIMIT
         await asyncio.start_server(self._serve, sock=listener, limit=limit, backlog=4096)
         if self.sign:
             self._spawn(self._every(SIGN_S, partial(asyncio.to_thread, os.utime, self.sign)))
-        if self.rules.fenced:
-            look = partial(self._look_at_fence, take=False)
-            self._spawn(self._every(FENCE_LOOK_S, look))
+        if self.rules.fence_dir:
+            self._spawn(self._every(FENCE_LOOK_S, partial(self._look_at_fence, take=False)))
         await self._every(min(0.1, self.rules.interval_s), self._tick)
 
     async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
@@ -117,14 +114,15 @@ class Coordinator:
             peer = await self._greet(reader, writer)
             # Ended by the silence limit, which aborts the connection.
             while peer and (line := await reader.readline()):
-                peer.heard_at = self.clock.monotonic()
+                peer.heard_at = self._clock.monotonic()
                 self._hear(peer, wire.decode(line))
         except OSError as error:
             is_orderly = False
             if peer is None:
-                self._complain(_address(writer), error)
-        except BAD_WORDS as error:
-            self._complain(_address(writer), error)
+                self._complain(error, writer)
+        except (wire.WireError, ValueError, KeyError, TypeError) as error:
+            # What reading a message of somebody else's making may raise.
+            self._complain(error, writer)
         finally:
             writer.close()
         if peer and peer.writer is writer and self._peers.get(peer.name) is peer:
@@ -155,7 +153,7 @@ class Coordinator:
         if not name:
             await writer.drain()
             return None
-        now = self.clock.monotonic()
+        now = self._clock.monotonic()
         peer = self._peers.setdefault(name, Peer(name, writer, now))
         if peer.writer is not writer:
             peer.writer.close()
@@ -163,12 +161,14 @@ class Coordinator:
         peer.send(wire.encode({"status": self._status, "losses": ()}))
         return peer
 
-    def _complain(self, address: str, error: object) -> None:
+    def _complain(self, error: object, writer: asyncio.StreamWriter | None = None) -> None:
         """Says in one line why a connection was ended, and the same only once."""
         text = str(error) or type(error).__name__
         if text not in self._said:
             self._said.add(text)
-            say(f"rendezvous: a connection from {address} was ended: {text}")
+            address = writer and writer.get_extra_info("peername")
+            who = str(address[0]).removeprefix("::ffff:") if address else "somebody"
+            say(f"rendezvous: a connection from {who} was ended: {text}")
 
     def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
         match message.get("says"):
@@ -205,21 +205,21 @@ class Coordinator:
         A middle box may have cut it, and may refuse for it. Then the node comes back at once, or
         its port takes a connection. Nothing is proven where nothing answers after a reset.
         """
-        began = self.clock.monotonic()
+        began = self._clock.monotonic()
         try:
             opened = asyncio.open_connection(member.addr, member.answers)
             _, writer = await asyncio.wait_for(opened, ANSWER_LIMIT_S)
             writer.close()
             return
         except ConnectionRefusedError:
-            why, round_trip_s = "its port refuses", self.clock.monotonic() - began
+            why, round_trip_s = "its port refuses", self._clock.monotonic() - began
             await asyncio.sleep(COME_BACK_S + 3 * round_trip_s)
         except (OSError, TimeoutError):
             if not is_orderly:
                 return
             # The address of a killed container goes with it.
             why = "nothing answers"
-            await asyncio.sleep(ANSWER_LIMIT_S - (self.clock.monotonic() - began))
+            await asyncio.sleep(ANSWER_LIMIT_S - (self._clock.monotonic() - began))
         peer = self._peers.get(member.name)
         if peer is None or not peer.is_connected:
             self._lose(member.name, f"its connection closed and {why}")
@@ -227,12 +227,12 @@ class Coordinator:
     def _lose(self, name: str, why: str) -> None:
         if peer := self._peers.pop(name, None):
             peer.writer.transport.abort()
-        if self._group.works(name):
+        if name in self._group.working():
             self._losses.append(f"node {name.partition('.')[0]} is lost: {why}")
         self._post(decide.Gone(name, RoundCause.LOST))
 
     async def _tick(self) -> None:
-        now, limit_s = self.clock.monotonic(), self.rules.detection_limit_s
+        now, limit_s = self._clock.monotonic(), self.rules.detection_limit_s
         # If this process itself stood still, it has learned nothing of the others meanwhile.
         stood_s, self._ticked_at = now - self._ticked_at, now
         for peer in [*self._peers.values()]:
@@ -251,7 +251,7 @@ class Coordinator:
 
     def _settle(self) -> None:
         events, self._events, self._settling = self._events, [], False
-        self._group, actions = decide.step(self._group, events, self.clock.monotonic())
+        self._group, actions = decide.step(self._group, events, self._clock.monotonic())
         # First: whoever is answered looks at it.
         self._tell_status()
         for action in actions:
@@ -300,9 +300,6 @@ class Coordinator:
                 number = await asyncio.to_thread(self._fence.take, self.origin)
                 self._post(decide.Generation(number))
         except OSError as error:
-            why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
-            self._post(*[decide.Generation(0, why)] * take)
-
-
-def _address(writer: asyncio.StreamWriter) -> str:
-    return str((writer.get_extra_info("peername") or ("?",))[0]).removeprefix("::ffff:")
+            if take:
+                why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
+                self._post(decide.Generation(0, why))

@@ -140,14 +140,14 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> N
         group.gone[name] = why
         actions += [Refuse(name, "replaced", text)] if why is RoundCause.REPLACED else []
         return
-    if group.sealed and not group.closed and group.works(name):
+    if group.sealed and not group.closed and name in group.working():
         if last.generation < group.generation:
             # Its connection was cut when it was told.
             actions.append(Tell(frozenset({name})))
             return
         _open(group, RoundCause.FAULT, now)
     other = group.newest.get(index, name)
-    if other != name and (other in group.waiting or group.works(other)):
+    if other != name and (other in group.waiting or other in group.working()):
         actions.append(Refuse(other, "replaced", text))
         _strike(group, other, RoundCause.REPLACED, now)
     group.waiting[name] = replace(join, since=now)
@@ -160,7 +160,7 @@ def _strike(group: GroupState, name: str, cause: RoundCause, now: float) -> None
     group.waiting.pop(name, None)
     if group.gone.get(name, RoundCause.LOST) is not RoundCause.LOST:
         return
-    did_work = group.works(name)
+    did_work = name in group.working()
     group.gone[name] = cause
     group.finished += cause is RoundCause.FINISHED
     group.majority_of -= did_work and cause in (RoundCause.LEFT, RoundCause.FINISHED)
@@ -219,7 +219,7 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
     if is_fault and 0 <= rules.max_restarts <= group.faults:
         group.closed = EXHAUSTED
         return
-    if rules.fenced and group.taken <= 0:
+    if rules.fence_dir and group.taken <= 0:
         actions += [] if group.taken == TAKING else [TakeGeneration()]
         group.taken = TAKING
         return
@@ -242,7 +242,7 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     if len(chosen) < rules.min_nodes or not _is_quorate(group, len(chosen)):
         return ()
     if group.members:
-        missing = len(survivors - group.waiting.keys())
+        missing = len(survivors) - _come_again(group)
         is_late = now - group.phase_at >= REGROUP_LIMIT_S
     else:
         host_is_gone = group.host is not None and group.host.name in group.gone
@@ -257,6 +257,8 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
 
 def _come_again(group: GroupState) -> int:
     """How many nodes wait that were in the last membership, wherever that was formed."""
+    if group.members:
+        return len(group.working() & group.waiting.keys())
     return sum(0 < one.last.generation == group.generation for one in group.waiting.values())
 
 
@@ -266,7 +268,7 @@ def _is_quorate(group: GroupState, chosen: int) -> bool:
     Without: more than half of the last membership that did not leave or finish, or so many nodes,
     replacements among them, that the absent ones cannot form a group.
     """
-    if group.rules.fenced or group.rules.rules_out_another(chosen):
+    if group.rules.fence_dir or group.rules.rules_out_another(chosen):
         return True
     return group.generation == 0 or 2 * _come_again(group) > group.majority_of
 

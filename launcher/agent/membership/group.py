@@ -108,10 +108,6 @@ class GroupState(GroupStatus):
     """When the last node came, or when the round began if that was later."""
     grown_at: float = float("-inf")
 
-    def works(self, name: str) -> bool:
-        """Whether this node is one of those that ``working`` returns."""
-        return name not in self.gone and any(member.name == name for member in self.members)
-
     def working(self) -> set[str]:
         """The members that are there and whose workers have not all succeeded."""
         return {member.name for member in self.members} - self.gone.keys()

@@ -22,7 +22,6 @@ from launcher.agent.membership.client import Client, answering_port
 from launcher.agent.membership.group import Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
 from launcher.agent.membership.settings import parse_rules
-from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 PARTING_LIMIT_S = 2.0
@@ -64,17 +63,16 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
         host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
         self._served: CoordinatorProcess | None = None
-        self._finishing = False
         if rules.is_host:
             pid = rules.coordinator_pid
             with contextlib.suppress(UnservedError):
                 here = CoordinatorProcess(pid=pid, port=port) if pid else None
                 self._served = here or serve_forked(port, rules, params.run_id, token)
                 port = self._served.port
-        super().__init__(host, port, params.run_id, rules, SystemClock(), token=token)
+        super().__init__(host, port, params.run_id, rules, token)
         # Ended by the resolver's own limit.
         self._addr = params.local_addr or socket.getfqdn()
-        if not rules.fenced and not rules.rules_out_another(rules.min_nodes):
+        if not rules.fence_dir and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
                 f"the last nodes, or more than {rules.max_nodes - rules.min_nodes}, can go on; "
@@ -123,15 +121,16 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
         Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
         """
+        is_completed = self.status.closed == group.FINISHED
         try:
             self.check()
         except rdzv.RendezvousConnectionError:
             # The workers go on to their end where no other group could be formed.
-            if self._is_member and (self._is_completed or not self.status.may_form):
+            if self._is_member and (is_completed or not self.status.may_form):
                 return 0
             raise
         if self.is_closed():
-            return int(not self._is_completed)
+            return int(not is_completed)
         return int(self.membership is not None and not self._is_member)
 
     def is_closed(self) -> bool:
@@ -145,7 +144,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """Ends this node's part, once; what the others learn depends on how it ends.
 
         After success it waits until the others have finished too: the coordinator may run here.
-        ``ChildFailedError`` closes the run. With any other exception, or as no member, it leaves.
+        ``ChildFailedError`` closes the run. After any other exception it leaves.
         """
         error = sys.exc_info()[1]
         parted = False
@@ -153,7 +152,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             self.check()
             if isinstance(error, ChildFailedError):
                 self.close(group.FAILED)
-            elif error is None and (self._is_member or self._finishing):
+            elif error is None and self.membership is not None:
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
@@ -189,7 +188,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round."""
-        self._finishing = True
         self.say("finish")
 
     def wait_until_closed(self) -> None:
@@ -208,10 +206,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """Whether this node's membership is the newest, and no round was opened since."""
         mine, status = self.membership, self.status
         return mine is not None and status.sealed and status.generation == mine.generation
-
-    @property
-    def _is_completed(self) -> bool:
-        return self.status.closed == group.FINISHED
 
 
 class AgentStore:

@@ -93,11 +93,6 @@ class Rules:
         return max(2.0, self.detection_limit_s)
 
     @property
-    def fenced(self) -> bool:
-        """Whether shared storage numbers the memberships; else a majority has to re-form."""
-        return bool(self.fence_dir)
-
-    @property
     def interval_s(self) -> float:
         """Between two signs of life; longer in a large run, so that its work stays the same."""
         return min(max(0.25, self.max_nodes / SIGNS_PER_S), max(0.05, self.detection_limit_s / 10))

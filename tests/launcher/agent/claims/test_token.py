@@ -66,7 +66,7 @@ def test_a_stranger_can_neither_close_nor_join_a_run(group, port):
             ask("127.0.0.1", port, run, 2.0, guess)
     assert ask("127.0.0.1", port, run, 2.0, token) != ""
     rules = Rules(min_nodes=1, max_nodes=3, node_index=2)
-    client = Client("127.0.0.1", port, run, rules, SystemClock())
+    client = Client("127.0.0.1", port, run, rules)
     client.say("close", reason="failed")
     with pytest.raises(RendezvousConnectionError, match=SAID_BY_THE_NODE):
         client.begin(2.0)

@@ -79,7 +79,6 @@ class Coordinator(Machine):
 
     def __post_init__(self) -> None:
         self.group = GroupState(rules=self.rules, phase_at=self.clock())
-        self.origin = self.world.random.random()
         self.looked_at = self.fence_looked_at = self.clock()
         self.at(0.0, self.look)
 
@@ -99,20 +98,20 @@ class Coordinator(Machine):
         for name in [name for name, at in self.heard.items() if now - at >= limit_s]:
             del self.heard[name]
             self.see(decide.Gone(name, RoundCause.LOST))
-        if self.rules.fenced and now - self.fence_looked_at >= FENCE_LOOK_S:
+        if self.rules.fence_dir and now - self.fence_looked_at >= FENCE_LOOK_S:
             self.fence_looked_at = now
-            self.check_fence(only_sealed=True)
+            self.is_overtaken()
         self.see()
         self.at(LOOK_S, self.look)
 
-    def check_fence(self, *, only_sealed: bool = False) -> bool:
+    def is_overtaken(self) -> bool:
         """Whether another coordinator has taken a later generation; then this one ends its part."""
         taken = self.world.taken
         is_of_another = bool(taken) and taken[-1] is not self
-        overtaken = is_of_another and self.group.members and self.group.generation < len(taken)
-        if overtaken and (self.group.sealed or not only_sealed):
+        if is_of_another and self.group.members and self.group.generation < len(taken):
             self.see(decide.Close(FENCED_OUT))
-        return bool(overtaken)
+            return True
+        return False
 
     def see(self, *events: decide.Event) -> None:
         self.group, actions = decide.step(self.group, events, self.clock())
@@ -132,7 +131,7 @@ class Coordinator(Machine):
 
     def take(self) -> None:
         """The next number of the shared folder."""
-        if self.check_fence():
+        if self.is_overtaken():
             return
         self.world.taken.append(self)
         number = len(self.world.taken)
@@ -212,7 +211,7 @@ class Node(Machine):
             )
         if group.closed == FENCED_OUT:
             self.lose()
-        elif self.running and not self.finished:
+        elif self.running:
             if not group.sealed or group.generation != self.running.generation:
                 self.join()
             else:
@@ -220,6 +219,7 @@ class Node(Machine):
 
     def lose(self) -> None:
         """The coordinator is gone: the workers stop, and the next candidate is asked."""
+        self.left |= self.finished
         self.left_behind, self.coordinator = self.coordinator, None
         self.running, self.joined_at = None, None
         self.number, self.lost_at = self.number + 1, self.world.now
@@ -283,8 +283,9 @@ class Node(Machine):
         self.running, self.left = None, True
 
     def finish(self) -> None:
-        self.finished = True
-        self.say(decide.Gone(self.name, RoundCause.FINISHED))
+        if self.running:
+            self.finished, self.running = True, None
+            self.say(decide.Gone(self.name, RoundCause.FINISHED))
 
     def fault(self) -> None:
         if self.running:
@@ -347,7 +348,7 @@ class World:
     # -- what must never happen
     def entered(self, node: Node, sealed: Sealed) -> None:
         names = tuple(member.name for member in sealed.members)
-        of = sealed.generation if self.rules.fenced else (node.coordinator, sealed.generation)
+        of = sealed.generation if self.rules.fence_dir else (node.coordinator, sealed.generation)
         assert self.of_generation.setdefault(of, names) == names
         indexes = [member.node_index for member in sealed.members]
         assert indexes == sorted(set(indexes)), "ranks are in order of index"
@@ -356,7 +357,7 @@ class World:
 
     def commit(self, node: Node, sealed: Sealed) -> None:
         """A commit counts only under the newest generation; that is what fencing is for."""
-        if self.rules.fenced and sealed.generation == len(self.taken):
+        if self.rules.fence_dir and sealed.generation == len(self.taken):
             newest = max(number for number in self.of_generation if isinstance(number, int))
             assert sealed.generation == newest, "a commit from the past"
 
@@ -375,13 +376,8 @@ class World:
 
     def story(self) -> str:
         lines = [f"{self.now:.1f} s"]
-        for one in self.served:
-            g, what = one.group, [x for x in ("dead", "frozen", "cut") if getattr(one, x)]
-            lines.append(
-                f"coordinator {one.number} {what} {g.sealed} {g.closed} {g.generation} {g.members}"
-            )
-        for node in self.nodes:
-            what = [x for x in ("dead", "frozen", "cut", "left") if getattr(node, x)]
-            at = node.coordinator.number if node.coordinator else None
-            lines.append(f"{node.name} {what} at {at} {node.refused} {node.running}")
+        for one in (*self.served, *self.nodes):
+            what = [x for x in ("dead", "frozen", "cut", "left") if getattr(one, x, False)]
+            told = one.group if isinstance(one, Coordinator) else (one.name, one.running)
+            lines.append(f"{type(one).__name__} {one.number} {what} {told}")
         return "\n".join(lines)

@@ -44,17 +44,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "REACH_LIMIT_S", 4.0)
 
 
-def said_of(store: CoordinatorProcess, **others: Any) -> Announcement:
-    known: dict[str, Any] = {
-        "addresses": (LOOPBACK,),
-        "port": store.port,
-        "host": "n1",
-        "node_index": 1,
-        "machine": name_machine(),
-        "run_id": "run",
-        "origin": store.origin,
-    }
-    return Announcement(**{**known, **others})
+def announce(folder: Path, store: CoordinatorProcess, **others: Any) -> Announcement:
+    """As the node writes it that serves it."""
+    known = {"addresses": (LOOPBACK,), "port": store.port, "host": "n1", "node_index": 1}
+    known |= {"machine": name_machine(), "run_id": "run", "origin": store.origin}
+    said = Announcement(**{**known, **others})
+    (folder / "coordinator-0.json").write_text(json.dumps(asdict(said)))
+    return said
 
 
 def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings: Any) -> Meeting:
@@ -74,36 +70,32 @@ def plan(folder: Path, *given: Any, carried: dict[str, str] | None = None, **mor
 
 def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
     wheres = ("203.0.113.9", *own_addresses(), LOOPBACK)
-    said = said_of(store, addresses=wheres)
-    first, *others = reach(said).values()
+    first, *others = reach(announce(tmp_path, store, addresses=wheres)).values()
     assert isinstance(first, OSError)
     assert {*others} == {None}
-    (tmp_path / "coordinator-0.json").write_text(json.dumps(asdict(said)))
     node = meeting_of(tmp_path).plan_round({}).node
     assert isinstance(node.rendezvous, Elastic)
     assert (node.rendezvous.endpoint_host, node.rendezvous.is_host) == (wheres[1], False)
     assert node.local_addr == (own_addresses() or (node_plan({}).local_addr,))[0]
 
 
-def test_another_store_at_the_same_port_is_not_taken_for_it(store):
-    (other,) = reach(said_of(store, origin="other")).values()
-    assert "another coordinator answers" in str(other)
-    (stranger,) = reach(said_of(store), "another token").values()
-    assert "another token" in str(stranger)
-    store.stop()
-    (gone,) = reach(said_of(store)).values()
-    assert isinstance(gone, ConnectionRefusedError)
-
-
-def test_addresses_of_another_machine_are_not_looked_for_on_this_one(store):
-    addresses = (*own_addresses(), LOOPBACK)
-    assert reach(said_of(store, addresses=addresses, machine="another")) == {}
+@pytest.mark.parametrize(
+    ("others", "token", "whys"),
+    [
+        ({"origin": "other"}, "", ["another coordinator answers"]),
+        ({}, "another token", ["it ended the connection: another run, or another token"]),
+        ({"port": 1}, "", ["[Errno 111] Connection refused"]),
+        # Of another machine: not looked for on this one.
+        ({"addresses": (*own_addresses(), LOOPBACK), "machine": "another"}, "", []),
+    ],
+)
+def test_another_store_is_not_taken_for_it(tmp_path, store, others, token, whys):
+    assert [*map(str, reach(announce(tmp_path, store, **others), token).values())] == whys
 
 
 def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(tmp_path, store, short):
-    said = said_of(store, machine="another", addresses=("203.0.113.9",))
-    (tmp_path / "coordinator-0.json").write_text(json.dumps(asdict(said)))
-    with pytest.raises(UnreachableError, match=r"node 1 on n1 is alive.*203\.0\.113\.9"):
+    announce(tmp_path, store, machine="another", addresses=("203.0.113.9",))
+    with pytest.raises(UnreachableError, match=r"node 1 on n1 is alive.*203\.0\.113\.9 \("):
         meeting_of(tmp_path).plan_round({})
     assert not (tmp_path / "coordinator-1.json").exists()
 
@@ -112,8 +104,7 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, sho
     store.stop()
     # There is no other machine here that could refuse.
     monkeypatch.setattr(candidates, "reach", lambda *_: {"203.0.113.9": ConnectionRefusedError()})
-    file = tmp_path / "coordinator-0.json"
-    file.write_text(json.dumps(asdict(said_of(store))))
+    announce(tmp_path, store)
     began = time.monotonic()
     rendezvous = plan(tmp_path, carried={"last": "{}"})
     assert 2.5 <= time.monotonic() - began < 7.5
@@ -144,22 +135,19 @@ def test_a_claim_whose_node_died_before_it_served_is_passed_over(tmp_path, short
     assert (tmp_path / "coordinator-1.json").exists()
 
 
-def test_of_two_nodes_that_serve_at_once_one_goes_to_the_other_s(
-    tmp_path, store, short, monkeypatch
-):
+def test_of_two_nodes_that_serve_at_once_one_goes_to_the_other_s(tmp_path, store, monkeypatch):
     slow: list[CoordinatorProcess] = []
 
     def serve_late(*given: Any, **named: Any) -> CoordinatorProcess:
         slow.append(serve_forked(*given, **named))
-        said = json.dumps(asdict(said_of(store)))
-        (tmp_path / "coordinator-0.json").write_text(said)
+        announce(tmp_path, store)
         return slow[-1]
 
     (tmp_path / "coordinator-0.json").unlink()
     monkeypatch.setattr(candidates, "serve_forked", serve_late)
     rendezvous = plan(tmp_path)
     assert (rendezvous.endpoint_port, rendezvous.is_host) == (store.port, False)
-    assert not any(psutil.pid_exists(process.pid) for process in slow)
+    assert not psutil.pid_exists(slow[0].pid)
 
 
 def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(store):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,96 +78,70 @@ class Run:
 
 
 # -- stories ---------------------------------------------------------------------------------------
-STORIES = {
-    "a full group is sealed at once, and ranks follow the plan": (
-        partial(Run, 3, 3),
-        "join 2 0, ranks, join 1, ranks 0 1 2, generation 1, cause first",
-    ),
-    "more nodes than the least are waited for until the last call is over": (
-        partial(Run, 2, 4),
-        "join 0 1, after 1.9, join 3, ranks, after 1.9, ranks, after 0.2, ranks 0 1 3",
-    ),
-    "a node that waits too long is refused once": (
-        partial(Run, 3, 3),
-        "join 0 1, after 59.9, refused, after 0.2, refused 0a-timeout 1a-timeout, after 5, "
-        "refused 0a-timeout 1a-timeout",
-    ),
-    "a node that goes before the first seal is not waited for": (
-        partial(Run, 2, 3),
-        "join 0 1, lose 1, after 5, ranks, join 2, after 2, ranks 0 2",
-    ),
-    "a group of fixed size waits for the lost node's successor": (
-        partial(Run, 2, 2),
-        "join 0 1, lose 1, join 0, after 20, ranks, join 1b, ranks 0 1, cause lost",
-    ),
-    "a worker's fault is a loss where a node was lost, and counts where none was": (
-        partial(Run, 2, 3),
-        "join 0 1 2, join 0, cause fault, lose 1, join 2, ranks 0 2, cause lost, faults 0, "
-        "join 0 2, ranks 0 2, cause fault, faults 1",
-    ),
-    "one fault more than allowed closes the run": (
-        partial(Run, 2, 2, max_restarts=1),
-        "join 0 1, join 0 1, ranks 0 1, faults 1, join 1 0, closed restarts-exhausted, "
-        "refused 1a-closed 0a-closed",
-    ),
-    "a member that is slow to stop is waited for, left out, and comes in once it has stopped": (
-        partial(Run, 2, 4, fenced=True, join_timeout_s=90.0),
-        "join 0 1 2 3, lose 3, join 0 1, after 59, ranks, join 0 1, after 1.1, ranks 0 1, "
-        "join 2, after 3, join 0 1, ranks 0 1 2",
-    ),
-    "newcomers come in together once the group has committed": (
-        partial(Run, 1, 3, admit_limit_s=50.0, growth_pause_s=10.0),
-        "join 0, after 2.1, after 10, join 1 2, ranks 0, newcomers 2, admit, ranks, cause joined, "
-        "join 0, ranks 0 1 2",
-    ),
-    "newcomers are announced only some time after the last came in": (
-        partial(Run, 1, 3, admit_limit_s=50.0, growth_pause_s=10.0),
-        "join 0, after 2.1, join 1, admit, join 0, ranks 0 1, join 2, after 9, newcomers 0, "
-        "after 1.1, newcomers 1, lose 2, newcomers 0",
-    ),
-    "a training that never commits lets newcomers in after its limit": (
-        partial(Run, 1, 2, admit_limit_s=50.0),
-        "join 0, after 2.1, join 1, after 49, ranks 0, after 1.1, ranks, cause joined",
-    ),
-    "a full group takes nobody, and waiting beside it has no limit": (
-        partial(Run, 1, 2),
-        "join 0 1, join 2, after 500, newcomers 0, ranks 0 1, refused",
-    ),
-    "a node that leaves on purpose costs no majority": (
-        partial(Run, 1, 4),
-        "join 0 1 2 3, leave 3 2, join 0 1, ranks 0 1, cause left",
-    ),
-    "a node of the same index replaces the one before, which is told each time that it asks": (
-        partial(Run, 2, 2),
-        "join 0 1, join 1b, refused 1a-replaced, cause replaced, join 0, ranks 0 1, join 1, "
-        "refused 1a-replaced 1a-replaced, ranks 0 1",
-    ),
-    "a run is over when all have finished; nobody is let in, and who has finished may go": (
-        partial(Run, 1, 3),
-        "join 0 1, after 2.1, finish 0, join 2, after 100, ranks 0 1, newcomers 0, lose 0, "
-        "ranks 0 1, finish 1, closed finished, refused 2a-closed",
-    ),
-    "those that have not finished go on alone if they may": (
-        partial(Run, 1, 3, fenced=True),
-        "join 0 1 2, finish 0, lose 1, join 2, ranks 2",
-    ),
-    "else they are stranded": (partial(Run, 2, 2), "join 0 1, finish 0, lose 1, closed stranded"),
-    "where enough have finished, losses do not matter": (
-        partial(Run, 1, 2),
-        "join 0 1, finish 0, lose 1, closed finished",
-    ),
-    "a failure overrules the end of those that had finished, and nothing a failure": (
-        partial(Run, 1, 1),
-        "join 0, finish 0, closed finished, close fenced, closed finished, close failed, "
-        "closed failed, close finished, closed failed, join 3, refused 3a-closed",
-    ),
-}
+STORIES = """
+3:3 | a full group is sealed at once, and ranks follow the plan
+    join 2 0, ranks, join 1, ranks 0 1 2, generation 1, cause first
+2:4 | more nodes than the least are waited for until the last call is over
+    join 0 1, after 1.9, join 3, ranks, after 1.9, ranks, after 0.2, ranks 0 1 3
+3:3 | a node that waits too long is refused once
+    join 0 1, after 59.9, refused, after 0.2, refused 0a-timeout 1a-timeout, after 5,
+    refused 0a-timeout 1a-timeout
+2:3 | a node that goes before the first seal is not waited for
+    join 0 1, lose 1, after 5, ranks, join 2, after 2, ranks 0 2
+2:2 | a group of fixed size waits for the lost node's successor
+    join 0 1, lose 1, join 0, after 20, ranks, join 1b, ranks 0 1, cause lost
+2:3 | a worker's fault is a loss where a node was lost, and counts where none was
+    join 0 1 2, join 0, cause fault, lose 1, join 2, ranks 0 2, cause lost, faults 0, join 0 2,
+    ranks 0 2, cause fault, faults 1
+2:2 max_restarts=1 | one fault more than allowed closes the run
+    join 0 1, join 0 1, ranks 0 1, faults 1, join 1 0, closed restarts-exhausted,
+    refused 1a-closed 0a-closed
+2:4 fenced=1 join_timeout_s=90 | a member that is slow to stop is left out, and comes in later
+    join 0 1 2 3, lose 3, join 0 1, after 59, ranks, join 0 1, after 1.1, ranks 0 1, join 2,
+    after 3, join 0 1, ranks 0 1 2
+1:3 admit_limit_s=50 growth_pause_s=10 | newcomers come in together once the group has committed
+    join 0, after 2.1, after 10, join 1 2, ranks 0, newcomers 2, admit, ranks, cause joined,
+    join 0, ranks 0 1 2
+1:3 admit_limit_s=50 growth_pause_s=10 | newcomers are announced some time after the last
+    join 0, after 2.1, join 1, admit, join 0, ranks 0 1, join 2, after 9, newcomers 0, after 1.1,
+    newcomers 1, lose 2, newcomers 0
+1:2 admit_limit_s=50 | a training that never commits lets newcomers in after its limit
+    join 0, after 2.1, join 1, after 49, ranks 0, after 1.1, ranks, cause joined
+1:2 | a full group takes nobody, and waiting beside it has no limit
+    join 0 1, join 2, after 500, newcomers 0, ranks 0 1, refused
+1:4 | a node that leaves on purpose costs no majority
+    join 0 1 2 3, leave 3 2, join 0 1, ranks 0 1, cause left
+2:2 | a node of the same index replaces the one before, which is told each time that it asks
+    join 0 1, join 1b, refused 1a-replaced, cause replaced, join 0, ranks 0 1, join 1,
+    refused 1a-replaced 1a-replaced, ranks 0 1
+1:3 | a run is over when all have finished; nobody is let in, and who has finished may go
+    join 0 1, after 2.1, finish 0, join 2, after 100, ranks 0 1, newcomers 0, lose 0, ranks 0 1,
+    finish 1, closed finished, refused 2a-closed
+2:3 fenced=1 | those that have not finished go on if they may still be enough
+    join 0 1 2, finish 0, lose 1, join 2, ranks, join 1b, ranks 1 2
+2:2 | else they are stranded
+    join 0 1, finish 0, lose 1, closed stranded
+1:2 | where enough have finished, losses do not matter
+    join 0 1, finish 0, lose 1, closed finished
+1:1 | a failure overrules the end of those that had finished, and nothing a failure
+    join 0, finish 0, closed finished, close fenced, closed finished, close failed, closed failed,
+    close finished, closed failed, join 3, refused 3a-closed
+"""
+"""The least and most nodes and more rules, what the story shows, and what happens."""
 
 
-@pytest.mark.parametrize("story", STORIES)
-def test_the_group_follows_each_story(story):
-    make, steps = STORIES[story]
-    run = make()
+def stories() -> Iterator[Any]:
+    for story in re.split(r"\n(?=\S)", STORIES.strip()):
+        head, *steps = story.splitlines()
+        rules, _, shows = head.partition(" | ")
+        yield pytest.param(rules.split(), " ".join(map(str.strip, steps)), id=shows)
+
+
+@pytest.mark.parametrize(("rules", "steps"), list(stories()))
+def test_the_group_follows_each_story(rules, steps):
+    least, most = map(int, rules[0].split(":"))
+    more = (one.split("=") for one in rules[1:])
+    run = Run(least, most, **{name: float(value) for name, value in more})
     for word, *words in map(str.split, steps.split(", ")):
         names = [f"{one}.a" if one.isdigit() else f"{one[0]}.{one[1:]}" for one in words]
         match word:
@@ -268,6 +243,10 @@ def test_nodes_that_were_not_in_the_last_membership_make_no_majority_of_it():
     run = Run(1, 6).join(0, 3, 4).see(Join(node(2), LIMIT_S, Last(1, 3)), after_s=1.0)
     assert run.see(after_s=20.0).ranks == [], "one of three is here, and three others"
     assert run.see(Join(node(1), LIMIT_S, Last(1, 3))).see(after_s=2.1).ranks
+    run = Run(1, 6).join(0, 1, 2).see(after_s=2.1)
+    run.see(Gone("1.a", RoundCause.LOST), Gone("2.a", RoundCause.LOST)).join(0)
+    run.see(*(Join(node(index), LIMIT_S, Last(1, 2)) for index in (3, 4)))
+    assert run.see(after_s=20.0).ranks == [], "the others were in another first group"
 
 
 def test_a_coordinator_that_was_left_behind_learns_it_from_a_node_of_the_other_group():
@@ -311,7 +290,7 @@ def test_whatever_happens_memberships_are_whole_ordered_and_of_nodes_that_are_th
             run.join(index, life=life, limit_s=1e9)
         elif kind == "admit":
             run.see(Admit())
-        elif kind != "tick" and (kind != "finish" or before.works(f"{index}.{life}")):
+        elif kind != "tick" and (kind != "finish" or f"{index}.{life}" in before.working()):
             run.see(Gone(f"{index}.{life}", CAUSES[kind]))
         check_step(before, run.group)
     if not (run.group.closed or run.group.finished):
@@ -336,7 +315,7 @@ def check_step(before: GroupState, after: GroupState) -> None:
     assert indexes == sorted(set(indexes)), "ranks follow the plan, each index once"
     assert after.rules.min_nodes <= len(names) <= after.rules.max_nodes
     assert not names & after.gone.keys()
-    if before.members and not after.rules.fenced:
+    if before.members and not after.rules.fence_dir:
         # Nobody else can be a majority of the last membership, or enough without it.
         parted = {
             name

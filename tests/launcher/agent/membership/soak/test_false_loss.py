@@ -24,7 +24,6 @@ subprocess.run(["iptables", "-A", "INPUT", "-i", "lo", *lossy], check=True)
 from launcher.agent.membership.client import Client
 from launcher.agent.membership.process import serve_forked
 from launcher.agent.membership.settings import Rules
-from launcher.contract.clock import SystemClock
 
 def rules(index):
     return Rules(min_nodes=1, max_nodes=nodes, node_index=index, last_call_s=60.0)
@@ -47,7 +46,7 @@ async def proxy(write):
     await server.serve_forever()
 
 def node(index, port):
-    client = Client("127.0.0.1", port, "run", rules(index), SystemClock(), token="token")
+    client = Client("127.0.0.1", port, "run", rules(index), "token")
     client.begin(60.0)
     client.join(60.0, addr="127.0.0.1", port=1)
     client.wait_for(lambda: client.answer)
