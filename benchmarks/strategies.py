@@ -83,7 +83,7 @@ FORMULAS: dict[str, Formula] = {
     "powersgd": send_powersgd,
     "fp16": lambda processes: all_reduce(WEIGHTS, processes) / 2,
 }
-"""What docs/strategies.md says, for this model, over gloo."""
+"""What docs/strategies-all.md says, for this model, over gloo."""
 
 
 def strategies() -> Generator[Trial]:

@@ -1,6 +1,6 @@
 """``make docs``: writes what is made from the sources.
 
-These are jobs/job.schema.json, the keys and errors in docs/job-file.md, the functions in
+These are jobs/job.schema.json, the keys and errors in docs/job-file*.md, the functions in
 docs/python.md, the pages of docs/pages.py, and the pictures of docs/benchmark-results.md. A test
 fails until it was run.
 """
@@ -18,12 +18,14 @@ def render_all() -> dict[Path, str]:
     """Each file that is made, with its text."""
     from docs.pages import generated_pages
     from docs.pictures import render_pictures
-    from docs.reference import fill_functions, fill_reference
+    from docs.reference import fill_functions, fill_reference, fill_targets
     from launcher.job.schema import render_schema
 
-    reference, python = DOCS / "job-file.md", DOCS / "python.md"
+    reference, targets = DOCS / "job-file.md", DOCS / "job-file-targets.md"
+    python = DOCS / "python.md"
     return {
         reference: fill_reference(reference.read_text("utf-8")),
+        targets: fill_targets(targets.read_text("utf-8")),
         python: fill_functions(python.read_text("utf-8")),
         ROOT / "jobs/job.schema.json": render_schema(),
         **generated_pages(DOCS),

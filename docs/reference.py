@@ -1,4 +1,4 @@
-"""What is filled into pages that people write: the keys of docs/job-file.md with what they accept,
+"""What is filled into pages that people write: the keys of docs/job-file*.md with what they accept,
 from the same schema as the errors, and the functions of docs/python.md.
 """
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from launcher.api.python import RunHandle, find, list_runs
@@ -14,6 +15,15 @@ from launcher.job.schema import Schema, describe, job_schema, render_flow, resol
 from launcher.yamlfile.problem import FileError
 
 _KEYS = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- end of keys -->)", re.DOTALL)
+GROUPS = {
+    "What runs": ("name", "command", "code", "workdir", "image", "env", "secrets", "mounts"),
+    "On how much": ("nnodes", "nproc_per_node", "devices", "resources"),
+    "When something fails": ("max_restarts", "checkpoint_dir", "stop_grace_s", "notify"),
+    "How nodes meet and workers start": ("engine", "start", "agent", "rdzv", "torch_version"),
+}
+"""The keys of every target, by the headings of docs/job-file.md."""
+TARGETS = ("local", "docker", "hosts", "slurm", "kubernetes")
+"""The keys of docs/job-file-targets.md."""
 _FUNCTIONS = re.compile(r"(?<=<!-- api -->\n).*?(?=<!-- end of api -->)", re.DOTALL)
 _REFUSED = re.compile(
     r"(```yaml\n(?P<job>[^`]*)```\n\nrun with `(?P<option>--\S+) (?P<value>\S+)` is refused with"
@@ -40,10 +50,24 @@ def fill_functions(text: str) -> str:
 
 def fill_reference(text: str) -> str:
     """docs/job-file.md with its keys, and the errors of its wrong job file, as they are now."""
-    root = job_schema()
-    keys = [_key_section(key, field, root) for key, field in root["properties"].items()]
-    made = "\n".join(["", _overview(root), *keys, ""])
+    keys = job_schema()["properties"].keys()
+    assert {*TARGETS}.union(*GROUPS.values()) == {*keys}, "each key has one place"
+    parts = [f"## {group}\n\n{_key_sections(keys)}" for group, keys in GROUPS.items()]
+    rows = ["| about | keys |", "|---|---|"]
+    for group, keys in GROUPS.items():
+        rows.append(f"| {group[0].lower()}{group[1:]} | {_links(keys, '')} |")
+    rows.append(f"| one target alone | {_links(TARGETS, 'job-file-targets.md')} |")
+    made = "\n".join(["", *rows, "", *parts, ""])
     return _REFUSED.sub(lambda m: f"{m[1]}{_errors_of(m)}\n", _KEYS.sub(lambda _: made, text))
+
+
+def fill_targets(text: str) -> str:
+    """docs/job-file-targets.md with its keys."""
+    return _KEYS.sub(lambda _: f"\n{_key_sections(TARGETS)}\n", text)
+
+
+def _links(keys: Iterable[str], page: str) -> str:
+    return ", ".join(f"[`{key}`]({page}#{key})" for key in keys)
 
 
 def _errors_of(example: re.Match[str]) -> str:
@@ -56,12 +80,9 @@ def _errors_of(example: re.Match[str]) -> str:
     raise AssertionError("the bad example is not bad")
 
 
-def _overview(root: Schema) -> str:
-    rows = ["| Key | Accepted | Default |", "| --- | --- | --- |"]
-    for key, field in root["properties"].items():
-        accepted = _cell(describe(field))
-        rows.append(f"| [`{key}`](#{key}) | {accepted} | {_default(key, field, root)} |")
-    return "\n".join([*rows, ""])
+def _key_sections(keys: Iterable[str]) -> str:
+    root = job_schema()
+    return "\n".join(_key_section(key, root["properties"][key], root) for key in keys)
 
 
 def _key_section(key: str, field: Schema, root: Schema) -> str:

@@ -27,7 +27,8 @@ from launcher.yamlfile.source import parse_fragment, parse_yaml
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = job_schema()
-REFERENCE = (ROOT / "docs/job-file.md").read_text("utf-8")
+PAGES = ("docs/job-file-targets.md", "docs/job-file.md")
+REFERENCE = "".join((ROOT / page).read_text("utf-8") for page in PAGES)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 GOLDEN = ROOT / "tests/golden/bad_job_files.txt"
 CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n### ")[1:]]

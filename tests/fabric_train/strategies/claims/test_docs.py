@@ -20,7 +20,7 @@ from fabric_train.strategies.strategy import Strategy
 from tests.fabric_train.forked import run_forked
 
 DOCS = Path(__file__).parents[4] / "docs"
-PAGES = ("strategies.md", "strategies-options.md", "strategies-names.md")
+PAGES = ("strategies.md", "strategies-options.md")
 PAGE = "\n".join((DOCS / name).read_text() for name in PAGES)
 NAME = r"`([a-z0-9_+:]+)`"
 EXAMPLE = 'make_strategy("local_sgd", {"every": 4})'
