@@ -1,4 +1,4 @@
-"""The follower of nodes under the agent, with a target that plays a scripted course."""
+"""The follower and ``launcher.follow.nodes`` under the agent: a target plays a scripted course."""
 
 from __future__ import annotations
 
