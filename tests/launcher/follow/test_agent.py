@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract import protocol
 from launcher.contract.errors import TargetError
-from launcher.contract.reasons import NodeState
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import NodeState, Reason
 from launcher.follow import loop
 from launcher.follow.console import Console
 from launcher.follow.decide import FINISH_S
@@ -21,7 +23,7 @@ from launcher.follow.loop import Follower, fold
 from launcher.follow.requests import request_scale, request_stop
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
@@ -221,10 +223,54 @@ def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
     tmp_path, make_plan, away_s
 ):
     target = OutOfReach(StoppedClock(), away_s)
-    _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+    run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     assert follower.follow().reason == "completed"
     assert len(target.started) <= 9, said.getvalue()
     assert "starting all nodes again in 1 s" in said.getvalue()
+    told = read_ledger(run.path / "ledger/pods.jsonl", "cluster")
+    assert {event.node_index for event in told if "starting all" in event.values["text"]} == {0}
+
+
+class Working(ScriptedTarget):
+    """Its nodes start their workers at once."""
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        super().submit(plan, only)
+        for node in plan.nodes:
+            begin_worker(self.run, node.node_index, node.incarnation)
+
+
+def begin_worker(run: RunFolder, node_index: int, incarnation: int) -> None:
+    folder = run.node_dir(node_index, incarnation) / f"attempt-0/rank-{node_index}"
+    folder.mkdir(parents=True)
+
+
+def test_nodes_whose_workers_have_run_start_again_without_a_pause(tmp_path, make_plan):
+    target = Working(StoppedClock(), [*[(0, [137])] * 3, (0, [0])])
+    target.run, follower, _ = begin(tmp_path, make_plan(nnodes=1, engine="agent"), target)
+    assert follower.follow().attempts == 4
+    assert target._clock.now < 1
+
+
+@pytest.mark.parametrize(
+    ("left_early", "works", "waits"),
+    [(True, 1, True), (True, 0, False), (True, None, False), (False, 1, False)],
+)
+def test_where_a_node_left_early_who_still_works_is_waited_for(
+    tmp_path, make_plan, left_early, works, waits
+):
+    plan = plan_replacement(make_plan(nnodes="1:2", engine="agent"), 1)
+    target = ScriptedTarget(StoppedClock(), [(1, [RUNS, RUNS]), (99, [0, RUNS]), (1, [0, 0])])
+    run, follower, _ = begin(tmp_path, plan, target)
+    if works is not None:  # in its present life, or an earlier one
+        begin_worker(run, 1, works)
+    run.node_dir(0, 0).mkdir(parents=True)
+    why = protocol.OTHERS_GO_ON if left_early else "the script is done"
+    told = NodeOutcome(node_index=0, incarnation=0, reason=Reason.COMPLETED, detail=why)
+    (run.node_dir(0, 0) / protocol.OUTCOME_FILE).write_text(told.to_json())
+    outcome = follower.follow()
+    assert outcome.reason == "completed"
+    assert (outcome.finished_at >= 100) == waits
 
 
 class WaitingTarget(ScriptedTarget):
