@@ -160,6 +160,13 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(follow):
     assert target.started == [None]
 
 
+def test_under_torchrun_a_node_is_replaced_as_often_as_restarts_are_allowed(tmp_path, make_plan):
+    target = ScriptedTarget(StoppedClock(), [(20, [RUNS, 137]), (1, [0, 0])])
+    plan = make_plan(nnodes="1:2", engine="torchrun", max_restarts=2)
+    assert begin(tmp_path, plan, target)[1].follow().reason == "completed"
+    assert target.started == [None, (1,), (1,)]
+
+
 @pytest.mark.parametrize(("engine", "gives_up_s"), [("torchrun", 5), ("agent", 9)])
 def test_the_others_get_their_time_to_fail_too_agents_from_each_new_exit_on(
     tmp_path, make_plan, engine, gives_up_s

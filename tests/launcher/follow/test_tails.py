@@ -200,6 +200,7 @@ def test_the_agents_lines_come_first_and_only_where_they_are_wanted(run):
     own = ["0/0 90%", "0/0 of a worker"]
     assert shown(RunTails(run)) == ["0/agent [agent] up", "0/agent 50%", *own]
     assert shown(RunTails(run, agents=False)) == own
+    assert [o.block.is_progress for o in RunTails(run, agents=False).poll()] == [True, False]
     quiet = RunTails(run, workers_in_consoles=True)
     assert shown(quiet) == own, "returns do not end a line there"
     assert [out.block.data for out in quiet.close()] == [b"[agent] up\r50%\r60%\n"]
