@@ -10,6 +10,7 @@ from launcher.follow.console import (
     prefix_of,
 )
 from launcher.follow.lines import LineBlock
+from launcher.follow.output_buffer import OutputBuffer
 from tests.waiting import StoppedClock
 
 
@@ -137,11 +138,14 @@ def test_the_launchers_own_lines_are_marked_and_a_lost_stdout_is_told(monkeypatc
     assert "\x1b[1m" not in stream.getvalue()
 
 
-def test_returns_stay_where_stdout_goes_to_no_terminal():
+def test_returns_stay_where_stdout_goes_to_no_terminal(tmp_path):
     terminal, file = Terminal(), io.StringIO()
     assert Console(terminal, out=file).keeps_returns
     assert not Console(file, out=terminal).keeps_returns
     assert not Console(terminal, out=file).copies_stdout
+    buffer = OutputBuffer((tmp_path / "out").open("w"))
+    assert Console(terminal, out=buffer).copies_stdout
+    assert not Console(buffer).copies_stdout, "notes go there too"
     assert Console(file).has_room("stdout")
     assert Console(file).wait_for_room("stderr")
 
