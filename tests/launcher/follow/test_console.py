@@ -152,7 +152,7 @@ def test_returns_stay_where_stdout_goes_to_no_terminal(tmp_path):
 
 def test_each_rank_has_its_prefix_and_its_colour():
     assert (prefix_of(1, 5), prefix_of(0, None)) == ("[1/5]", "[0/agent]")
-    colours = [paint_prefix("a", key) for key in (-1, 0, 5, 6)]
+    colours = [paint_prefix("a", key) for key in (-1, 0, 5, 12)]
     assert colours == [f"\x1b[{code}ma\x1b[0m" for code in (1, 36, 31, 36)]
     assert len({paint_prefix("a", key) for key in range(6)}) == 6
 
