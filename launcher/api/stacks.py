@@ -14,7 +14,7 @@ from launcher.contract import look, typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError
 from launcher.contract.look import Look, LookRequest, RankStacks
-from launcher.follow.look import LIMIT_S, present_nodes
+from launcher.follow.look import present_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.hold import refuse_hold
@@ -22,6 +22,9 @@ from launcher.verdict.collectives import Mismatch, join_recorders
 from launcher.verdict.looks import Seen, find_last_looks, read_seen
 from launcher.verdict.rules.standstill import own_place
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
+
+LIMIT_S = 5.0
+"""How long a look waits for the nodes' answers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,6 @@ from launcher.contract.look import LookRequest
 from launcher.contract.records import dump_record
 from launcher.runs.folder import RunFolder, write_atomically
 
-LIMIT_S = 5.0
-"""How long the caller waits for the nodes' answers."""
 POLL_S = 0.05
 _FILE = re.compile(r"[a-z0-9.-]{1,80}\.json")
 NOT_STARTED = "it has not started its workers yet"
@@ -70,9 +68,9 @@ def keep_look(run: RunFolder, index: int, id: str, files: Mapping[str, str]) -> 
     numbers = [number for node, number in run.incarnations() if node == index]
     folder = look.look_dir(run.node_dir(index, max(numbers, default=0)), id)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in sorted(files.items(), key=lambda item: item[0] == look.LOOK_FILE):
+    for name in sorted(files, key=look.LOOK_FILE.__eq__):  # the last one says that all are there
         if _FILE.fullmatch(name):
-            write_atomically(folder / name, text)
+            write_atomically(folder / name, files[name])
     return ""
 
 

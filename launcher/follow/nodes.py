@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -28,8 +29,6 @@ FOLDER_LIMIT_S = 3.0
 AWAY_LIMIT_S = 120.0
 """How long a target may be away, for example while its engine restarts."""
 FOUND_LATER = "found after its launcher had gone"
-ALL = -1
-"""In place of a node's index, for a start of all nodes."""
 
 
 class FolderWatch:
@@ -69,10 +68,10 @@ class NodeDriver:
         self._run, self._target, self._console, self._clock = run, target, console, clock
         self._show = show
         self._replaced: Counter[int] = Counter()
-        self._started_at: dict[int, float] = {}
-        self._failed_at_once: Counter[int] = Counter()
-        """How often in a row each node, or ``ALL``, was lost soon after its start."""
-        self._waits_told: set[tuple[int, object]] = set()
+        self._started_at: dict[int | None, float] = defaultdict(float)
+        self._failed_at_once: Counter[int | None] = Counter()
+        """How often in a row each node, or all of them (None), was lost soon after its start."""
+        self._waits_told: set[tuple[int | None, object]] = set()
         self._withdrawn: frozenset[int] = frozenset()
         self._folder = FolderWatch(run, console, clock)
         self._away_since: float | None = None
@@ -90,7 +89,7 @@ class NodeDriver:
         if isinstance(action, decide.Replace):
             if self._may_start(action.node_index, action.why):
                 self._replace(action.node_index, action.why)
-        elif isinstance(action, decide.Restart) and self._may_start(ALL, action.why):
+        elif isinstance(action, decide.Restart) and self._may_start(None, action.why):
             self._restart(action.why, action.left)
         return None
 
@@ -172,18 +171,18 @@ class NodeDriver:
         except TargetError as error:
             self._console.note(f"{error.what}; the run goes on without it")
 
-    def _may_start(self, index: int, why: str) -> bool:
-        """Whether the pause of a node, or of ``ALL``, is over. Reports each pause as it begins."""
-        pause_s = decide.pause_before_replacing_s(self._failed_at_once[index])
-        if index == ALL and self._working():
+    def _may_start(self, index: int | None, why: str) -> bool:
+        """Whether the pause of a node, or of all, is over. Reports each pause as it begins."""
+        if index is None and self._working():
             # Workers have run: what failed was not the start.
-            pause_s = self._failed_at_once[ALL] = 0
-        lived_s = self._clock.monotonic() - self._started_at.get(index, float("-inf"))
-        left_s, start = pause_s - lived_s, (index, self._started_at.get(index))
+            self._failed_at_once[None] = 0
+        pause_s = decide.pause_before_replacing_s(self._failed_at_once[index])
+        start = index, self._started_at[index]
+        left_s = self._started_at[index] + pause_s - self._clock.monotonic()
         if left_s > 0.5 and start not in self._waits_told:
             self._waits_told.add(start)
-            what = "starting all nodes again" if index == ALL else "replacing it"
-            self._tell(max(index, 0), f"{why}; {what} in {left_s:.0f} s")
+            what = "starting all nodes again" if index is None else "replacing it"
+            self._tell(index or 0, f"{why}; {what} in {left_s:.0f} s")
         return left_s <= 0
 
     def _tell(self, node_index: int, text: str) -> None:
@@ -197,7 +196,7 @@ class NodeDriver:
         others = "go on" if enough else "wait for it"
         self._tell(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
-        if now - self._started_at.get(node_index, float("-inf")) >= decide.STEADY_S:
+        if now - self._started_at[node_index] >= decide.STEADY_S:
             self._failed_at_once[node_index] = 0
         self._failed_at_once[node_index] += 1
         self._replaced[node_index] += 1
@@ -216,8 +215,8 @@ class NodeDriver:
         self._console.end_progress()
         self._set_plan(plan_next_attempt(self.plan))
         self._replaced.clear()
-        self._failed_at_once = Counter({ALL: self._failed_at_once[ALL] + 1})
-        self._started_at[ALL] = self._clock.monotonic()
+        self._failed_at_once = Counter({None: self._failed_at_once[None] + 1})
+        self._started_at[None] = self._clock.monotonic()
         self._ended = frozenset()
         wanted = (node.node_index for node in self.plan.nodes)
         self._target.submit(self.plan, tuple(i for i in wanted if i not in self._withdrawn))
@@ -267,7 +266,7 @@ def _judge(plan: LaunchPlan, observation: Observation) -> Ending:
     if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
         lost = "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
-        action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
+        action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=math.inf)
         if isinstance(action, Ending):
             return replace(action, detail=FOUND_LATER)
         lost = FOUND_LATER

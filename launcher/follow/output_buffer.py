@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from typing import TextIO
@@ -32,7 +33,7 @@ class OutputBuffer:
         self._on_lost, self._is_lost = on_lost, False
         is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
         # A pipe takes PIPE_BUF bytes in one piece.
-        self._chunk_bytes = 1 << 20 if is_file else select.PIPE_BUF
+        self._chunk_bytes = sys.maxsize if is_file else select.PIPE_BUF
         self._buffer = bytearray()
         self._is_writing, self._writes = False, 0
         self._gave_up_at: int | None = None

@@ -184,10 +184,10 @@ class RunTails:
             end = data.index(b"\n") + 1
             parts, data = [(self._cut.pop(node_index), data[:end])], data[end:]
         parts += split_console(data, node_index)
-        if block.is_cut:
-            self._cut[node_index] = parts[-1][0]
-        for number, (rank, text) in enumerate(parts, 1):
-            own = LineBlock(data=text, is_cut=block.is_cut and number == len(parts))
+        for rank, text in parts:
+            if block.is_cut:  # then it is a piece of one line
+                self._cut[node_index] = rank
+            own = LineBlock(data=text, is_cut=block.is_cut)
             if rank is None and self._agents:
                 yield Output(node_index=node_index, worker=None, stream="stderr", block=own)
             elif rank is not None and self._in_consoles:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import launcher.code
 from launcher.code.place import find_code
 from launcher.contract.errors import KeyInputError
+from tests.launcher.values import by_place, changeable
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -188,3 +190,7 @@ def test_settings_of_git_for_another_repository_do_not_mislead(tmp_path, monkeyp
     place = find_code(("train.py",), None, None, tmp_path / "mine")
     assert place
     assert place.root == tmp_path / "mine"
+
+
+def test_what_was_read_cannot_be_changed():
+    assert (changeable(launcher.code), by_place(launcher.code)) == (set(), set())

@@ -1,4 +1,4 @@
-"""The follower of nodes under the agent, with a target that plays a scripted course."""
+"""The follower and ``launcher.follow.nodes`` under the agent: a target plays a scripted course."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract import protocol
+from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.follow import loop
 from launcher.follow.console import Console
 from launcher.follow.decide import FINISH_S
 from launcher.follow.loop import Follower, fold
-from launcher.follow.requests import request_scale, request_stop, write_size
+from launcher.follow.requests import request_scale, request_stop
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
@@ -124,7 +127,7 @@ def test_the_pauses_between_replacements_are_told_and_begin_anew_after_a_minute_
     lost, well = [137, RUNS], [RUNS, RUNS]
     course = [(20, lost), (70, well), (5, lost), (9, well), (1, [0, 0])]
     outcome, target, said = follow(2, *course)
-    assert outcome.replaced_nodes == len(target.started) - 1
+    assert outcome.replaced_nodes == len(target.started) - 1 == 8, "the first of a row at once"
     pauses = re.findall(r"killed\); replacing it in (\d+) s", said)
     assert pauses == ["1", "2", "4", "8", "16", "1", "2", "4"]
     ledger = next(tmp_path.glob("*/ledger/pods.jsonl"))
@@ -158,6 +161,13 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(follow):
     assert target.started == [None]
 
 
+def test_under_torchrun_a_node_is_replaced_as_often_as_restarts_are_allowed(tmp_path, make_plan):
+    target = ScriptedTarget(StoppedClock(), [(20, [RUNS, 137]), (1, [0, 0])])
+    plan = make_plan(nnodes="1:2", engine="torchrun", max_restarts=2)
+    assert begin(tmp_path, plan, target)[1].follow().reason == "completed"
+    assert target.started == [None, (1,), (1,)]
+
+
 @pytest.mark.parametrize(("engine", "gives_up_s"), [("torchrun", 5), ("agent", 9)])
 def test_the_others_get_their_time_to_fail_too_agents_from_each_new_exit_on(
     tmp_path, make_plan, engine, gives_up_s
@@ -180,37 +190,11 @@ def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow):
     assert outcome.finished_at < FINISH_S + 5
 
 
-def test_a_node_that_fails_at_once_again_is_started_with_growing_pauses(follow):
-    losses = [(lasts_s, [RUNS, 137]) for lasts_s in (0, 1.05, 2.05, 4.05)]
-    outcome, target, _ = follow("1:2", *losses, (0, [0, 0]))
-    assert outcome.reason == "completed"
-    assert target.started == [None, *[(1,)] * 4]
-    # None before the first, then 1, 2 and 4 s.
-    assert 7 <= outcome.finished_at < 8, outcome.finished_at
-
-
-def test_a_node_that_lived_for_long_is_replaced_at_once(follow):
-    course = [(0, [RUNS, 137]), (100, [RUNS, RUNS])] * 3
-    outcome, target, _ = follow("1:2", *course, (0, [0, 0]))
-    assert outcome.finished_at < 302
-    assert len(target.started) == 4
-
-
 def test_a_run_that_was_scaled_down_stays_so_when_all_its_nodes_start_again(follow):
     outcome, target, said = follow("1:2", (0, [137, 143]), (1, [RUNS, 143]), (1, [0, 143]), scale=1)
     assert outcome.reason == "completed"
     assert target.started == [None, (0,)]
     assert "starting all nodes again" in said
-
-
-def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(tmp_path, make_plan):
-    plan = make_plan(nnodes="1:2", nproc_per_node=1, engine="agent")
-    run = RunFolder(tmp_path / plan.run_id)
-    run.create(plan, "", 0.0)
-    write_size(run, 1)
-    target = ScriptedTarget(StoppedClock(), [(1, [0, 143])])
-    found = fold(run, target, 1.0)  # type: ignore[arg-type]
-    assert found.reason == "completed"
 
 
 @pytest.mark.parametrize(
@@ -247,10 +231,54 @@ def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
     tmp_path, make_plan, away_s
 ):
     target = OutOfReach(StoppedClock(), away_s)
-    _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+    run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
     assert follower.follow().reason == "completed"
     assert len(target.started) <= 9, said.getvalue()
     assert "starting all nodes again in 1 s" in said.getvalue()
+    told = read_ledger(run.path / "ledger/pods.jsonl", "cluster")
+    assert {event.node_index for event in told if "starting all" in event.values["text"]} == {0}
+
+
+class Working(ScriptedTarget):
+    """Its nodes start their workers at once."""
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        super().submit(plan, only)
+        for node in plan.nodes:
+            begin_worker(self.run, node.node_index, node.incarnation)
+
+
+def begin_worker(run: RunFolder, node_index: int, incarnation: int) -> None:
+    folder = run.node_dir(node_index, incarnation) / f"attempt-0/rank-{node_index}"
+    folder.mkdir(parents=True)
+
+
+def test_nodes_whose_workers_have_run_start_again_without_a_pause(tmp_path, make_plan):
+    target = Working(StoppedClock(), [*[(0, [137])] * 3, (0, [0])])
+    target.run, follower, _ = begin(tmp_path, make_plan(nnodes=1, engine="agent"), target)
+    assert follower.follow().attempts == 4
+    assert target._clock.now < 1
+
+
+@pytest.mark.parametrize(
+    ("left_early", "works", "waits"),
+    [(True, 1, True), (True, 0, False), (True, None, False), (False, 1, False)],
+)
+def test_where_a_node_left_early_who_still_works_is_waited_for(
+    tmp_path, make_plan, left_early, works, waits
+):
+    plan = plan_replacement(make_plan(nnodes="1:2", engine="agent"), 1)
+    target = ScriptedTarget(StoppedClock(), [(1, [RUNS, RUNS]), (99, [0, RUNS]), (1, [0, 0])])
+    run, follower, _ = begin(tmp_path, plan, target)
+    if works is not None:  # in its present life, or an earlier one
+        begin_worker(run, 1, works)
+    run.node_dir(0, 0).mkdir(parents=True)
+    why = protocol.OTHERS_GO_ON if left_early else "the script is done"
+    told = NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED, detail=why)
+    (run.node_dir(0, 0) / protocol.OUTCOME_FILE).write_text(told.to_json())
+    outcome = follower.follow()
+    assert outcome.reason == "completed"
+    assert (outcome.finished_at >= 100) == waits
 
 
 class WaitingTarget(ScriptedTarget):

@@ -5,12 +5,12 @@ import io
 from launcher.contract import protocol
 from launcher.follow.console import (
     DEBUGGER,
-    PROGRESS_INTERVAL_S,
     Console,
     paint_prefix,
     prefix_of,
 )
 from launcher.follow.lines import LineBlock
+from launcher.follow.output_buffer import OutputBuffer
 from tests.waiting import StoppedClock
 
 
@@ -50,13 +50,12 @@ def test_the_last_progress_stays_on_the_screen():
     assert screen(stream.getvalue()) == ["step 9 of 9", ""]
 
 
-def test_without_a_terminal_progress_becomes_a_plain_line_now_and_then():
+def test_without_a_terminal_progress_becomes_a_plain_line_every_five_seconds():
     console, stream, clock = open_console(terminal=False)
-    for step in range(3):
-        console.progress(f"step {step}")
-    clock.sleep(PROGRESS_INTERVAL_S)
-    console.progress("step 3")
-    assert stream.getvalue() == "step 0\nstep 3\n"
+    for slept_s in (0, 4.9, 0.1, 4.9):
+        clock.sleep(slept_s)
+        console.progress(f" at {clock.now:g} s ", prefix="[0/0]")
+    assert stream.getvalue() == "[0/0] at 0 s\n[0/0] at 5 s\n"
 
 
 def test_prefixes_are_coloured_on_a_terminal_only():
@@ -76,12 +75,6 @@ def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_al
     assert out.getvalue() == "[0/1] one\n[0/1] two\n", "no colours: it is no terminal"
     console.show(LineBlock(data=b"three\n"), stream="stderr", prefix="[0/1]", colour_key=1)
     assert screen(err.getvalue())[-2:] == ["\x1b[33m[0/1]\x1b[0m three", "step 1 of 9"]
-
-
-def test_without_a_terminal_a_line_of_progress_has_its_prefix():
-    console, stream, _ = open_console(terminal=False)
-    console.progress(" 10% ", prefix="[0/0]")
-    assert stream.getvalue() == "[0/0] 10%\n"
 
 
 class Gone(io.StringIO):
@@ -145,34 +138,30 @@ def test_the_launchers_own_lines_are_marked_and_a_lost_stdout_is_told(monkeypatc
     assert "\x1b[1m" not in stream.getvalue()
 
 
-def test_returns_stay_where_stdout_goes_to_no_terminal():
+def test_returns_stay_where_stdout_goes_to_no_terminal(tmp_path):
     terminal, file = Terminal(), io.StringIO()
     assert Console(terminal, out=file).keeps_returns
     assert not Console(file, out=terminal).keeps_returns
     assert not Console(terminal, out=file).copies_stdout
+    buffer = OutputBuffer((tmp_path / "out").open("w"))
+    assert Console(terminal, out=buffer).copies_stdout
+    assert not Console(buffer).copies_stdout, "notes go there too"
     assert Console(file).has_room("stdout")
     assert Console(file).wait_for_room("stderr")
 
 
 def test_each_rank_has_its_prefix_and_its_colour():
     assert (prefix_of(1, 5), prefix_of(0, None)) == ("[1/5]", "[0/agent]")
-    colours = [paint_prefix("a", key) for key in (-1, 0, 5, 6)]
+    colours = [paint_prefix("a", key) for key in (-1, 0, 5, 12)]
     assert colours == [f"\x1b[{code}ma\x1b[0m" for code in (1, 36, 31, 36)]
     assert len({paint_prefix("a", key) for key in range(6)}) == 6
 
 
 def test_a_live_line_is_never_wider_than_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "10")
-    console, stream, clock = open_console(terminal=True)
+    console, stream, _ = open_console(terminal=True)
     console.progress("0123456789")
     assert screen(stream.getvalue()) == ["012345678"]
     console.close()
     console.close()
     assert stream.getvalue().count("\n") == 1
-    plain, stream, clock = open_console(terminal=False)
-    plain.progress("a")
-    clock.sleep(PROGRESS_INTERVAL_S - 0.1)
-    plain.progress("b")
-    clock.sleep(0.1)
-    plain.progress("c")
-    assert stream.getvalue() == "a\nc\n"

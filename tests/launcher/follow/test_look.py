@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.records import parse_record, read_object
 from launcher.follow.look import NO_ANSWER, NOT_STARTED, ask_nodes, keep_look, present_nodes
@@ -28,6 +30,8 @@ def test_each_present_node_is_asked_and_those_that_did_not_answer_say_why(tmp_pa
             assert parse_record(LookRequest, read_object(request)) == REQUEST
             request.unlink()
             write_look(run.node_dir(0, 1), REQUEST.id, 0)
+        if now > 4.9:  # taken at the last moment
+            (run.node_dir(2, 0) / LOOK_REQUEST).unlink(missing_ok=True)
 
     clock = StoppedClock(on_sleep=answer)
     told = ask_nodes(run, REQUEST, 5.0, clock)
@@ -52,10 +56,15 @@ def test_a_look_from_elsewhere_is_kept_whole_or_not_at_all(tmp_path):
         run.node_dir(1, life).mkdir(parents=True)
     assert keep_look(run, 1, "look-1", {"a.json": "{}"}) == NO_ANSWER
     files = {LOOK_FILE: "{}", "rank-0.stacks.json": "[]", "../b.json": "", "c.txt": ""}
-    assert keep_look(run, 1, "look-1", files) == ""
+    for _ in range(2):
+        assert keep_look(run, 1, "look-1", files) == ""
     folder = look_dir(run.node_dir(1, 2), "look-1")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         LOOK_FILE: "{}", "rank-0.stacks.json": "[]",
     }  # fmt: skip
     assert keep_look(run, 7, "look-1", files) == ""
     assert look_dir(run.node_dir(7, 0), "look-1").is_dir()
+    (look_dir(run.node_dir(1, 2), "look-2") / "rank-0.stacks.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        keep_look(run, 1, "look-2", files)
+    assert not (look_dir(run.node_dir(1, 2), "look-2") / LOOK_FILE).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -77,6 +78,17 @@ def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(reader, monkeypa
     os.set_blocking(reader.writer, False)
     words = b"an error's words" * 10_000  # more than a pipe holds
     assert os.write(reader.writer, words) == len(words), "they wait for nobody either"
+
+
+def test_one_line_that_a_full_pipe_does_not_take_is_not_waited_for_either(reader, monkeypatch):
+    monkeypatch.setattr(output_buffer, "STALL_S", 0.1)
+    assert reader.outlet.close(), "nothing was written"
+    os.set_blocking(reader.writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(reader.writer, bytes(64 * KIB))
+    reader.outlet.put(b"a line\n")
+    assert not reader.outlet.close()
 
 
 def test_at_the_end_a_slow_reader_is_waited_for(reader, monkeypatch):

@@ -93,8 +93,10 @@ def test_only_a_size_within_the_bounds_is_accepted(fields, nodes, said, make_pla
 
 
 def test_numbers_of_nodes_and_columns_are_rendered_for_a_person():
-    assert (count_nodes(1), count_nodes(2)) == ("1 node", "2 nodes")
+    assert [*map(count_nodes, range(3))] == ["0 nodes", "1 node", "2 nodes"]
     assert render_columns([("a", "bcd", ""), ("ef", "g", "h")]) == ["a   bcd", "ef  g    h"]
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        render_columns([("a", "b"), ("c",)])
 
 
 def test_only_a_target_that_sees_other_machines_can_tell_of_a_run_from_elsewhere(

@@ -104,15 +104,19 @@ def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(run, tmp_
 
 
 def test_more_files_than_may_be_open_are_read_one_after_the_other(run, tmp_path, monkeypatch):
-    limits = {resource.RLIMIT_NOFILE: (130, 132)}  # 128 are for what else a launcher opens
+    limits = {resource.RLIMIT_NOFILE: (130, 133)}  # 128 are for what else a launcher opens
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
-    first = attempts_of(run, tmp_path, 0, 0)
+    first, tails = attempts_of(run, tmp_path, 0, 0), RunTails(run)
+    append(run.console(0, 0), "[agent] up\n")
+    assert shown(tails) == ["0/agent [agent] up"]
+    assert limits[resource.RLIMIT_NOFILE] == (130, 133), "what this process starts inherits more"
     for index, worker in enumerate(first.begin({index: index for index in range(4)})):
         append(worker.folder / "stdout", f"first {index}\n")
-    tails = RunTails(run)
-    assert shown(tails) == ["0/0 first 0", "0/1 first 1"]
-    assert [out.block.data for out in tails.close()] == [b"first 2\n", b"first 3\n"]
+        append(worker.folder / "stderr", "err\n")
+    assert shown(tails) == ["0/0 first 0", "0/0 err", "0/1 first 1", "0/1 err"]
+    rest = [out.block.data for out in tails.close()]
+    assert rest == [b"first 2\n", b"err\n", b"first 3\n", b"err\n"]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +137,11 @@ def test_what_there_is_no_room_for_stays_in_its_file(run, tmp_path):
     (worker,) = attempts_of(run, tmp_path, 0, 0).begin({0: 0})
     append(worker.folder / "stdout", "out\n")
     append(worker.folder / "stderr", "err\n")
-    tails = RunTails(run)
+    append(run.console(0, 0), "[agent] up\n")
+    tails, quiet = RunTails(run), RunTails(run, workers_in_consoles=True)
     has_room = {"stdout": False, "stderr": True}
-    assert [o.block.data for o in tails.poll(has_room.__getitem__)] == [b"err\n"]
+    assert [o.block.data for o in tails.poll(has_room.__getitem__)] == [b"[agent] up\n", b"err\n"]
+    assert [o.block.data for o in quiet.poll(has_room.__getitem__)] == [b"err\n"]
     has_room["stdout"] = True
     assert [o.block.data for o in tails.poll(has_room.__getitem__)] == [b"out\n"]
 
@@ -189,10 +195,12 @@ def test_a_worker_that_writes_much_does_not_keep_the_launcher_from_the_run(run):
 
 def test_the_agents_lines_come_first_and_only_where_they_are_wanted(run):
     (run.path / "nodes/0/0/attempt-0/rank-0").mkdir(parents=True)
-    append(run.path / "nodes/0/0/attempt-0/rank-0/stdout", "of a worker\n")
+    append(run.path / "nodes/0/0/attempt-0/rank-0/stdout", "90%\rof a worker\n")
     append(run.console(0, 0), "[agent] up\r50%\r60%")
-    assert shown(RunTails(run)) == ["0/agent [agent] up", "0/agent 50%", "0/0 of a worker"]
-    assert shown(RunTails(run, agents=False)) == ["0/0 of a worker"]
+    own = ["0/0 90%", "0/0 of a worker"]
+    assert shown(RunTails(run)) == ["0/agent [agent] up", "0/agent 50%", *own]
+    assert shown(RunTails(run, agents=False)) == own
+    assert [o.block.is_progress for o in RunTails(run, agents=False).poll()] == [True, False]
     quiet = RunTails(run, workers_in_consoles=True)
-    assert shown(quiet) == ["0/0 of a worker"], "returns do not end a line there"
+    assert shown(quiet) == own, "returns do not end a line there"
     assert [out.block.data for out in quiet.close()] == [b"[agent] up\r50%\r60%\n"]

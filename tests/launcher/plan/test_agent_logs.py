@@ -23,5 +23,5 @@ def test_a_ranks_folder_tells_the_global_rank():
 
 
 def test_a_local_rank_becomes_global_by_its_nodes_place():
-    log = WorkerLog(node_index=1, incarnation=0, attempt=0, local_rank=2, folder="")
-    assert log.rank_on(1, 4) == 6
+    log = WorkerLog(node_index=1, incarnation=0, attempt=0, local_rank=1, folder="")
+    assert log.rank_on(1, 3) == 4

@@ -175,6 +175,8 @@ def test_a_rank_that_cannot_be_debugged_is_refused(make_job, rank, fields, told)
 def test_a_plan_in_words(make_plan):
     elastic, fixed = make_plan(nnodes="1:2", max_restarts=1), make_plan(nnodes=2, max_restarts=1)
     assert (elastic.is_elastic, fixed.is_elastic, fixed.max_restarts) == (True, False, 1)
+    sizes = [(p.min_nodes, p.max_nodes, p.nproc_per_node) for p in (elastic, fixed)]
+    assert sizes == [(1, 2, 4), (2, 2, 4)]
     assert (elastic.accelerator, elastic.place) == ("cpu", "local")
     assert describe_loss(make_plan()) == "ends the run, as max_restarts is 0"
     assert describe_loss(elastic).startswith("starts all again if it is node 0, else ")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import launcher.runs
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import DiskFullError, InputError
@@ -26,6 +27,7 @@ from launcher.runs.folder import (
     process_space,
 )
 from launcher.runs.outcome import Outcome
+from tests.launcher.values import by_place, changeable
 from tests.waiting import wait_until
 
 MakePlan = Callable[..., LaunchPlan]
@@ -300,3 +302,7 @@ def test_a_run_in_a_folder_that_is_closed_to_the_caller_is_not_there(make_run):
             os.seteuid(0)
         runs.chmod(0o755)
     assert run.is_there()
+
+
+def test_what_was_read_cannot_be_changed():
+    assert (changeable(launcher.runs), by_place(launcher.runs)) == (set(), set())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from launcher.runs.comparison import Curve
 from launcher.runs.goodput import Goodput, Point
@@ -144,18 +146,41 @@ def test_two_runs_an_index_and_a_comparison_have_their_pages(expect_golden):
     expect_golden("pages.html", "\n".join(shown))
 
 
-def tell(pictures: Mapping[str, str]) -> str:
-    """What is written in each picture, and the number of its lines, shapes and marks."""
-    lines = []
-    for name, picture in pictures.items():
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """All figures that are drawn."""
+    seen, save = list[Figure](), Figure.savefig
+
+    def keep(figure: Figure, *given: Any, **how: Any) -> None:
+        seen.append(figure)
+        save(figure, *given, **how)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return seen
+
+
+def tell(pictures: Mapping[str, str], figures: Iterable[Figure]) -> str:
+    """What is written in each picture, and what stands where in its panels."""
+    told = []
+    for (name, picture), figure in zip(pictures.items(), figures, strict=True):
         assert picture.startswith("<svg"), picture
-        drawn = Counter(re.findall(r"<(path|use)\b", picture))
         texts = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
-        lines.append(f"{name}: {texts}; {drawn['path']} lines and shapes, {drawn['use']} marks\n")
-    return "".join(lines)
+        told.append(f"{name}, {figure.get_size_inches().round(2)}: {texts}\n")
+        for axis in figure.axes:
+            told.append(f"  panel to {axis.get_xlim()[1]:.4g}, {axis.get_ylim()[1]:.4g}\n")
+            for line in axis.lines:
+                places = [f"{x:.4g},{y:.4g}" for x, y in line.get_xydata()]
+                shown = [*places[:6], f"... {len(places)}", *places[-1:]][: len(places) + 1]
+                look = f"{to_hex(line.get_color())} {line.get_marker()} {line.get_drawstyle()}"
+                told.append(f"    {look} {line.get_label()}: {' '.join(shown)}\n")
+            for bar in axis.patches:
+                place = f"{bar.get_x():.4g} to {bar.get_x() + bar.get_width():.4g}"
+                colour = to_hex(bar.get_facecolor())
+                told.append(f"    bar {place}, {bar.get_y():.4g} {bar.get_height():.4g} {colour}\n")
+    return "".join(told)
 
 
-def test_pictures_show_the_course_of_each_run(expect_golden):
+def test_pictures_show_the_course_of_each_run(expect_golden, figures):
     other = replace(GOODPUT, wall_s=60.0, failures=[9.0, 11.0, 99.0])
     bare = replace(GOODPUT, points=[p._replace(samples=0, lr=None) for p in POINTS])
     curve = Curve(
@@ -168,12 +193,12 @@ def test_pictures_show_the_course_of_each_run(expect_golden):
         "by steps": draw_course({"a": bare}, by="samples"),
         "a comparison": draw_comparison([curve, replace(curve, name="2", losses={4: 9.0})]),
     }
-    expect_golden("courses.txt", tell(pictures))
+    expect_golden("courses.txt", tell(pictures, figures))
     assert draw_course({"a": replace(GOODPUT, points=[])}, by="time").startswith("No picture: ")
     assert draw_course({"a": GOODPUT}, by="time") == pictures["by time"], "no date, no chance"
 
 
-def test_pictures_show_the_lives_of_nodes_with_their_marks(expect_golden):
+def test_pictures_show_the_lives_of_nodes_with_their_marks(expect_golden, figures):
     moments = [
         Moment(after_s=at, node_index=node, incarnation=life, text="x", kind=kind)
         for at, node, life, kind in (
@@ -191,7 +216,7 @@ def test_pictures_show_the_lives_of_nodes_with_their_marks(expect_golden):
         "goes on for hours": draw_lives(replace(goes_on, duration_s=7201.0)),
         "of no time": draw_lives(replace(told, duration_s=0.0)),
     }
-    expect_golden("lives.txt", tell(pictures))
+    expect_golden("lives.txt", tell(pictures, figures))
     assert draw_lives(replace(TOLD, timeline=[])) == ""
 
 
