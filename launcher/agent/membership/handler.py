@@ -17,6 +17,7 @@ from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import group
 from launcher.agent.membership.client import Client, answering_port
 from launcher.agent.membership.group import Membership
@@ -67,7 +68,9 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             pid = rules.coordinator_pid
             with contextlib.suppress(UnservedError):
                 here = CoordinatorProcess(pid=pid, port=port) if pid else None
-                self._served = here or serve_forked(port, rules, params.run_id, token)
+                # Nodes that all run here need no other interface.
+                on = LOOPBACK if host == LOOPBACK else ""
+                self._served = here or serve_forked(port, rules, params.run_id, token, host=on)
                 port = self._served.port
         super().__init__(host, port, params.run_id, rules, token)
         # Ended by the resolver's own limit.

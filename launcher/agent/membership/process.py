@@ -45,15 +45,22 @@ class CoordinatorProcess:
 
 
 def serve_forked(
-    port: int, rules: Rules, run_id: str, token: str = "", sign: Path | None = None
+    port: int,
+    rules: Rules,
+    run_id: str,
+    token: str = "",
+    sign: Path | None = None,
+    host: str = "",
 ) -> CoordinatorProcess:
     """Forks a coordinator that listens on ``port`` (0: any free one) and returns when it does.
+
+    It listens on all interfaces, unless ``host`` is an address.
 
     Call it from the main thread: the child dies with the calling thread. Raises ``UnservedError``
     when the port cannot be had.
     """
     try:
-        listener = wire.listen(port)
+        listener = wire.listen(port, host)
     except OSError as error:
         raise UnservedError(f"no coordinator can listen on port {port}: {error}") from error
     origin, port = uuid.uuid4().hex[:12], int(listener.getsockname()[1])

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -32,6 +33,14 @@ def test_torch_gets_the_handler_by_its_registered_name(make, monkeypatch):
     assert isinstance(handler, RosterHandler)
     assert (handler.get_backend(), handler.get_run_id()) == ("roster", RUN)
     assert handler.use_agent_store is False
+    handler.shutdown()
+
+
+def test_where_all_nodes_run_here_no_other_interface_hears(make):
+    handler = create_handler(make().params(is_host=1, port=0))
+    ports = psutil.Process(handler._served.pid).net_connections("tcp")
+    heard = {one.laddr.ip for one in ports if one.status == psutil.CONN_LISTEN}
+    assert heard == {"127.0.0.1"}
     handler.shutdown()
 
 
