@@ -131,7 +131,7 @@ def _decide_elastic(
         if replaced.get(node.node_index, 0) < plan.max_restarts:
             return Replace(node_index=node.node_index, why=describe(node))
     alive = len(observation.nodes) - len(bad)
-    return Wait() if alive >= plan.nodes[0].min_nodes else None
+    return Wait() if alive >= plan.min_nodes else None
 
 
 def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
@@ -168,7 +168,7 @@ def _decide_agents(
         return _decide_left_over(plan, observation) if late else Wait()
     if finished:
         # A newcomer that the roster refused because all had finished has ended well too.
-        if not bad or finished >= plan.nodes[0].min_nodes:
+        if not bad or finished >= plan.min_nodes:
             return Ending(cause=Cause.COMPLETED)
         return _restart_all(plan, bad)
     if not live:
@@ -181,7 +181,7 @@ def _decide_agents(
 def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
     """A node has finished, and the living nodes have no work: they are frozen or came too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
-    if finished >= plan.nodes[0].min_nodes:
+    if finished >= plan.min_nodes:
         return Ending(cause=Cause.COMPLETED)
     if _uses_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
@@ -196,7 +196,7 @@ def _decide_lost(
     for node in away:
         if _replacements_left(plan, node) > 0:
             return Replace(node_index=node.node_index, why=describe_agent(node))
-    if live >= plan.nodes[0].min_nodes or since_exit_s < FALL_S:
+    if live >= plan.min_nodes or since_exit_s < FALL_S:
         return Wait()
     return judge_agent(away[0])
 
