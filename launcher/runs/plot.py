@@ -14,7 +14,7 @@ from launcher.runs.report import Postmortem
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
 """What to type if matplotlib is missing."""
 MOST_POINTS = 2_000
-MOST_NODES, MOST_LIVES, MOST_MARKS = 64, 1_000, 1_000
+MOST_NODES, MOST_MARKS = 64, 1_000
 """Limits of a picture; more could not be told apart."""
 WIDTH = 6.2
 """Inches of one column: its text can be read on a phone, and is not huge beside another column."""
@@ -115,7 +115,7 @@ def draw_comparison(curves: Sequence[Curve]) -> str:
         for curve in curves:
             differences = curve.differences(curves[0])
             for axis, points in ((top, curve.losses), (bottom, differences)):
-                every = -(-len(points) // MOST_POINTS) or 1
+                every = 1 + len(points) // MOST_POINTS
                 places, values = [*points][::every], [*points.values()][::every]
                 axis.plot(places, values, label=curve.name)
         top.set_ylabel("training loss")
@@ -157,7 +157,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
-    """Begin and end of the last ``MOST_LIVES`` incarnations of the first ``MOST_NODES`` nodes."""
+    """Begin and end of the last ``MOST_MARKS`` incarnations of the first ``MOST_NODES`` nodes."""
     lives: dict[tuple[int, int], tuple[float, float]] = {}
     for moment in told.timeline:
         if moment.node_index < MOST_NODES:
@@ -168,7 +168,7 @@ def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
         place = (node.node_index, node.incarnation)
         if told.reason is None and not node.reason and place in lives:
             lives[place] = lives[place][0], told.duration_s  # it goes on
-    return dict([*lives.items()][-MOST_LIVES:])
+    return dict([*lives.items()][-MOST_MARKS:])
 
 
 def _find_marks(
