@@ -19,7 +19,7 @@ FAILURES = {
     " collective",
     "losses: node killed in a collective, against tuned torchrun": "the same, torchrun tuned",
     "losses: node killed while workers sleep": "a node is killed, no collective runs",
-    "losses: node 0 with the store killed": "node 0 is killed, with the store",
+    "losses: node 0 with the coordinator killed": "node 0 is killed, with the coordinator",
     "losses: node frozen while workers sleep, detection limit 10 s": "a node freezes (limit 10 s)",
 }
 
