@@ -53,13 +53,18 @@ def node(index, port):
     client.wait_for(lambda: client.answer)
     sealed = client.answer
     end = time.monotonic() + run_s
-    while time.monotonic() < end:
-        client.check()
-        time.sleep(0.05)
-    print(index, sealed.size, client.status.generation, list(client.losses), flush=True)
-    time.sleep(10.0)  # whoever ends first is no loss to who looks last
+    try:
+        while time.monotonic() < end:
+            client.check()
+            time.sleep(0.05)
+        print(index, sealed.size, client.status.generation, list(client.losses), flush=True)
+    finally:
+        os.write(looked, b".")
+    os.read(stay, 1)  # until all have looked: one that ends is a true loss to the others
 
 read, write = os.pipe()
+looks, looked = os.pipe()
+stay, leave = os.pipe()
 children = []
 def fork(work, *given):
     children.append(pid := os.fork())
@@ -74,6 +79,9 @@ port = int(os.read(read, 16))
 loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
 for index in range(nodes):
     fork(node, index, port)
+for _ in range(nodes):
+    os.read(looks, 1)
+os.write(leave, b"." * nodes)
 for pid in children[1:]:
     os.waitpid(pid, 0)
 for loop in loops:
