@@ -90,11 +90,12 @@ class CheckpointStore:
         """All starts of the training in this folder, oldest first."""
         return self._lineage.read_starts()
 
-    def read_newest(self) -> tuple[Checkpoint | None, list[str]]:
+    def read_newest(self, *, thorough: bool = True) -> tuple[Checkpoint | None, list[str]]:
         """The newest undamaged checkpoint of the history, and a note on each skipped checkpoint.
 
-        Reads every byte of it. Raises InputError for another format, and OSError if the storage
-        fails: a start that continued from an older checkpoint would lose the newer one for good.
+        Reads every byte of it, or its manifest alone if not ``thorough``. Raises InputError for
+        another format, and OSError if the storage fails: a start that continued from an older
+        checkpoint would lose the newer one for good.
         """
         skipped: list[str] = []
         starts = self.read_starts()
@@ -105,7 +106,8 @@ class CheckpointStore:
                     if reason := find_stranger(commit, starts):
                         skipped.append(f"skips the stale checkpoint {path}: {reason}")
                         continue
-                    check_files(path, manifest)
+                    if thorough:
+                        check_files(path, manifest)
             except DamagedError as error:
                 skipped.append(f"skips the damaged checkpoint {path}: {error}")
                 continue

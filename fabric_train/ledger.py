@@ -32,11 +32,12 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStarted(Event):
-    """The process has read its environment."""
+    """The workers are there; ``heals``: they go on from an earlier world, with its state."""
 
     NAME = "train-started"
     world_size: int
     generation: int | None
+    heals: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

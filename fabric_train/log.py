@@ -16,27 +16,42 @@ from fabric_train.commit import describe
 from fabric_train.loggers import Logger, Row
 from fabric_train.preemption import finish_before_exit
 
+MOST_KEPT = 10_000
+"""Rows that a rank without loggers keeps: more than any interval between checkpoints has."""
+
 
 class Log:
-    """The rows of one training, on rank 0; without loggers, as on other ranks, it does nothing."""
+    """The rows of one training, on rank 0; without loggers, as on other ranks, it does nothing.
+
+    With ``keeps`` it keeps rows for another rank 0 that this rank may become.
+    """
 
     def __init__(
         self,
         loggers: Iterable[Logger] = (),
+        rows: Sequence[Row] = (),
         *,
+        keeps: bool = False,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._outlets = [Outlet(logger, say, clock) for logger in loggers]
-        self._rows: dict[int, dict[str, float]] = {}
+        self._outlets, self._keeps = [Outlet(logger, say, clock) for logger in loggers], keeps
+        self._rows = dict(rows)
         self._committed_step = -1
         self._thread: threading.Thread | None = None
         finish_before_exit(self.join)
 
+    @property
+    def has_loggers(self) -> bool:
+        """Whether it gives its rows to anybody."""
+        return bool(self._outlets)
+
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Adds to the row of ``step``, the present step; call it before the step is saved."""
-        if self._outlets:
+        if self._outlets or self._keeps:
             self._rows.setdefault(step, {}).update(values)
+            if self._keeps and len(self._rows) > MOST_KEPT:
+                del self._rows[min(self._rows)]
 
     def state(self) -> list[Row]:
         """What a checkpoint of the present step carries; JSON."""

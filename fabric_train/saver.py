@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.commit import Save, SaveResult, tensor_files
 from fabric_train.errors import InputError
+from fabric_train.lineage import FencedError
 from fabric_train.log import Log
 from fabric_train.manifest import CheckpointManifest, find_differences
 from fabric_train.memory import (
@@ -96,6 +97,8 @@ class Saver:
         self.storage: Storage | None = None
         """Where rank 0 copies checkpoints and logs to; set it before ``look`` and ``resume``."""
         self._generation = generation
+        self.newest_generation: Callable[[], int | None] = lambda: None
+        """The newest generation that this group knows of, which may be its next one."""
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
         self.ranks = Ranks.of_world(GROUP_TIMEOUT_S)
@@ -226,6 +229,32 @@ class Saver:
 
     # -- saving --------------------------------------------------------------------------------
 
+    def enter_world(self) -> None:
+        """Goes on with other ranks; all must call it, or make a new Saver, and then take over.
+
+        A save in flight is given up: its group may commit no more.
+        """
+        self.ranks = Ranks.of_world(GROUP_TIMEOUT_S)
+        self._leads = self.ranks.leads
+        self._thread, self._outcome = None, None
+
+    def take_over(self, generation: int | None) -> None:
+        """Goes on in another world with the state that the ranks have; loads nothing.
+
+        All ranks must call it. Raises FencedError if a later group has begun.
+        """
+        self._generation = generation
+
+        def begin() -> Checkpoint | None:
+            self.store.open()
+            found, _ = self.store.read_newest(thorough=False)
+            self.store.begin(generation, found)
+            return found
+
+        found = self.ranks.from_rank_zero(begin)
+        if found is not None:
+            self.newest, self._committed_step = found.path, found.manifest.step
+
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint should follow ``step``, for a loop that saves a replicated state.
 
@@ -334,6 +363,9 @@ class Saver:
         if self._thread is not None and self._thread.is_alive():
             return None
         outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, FencedError) and self._is_superseded():
+            # By the generation of this group's own next world.
+            return None
         if isinstance(outcome, BaseException):
             raise outcome
         if outcome is not None and outcome.path:
@@ -348,6 +380,10 @@ class Saver:
             )
             self._say(f"no checkpoint of step {outcome.step} was written: {outcome.error}; {last}")
         return outcome
+
+    def _is_superseded(self) -> bool:
+        newest = self.newest_generation()
+        return self._leads and newest is not None and newest > self.store.writer.generation
 
     def _capture(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False
@@ -402,6 +438,9 @@ class Saver:
         score: float | None,
     ) -> bool:
         """Copies what this rank writes, and starts to write it; False if it writes nothing."""
+        if self._is_superseded():
+            found, _ = self.store.read_newest(thorough=False)
+            self.store.begin(self.newest_generation(), found)
         memory = name_memory(strategy)
         rows = find_rows(memory)
         sharded = is_sharded(model)
@@ -425,7 +464,9 @@ class Saver:
             if device is not None:
                 # A new thread starts on the first device, where the writer would make a context.
                 torch.cuda.set_device(device)
-            self._outcome = work.run(blocked_s)
+            outcome = work.run(blocked_s)
+            if self._thread is threading.current_thread():
+                self._outcome = outcome
 
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()

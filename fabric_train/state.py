@@ -51,6 +51,15 @@ class TrainState:
             **({"scaler": self.scaler.to_json()} if self.scaler else {}),
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """What another rank needs to go on from here, beside the tensors."""
+        return {"step": self.step, **self.to_json()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The reverse of ``state_dict``."""
+        self.step = state_dict["step"]
+        self.load_json(state_dict)
+
     def load_json(self, values: Mapping[str, Any]) -> None:
         """The reverse of ``to_json``."""
         loss = values["train_loss"]

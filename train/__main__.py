@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fabric_train.errors import InputError
-from fabric_train.ledger import TrainStarted, open_ledger
 from fabric_train.lineage import FencedError
 from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
 from fabric_train.worker_env import NODE_DIR, parse_worker_env
@@ -25,10 +24,6 @@ def main(arguments: Sequence[str]) -> int:
         config = parse_config(rest)
         env = parse_worker_env(os.environ)
 
-        ledger = open_ledger(env)
-        if verb == "fit":
-            ledger.write(TrainStarted(world_size=env.world_size, generation=env.generation))
-
         # Imported here, because torch takes seconds, and a refused option must answer at once.
         from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -36,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
         def run() -> None:
             try:
-                train(config, env, ledger, verb)
+                train(config, env, verb=verb)
             except (PreemptedError, FencedError) as error:
                 leave(f"train: {error}")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -33,6 +34,7 @@ from fabric_train.strategies.ddp import sync_batch_norm
 from fabric_train.strategies.strategy import Strategy, find_place
 from fabric_train.transfer import freeze, group_weights, read_pretrained
 from fabric_train.worker_env import WorkerEnv
+from fabric_train.worlds import TrainingWorld
 from train.config import TrainConfig, fingerprint
 from train.resume import plan_interval
 from train.schedule import Schedule, plan_batch_size, plan_schedule
@@ -40,6 +42,16 @@ from train.workloads import WORKLOADS, Workload
 
 PRETRAINED_FILE = "pretrained.pt"
 """The file of pretrained weights, beside the checkpoints, which hold only trained ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a process takes from one world into the next."""
+
+    data: tuple[TensorDataset, TensorDataset, TensorDataset]
+    state: TrainState
+    saver: Saver
+    virtual_shards: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +70,12 @@ class Run:
     sampler: GlobalBatchSampler
     loader: DataLoader[list[torch.Tensor]]
     generator: torch.Generator
-    val_set: TensorDataset
-    test_set: TensorDataset
+    data: tuple[TensorDataset, TensorDataset, TensorDataset]
+    """For training, validation and test."""
     workload: Workload
     continuity: Continuity
     ledger: Ledger
+    world: TrainingWorld
 
     @cached_property
     def utilization(self) -> float:
@@ -74,6 +87,14 @@ class Run:
             self.config.precision,
             self.fabric.world_size,
         )
+
+    @property
+    def val_set(self) -> TensorDataset:
+        return self.data[1]
+
+    @property
+    def test_set(self) -> TensorDataset:
+        return self.data[2]
 
     @property
     def is_frozen(self) -> bool:
@@ -104,20 +125,25 @@ def say(text: str) -> None:
 
 def build(
     config: TrainConfig,
-    env: WorkerEnv,
+    world: TrainingWorld,
     fabric: Fabric,
     saver: Saver,
     ledger: Ledger,
     strategy: Strategy,
     virtual_shards: int,
     earlier: CheckpointManifest | None = None,
+    kept: Kept | None = None,
 ) -> Run:
-    """Data and a new model, with the same weights on every rank; ``earlier`` will be loaded."""
+    """Data and a model, with the same weights on every rank; ``earlier`` will be loaded.
+
+    In a world where some rank has a state, all go on from that one. ``kept`` is this rank's own.
+    """
     if config.reduction != "scaled":  # scaled: the shards follow the world
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
     workload = WORKLOADS[config.workload]
-    train_set, val_set, test_set = load_data(config, workload)
+    data = kept.data if kept else load_data(config, workload, alone=world.is_live)
+    train_set = data[0]
     replicas = strategy.count_replicas(fabric.world_size)
     sampler = GlobalBatchSampler(
         size=len(train_set),
@@ -129,19 +155,42 @@ def build(
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
-    model, pretrained = build_model(config, workload, fabric, saver, earlier)
-    _, optimizer = strategy.setup(
-        model if strategy.places_model else fabric.to_device(model),
-        lambda weights: build_optimizer(config, group_weights(weights, strategy.bare, pretrained)),
-        find_place(fabric.device, env.world),
-        virtual_shards=virtual_shards,
-    )
-    state = TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
-    facts = read_facts(config, fabric, train_set, strategy, pretrained)
-    saver.config, saver.only_trained = {**fingerprint(config), **facts}, bool(pretrained)
+    pretrained = dict[str, torch.Tensor]()
+    if kept is None:
+        model, pretrained = build_model(config, workload, fabric, saver, earlier)
+
+    def make(weights: Iterable[nn.Parameter], bare: nn.Module) -> AdamW:
+        return build_optimizer(config, group_weights(weights, bare, pretrained))
+
+    place = find_place(fabric.device, world.env.world)
+    if world.is_live:
+        state = kept.state if kept else None
+        if state is None:
+            fabric.to_device(model)
+            state = TrainState(
+                model=model,
+                optimizer=make(model.parameters(), model),
+                scaler=strategy.scaler,
+            )
+        world.share(state.model, state.optimizer, state)
+        place = dataclasses.replace(place, has_equal_weights=True)
+        strategy.scaler, strategy.steps = state.scaler, state.step
+        optimizer = state.optimizer
+        strategy.setup(state.model, lambda _: optimizer, place, virtual_shards=virtual_shards)
+    else:
+        _, optimizer = strategy.setup(
+            model if strategy.places_model else fabric.to_device(model),
+            lambda weights: make(weights, strategy.bare),
+            place,
+            virtual_shards=virtual_shards,
+        )
+        state = TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
+    if kept is None:
+        facts = read_facts(config, fabric, train_set, strategy, pretrained)
+        saver.config, saver.only_trained = {**fingerprint(config), **facts}, bool(pretrained)
     return Run(
         config=config,
-        env=env,
+        env=world.env,
         fabric=fabric,
         schedule=plan_schedule(config, epoch_samples=len(train_set), world_size=replicas),
         state=state,
@@ -149,11 +198,10 @@ def build(
         sampler=sampler,
         loader=build_loader(config, fabric, train_set, sampler, generator),
         generator=generator,
-        val_set=val_set,
-        test_set=test_set,
+        data=data,
         workload=workload,
         continuity=Continuity(
-            env,
+            world.env,
             state,
             saver,
             ledger,
@@ -161,6 +209,7 @@ def build(
             strategy=strategy,
         ),
         ledger=ledger,
+        world=world,
     )
 
 
@@ -201,10 +250,13 @@ def is_unfrozen(config: TrainConfig, earlier: CheckpointManifest | None) -> bool
 
 
 def load_data(
-    config: TrainConfig, workload: Workload
+    config: TrainConfig, workload: Workload, *, alone: bool = False
 ) -> tuple[TensorDataset, TensorDataset, TensorDataset]:
-    """The training set, the validation set (the last training samples) and the test set."""
-    with rank_zero_first():
+    """The training set, the validation set (the last training samples) and the test set.
+
+    All ranks must call it, or each one ``alone``.
+    """
+    with nullcontext() if alone else rank_zero_first():
         dataset, test_set = workload.load(config)
     size = len(dataset) - round(len(dataset) * config.val_share)
     if config.val_share and size == len(dataset):

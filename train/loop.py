@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from fabric_train.breakdown import Breakdown
 from fabric_train.continuity import check_finite
 from fabric_train.errors import InputError
-from fabric_train.fabric import launch_fabric, leave_world
-from fabric_train.ledger import Ledger, Planned, TrainEnded, open_ledger
+from fabric_train.fabric import choose_accelerator, launch_fabric, leave_world
+from fabric_train.ledger import Ledger, Planned, TrainEnded, TrainStarted, open_ledger
 from fabric_train.manifest import CheckpointManifest
 from fabric_train.precision import set_precision
 from fabric_train.processes import launch_processes
@@ -30,7 +30,8 @@ from fabric_train.state import digest_weights
 from fabric_train.strategies.ddp_spawn import DdpSpawn
 from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
-from train.build import Run, build, choose_strategy, say
+from fabric_train.worlds import TrainingWorld, Worlds
+from train.build import Kept, Run, build, choose_strategy, say
 from train.config import TrainConfig
 from train.evaluation import PREDICTIONS_FILE, evaluate, predict
 from train.metrics import Metrics, format_summary, write_metrics
@@ -55,6 +56,7 @@ def train(
     if isinstance(strategy, DdpSpawn) and verb != "fit":
         raise InputError(f"{verb}: not with --strategy ddp_spawn", "--strategy ddp")
     if isinstance(strategy, DdpSpawn):
+        open_ledger(env).write(TrainStarted(world_size=env.world_size, generation=env.generation))
         return launch_processes(
             train_in_process,
             env,
@@ -63,7 +65,7 @@ def train(
             accelerator=config.accelerator,
             precision=config.precision,
         )
-    metrics = train_in_world(config, env, ledger or open_ledger(env), verb=verb)
+    metrics = train_in_worlds(config, env, ledger, verb)
     # Only here is every reference to the process group gone, as leave_world needs.
     leave_world()
     return metrics
@@ -71,92 +73,161 @@ def train(
 
 @dataclass
 class Course:
-    """What one process measures over all parts of its training."""
+    """What one process measures and keeps over all parts and worlds of its training."""
 
     began_at: float = field(default_factory=time.monotonic)
     meter: Meter = field(default_factory=Meter)
     resumed_from_step: int | None = None
+    kept: Kept | None = None
+    losses: EpochLoss | None = None
+    ledger: Ledger | None = None
 
 
 def train_in_process(fabric: Fabric, env: WorkerEnv, config: TrainConfig) -> Metrics:
     """The training in a process that ``launch_processes`` has started."""
-    return train_in_world(config, env, open_ledger(env), fabric)
+    worlds = Worlds(env, in_place=False)
+    return train_in_world(
+        config, worlds, TrainingWorld(worlds, env), Course(ledger=open_ledger(env)), fabric
+    )
+
+
+def train_in_worlds(
+    config: TrainConfig, env: WorkerEnv, ledger: Ledger | None, verb: str
+) -> Metrics:
+    """The whole training, in one world after the other; leaves the last process group open."""
+    strategy, course = choose_strategy(config), Course(ledger=ledger)
+    # Before the process group, so that a wrong batch size is refused without waiting for nodes.
+    replicas = strategy.count_replicas(env.world_size)
+    plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)
+    device = choose_accelerator(config.accelerator, env.world)
+    worlds = Worlds(
+        env,
+        backend="nccl" if device == "cuda" else "gloo",
+        in_place=verb == "fit" and can_heal(config, strategy),
+    )
+    for world in worlds:
+        with world:
+            if course.ledger is None or world.rank != (env.world.rank if env.world else 0):
+                course.ledger = open_ledger(world.env)
+            env = world.env
+            if verb == "fit":
+                size, generation = env.world_size, env.generation
+                heals = world.is_live
+                course.ledger.write(
+                    TrainStarted(world_size=size, generation=generation, heals=heals)
+                )
+            metrics = train_in_world(config, worlds, world, course, verb=verb)
+    return metrics
+
+
+def can_heal(config: TrainConfig, strategy: Strategy) -> bool:
+    """Whether the training goes on in the same processes when a node is lost or comes."""
+    is_whole = strategy.heals and config.workload != "transfer" and not config.sync_batchnorm
+    return is_whole and config.reduction != "scaled"
 
 
 def train_in_world(
     config: TrainConfig,
-    env: WorkerEnv,
-    ledger: Ledger,
+    worlds: Worlds,
+    world: TrainingWorld,
+    course: Course,
     fabric: Fabric | None = None,
     verb: str = "fit",
 ) -> Metrics:
-    """The whole training, with ``fabric`` if given; leaves the process group open."""
-    strategy, course = choose_strategy(config), Course()
-    # Before the process group, so that a wrong batch size is refused without waiting for nodes.
-    replicas = strategy.count_replicas(env.world_size)
-    plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)
+    """The training in one world, with ``fabric`` if given."""
     while True:
+        strategy = choose_strategy(config)
         try:
             if fabric is None:
                 fabric = launch_fabric(
-                    env,
+                    world.env,
                     accelerator=config.accelerator,
                     precision=config.precision,
                     strategy=strategy,
                 )
             else:
                 set_precision(strategy, config.precision, fabric.device.type)
-            metrics = train_by(strategy, config, env, ledger, fabric, verb, course)
+            metrics = train_by(strategy, config, worlds, world, fabric, verb, course)
         finally:
             strategy.close()
         if metrics is not None:
             return metrics
         # The training goes on from a checkpoint, because no strategy can add weights to train.
-        strategy = choose_strategy(config)
 
 
 def train_by(
     strategy: Strategy,
     config: TrainConfig,
-    env: WorkerEnv,
-    ledger: Ledger,
+    worlds: Worlds,
+    world: TrainingWorld,
     fabric: Fabric,
     verb: str,
     course: Course,
 ) -> Metrics | None:
     """Trains with one strategy; returns None if the training goes on with more weights."""
-    saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
+    assert course.ledger
+    env, ledger = world.env, course.ledger
+    kept = course.kept if world.is_live else None
+    earlier, shards = None, 0
+    if kept:
+        saver = kept.saver
+        saver.enter_world()
+    else:
+        saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
+        saver.newest_generation = worlds.newest_generation
     open_log(config, saver, say)
-    earlier = saver.look()
-    if verb != "fit" and earlier is None:
-        raise InputError(
-            f"{verb}: no checkpoint in {saver.store.folder}", "--checkpoint_dir FOLDER"
-        )
-    check_resize(strategy, env, earlier)
-    shards = choose_virtual_shards(config, env, strategy, earlier)
-    if config.sanity_pass and verb == "fit" and earlier is None:
-        try_all_parts(config, env, fabric, shards, take_first_step)
-    run = build(config, env, fabric, saver, ledger, strategy, shards, earlier)
+    if world.is_live:
+        saver.take_over(env.generation)
+        shards = world.from_source(kept.virtual_shards if kept else 0)
+        settle_losses(course, world)
+    else:
+        earlier = saver.look()
+        if verb != "fit" and earlier is None:
+            raise InputError(
+                f"{verb}: no checkpoint in {saver.store.folder}", "--checkpoint_dir FOLDER"
+            )
+        check_resize(strategy, env, earlier)
+        shards = choose_virtual_shards(config, env, strategy, earlier)
+        if config.sanity_pass and verb == "fit" and earlier is None:
+            try_all_parts(config, world, fabric, shards, take_first_step)
+    run = build(config, world, fabric, saver, ledger, strategy, shards, earlier, kept)
     if verb != "fit":
         return look(run, verb)
-    if course.resumed_from_step is None:
-        show_hardware(run)
-    describe(run, shards, earlier)
+    course.kept = Kept(data=run.data, state=run.state, saver=saver, virtual_shards=shards)
+    if not world.is_live:
+        if course.resumed_from_step is None:
+            show_hardware(run)
+        describe(run, shards, earlier)
     try:
-        resumed_from_step, checkpoint = resume(run)
+        if world.is_live:
+            resumed_from_step, checkpoint = run.state.step, saver.newest
+            run.continuity.go_on()
+            run.ledger.write(Planned(step=run.state.step, until=run.schedule.stop_step))
+        else:
+            resumed_from_step, checkpoint = resume(run)
+            worlds.step = run.state.step
         if course.resumed_from_step is None:
             course.resumed_from_step = resumed_from_step
         schedule = run.schedule.anchored(run.state.step, run.state.sample)
         if run.is_frozen:
             schedule = schedule.cut(config.unfreeze_at_step)
         run = replace(run, schedule=schedule)
-        checkpoint = fit(run, course.meter, build_progress(run, course.meter)) or checkpoint
+        checkpoint = fit(run, course, build_progress(run, course.meter)) or checkpoint
     finally:
         run.continuity.close()
     if run.is_frozen and not has_stopped(run) and run.state.step == config.unfreeze_at_step:
         run.say(f"the pretrained weights are trained too, from step {run.state.step} on")
         return None
     return finish(run, course, checkpoint)
+
+
+def settle_losses(course: Course, world: TrainingWorld) -> None:
+    """Adds to the epoch's loss what the ranks that are left know of its last steps."""
+    losses, course.losses = course.losses, None
+    told = world.ranks.gather(losses.pending() if losses else None)
+    known = [loss for loss in told if loss is not None]
+    if losses:
+        losses.settle(sum(known) / len(known))
 
 
 def finish(run: Run, course: Course, checkpoint: Path | None) -> Metrics:
@@ -267,22 +338,25 @@ def build_progress(run: Run, meter: Meter) -> Progress:
     )
 
 
-def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
+def fit(run: Run, course: Course, progress: Progress) -> Path | None:
     """Trains up to the schedule's last step, and returns the last checkpoint."""
-    state, schedule = run.state, run.schedule
+    state, schedule, meter = run.state, run.schedule, course.meter
     run.strategy.model.train()
     meter.start()
-    while state.step < schedule.stop_step and not has_stopped(run):
-        epoch = schedule.epoch_of(state.step)
+    # The last world may have ended between the last step of an epoch and the epoch's end.
+    owes_end = run.world.is_live and has_to_end_epoch(run)
+    while owes_end or (state.step < schedule.stop_step and not has_stopped(run)):
+        epoch = schedule.epoch_of(state.step - owes_end)
         stop_step = min(schedule.end_of(epoch), schedule.stop_step)
         batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
-        losses = EpochLoss(run)
+        losses = course.losses = EpochLoss(run)
         while state.step < stop_step:
-            breakdown = begin_breakdown(run)
-            loss = take_step(run, batches, breakdown)
-            state.step += 1
-            state.sample += schedule.batch_size
-            losses.add(loss)
+            with run.world.step():
+                breakdown = begin_breakdown(run)
+                loss = take_step(run, batches, breakdown)
+                state.step += 1
+                state.sample += schedule.batch_size
+                losses.add(loss)
             on_step(run, loss, meter, progress)
             log_step(run, loss, meter, losses.average, breakdown)
             if state.step < stop_step:
@@ -290,17 +364,27 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
         losses.refresh()
         state.train_loss = check_finite(state.epoch_loss / state.epoch_steps, state.step)
         if state.step == schedule.end_of(epoch):
-            state.epoch_loss, state.epoch_steps = 0.0, 0
             log_epoch(run, epoch_loss=state.train_loss)
             validate(run)
+            state.epoch_loss, state.epoch_steps = 0.0, 0
         progress.on_epoch_end(state.step, state.train_loss)
         run.continuity.on_epoch_end()
+        owes_end = False
         if state.step < schedule.stop_step:
             run.continuity.after_step(lambda: None)
     meter.stop()
     progress.close()
     run.ledger.on_trained(state.step, state.train_loss)
     return run.continuity.finish()
+
+
+def has_to_end_epoch(run: Run) -> bool:
+    """Whether the last step of an epoch, or of the training, was made and its loss is not told."""
+    state, schedule = run.state, run.schedule
+    if not state.step or not state.epoch_steps:
+        return False
+    last = schedule.end_of(schedule.epoch_of(state.step - 1))
+    return state.step in (last, schedule.stop_step)
 
 
 def has_stopped(run: Run) -> bool:
@@ -349,6 +433,15 @@ class EpochLoss:
     def average(self, loss: torch.Tensor) -> float:
         """The weighted mean of all ranks' losses; blocks, and all ranks must call it."""
         return average(self._fabric, loss * self._share)
+
+    def pending(self) -> float:
+        """This rank's part of what ``refresh`` would add; waits for the device."""
+        return float(self._sum * self._share)
+
+    def settle(self, rest: float) -> None:
+        """Writes the sums into the state, with the mean of what the ranks had pending."""
+        self._state.epoch_loss = self._loss_before + rest
+        self._state.epoch_steps = self._steps
 
     def refresh(self) -> None:
         """Writes the sums into the state; blocks, and all ranks must call it."""

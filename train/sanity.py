@@ -16,7 +16,7 @@ from fabric_train.errors import InputError
 from fabric_train.ledger import Ledger
 from fabric_train.pickling import check_picklable
 from fabric_train.precision import set_precision
-from fabric_train.worker_env import WorkerEnv
+from fabric_train.worlds import TrainingWorld
 from train.build import Run, build, choose_strategy, say
 from train.config import TrainConfig
 from train.evaluation import evaluate
@@ -25,7 +25,7 @@ from train.resume import choose_checkpoint_dir, open_saver
 
 def try_all_parts(
     config: TrainConfig,
-    env: WorkerEnv,
+    world: TrainingWorld,
     fabric: Fabric,
     virtual_shards: int,
     take_step: Callable[[Run], object],
@@ -37,14 +37,14 @@ def try_all_parts(
     what the training would raise later, with a note that names the part.
     """
     began_at = time.monotonic()
-    scratch = choose_checkpoint_dir(config, env) / f"{STAGING_PREFIX}sanity"
+    scratch = choose_checkpoint_dir(config, world.env) / f"{STAGING_PREFIX}sanity"
     own = replace(config, checkpoint_dir=scratch, checkpoint_async=False)
     strategy = choose_strategy(own)
     set_precision(strategy, own.precision, fabric.device.type)
     try:
-        saver = open_saver(own, env, say if fabric.global_rank == 0 else lambda text: None)
+        saver = open_saver(own, world.env, say if fabric.global_rank == 0 else lambda text: None)
         with part("loader"):
-            run = build(own, env, fabric, saver, Ledger(None), strategy, virtual_shards)
+            run = build(own, world, fabric, saver, Ledger(None), strategy, virtual_shards)
             # Below Fabric's wrapper, which is no DataLoader.
             check_picklable(vars(run.loader).get("_dataloader", run.loader))
         with part("step"):

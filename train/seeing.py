@@ -20,10 +20,16 @@ PROFILES_DIR = "profiles"
 
 def open_log(config: TrainConfig, saver: Saver, say: Callable[[str], None]) -> None:
     """Opens loggers and storage for rank 0's saver; all ranks refuse what cannot be opened."""
+    if saver.log.has_loggers:
+        return
     loggers = open_loggers(config.loggers, saver.store.folder / LOGS_DIR)
     storage = Storage(config.storage, saver.store.folder, say) if config.storage else None
     if saver.ranks.leads:
-        saver.log, saver.storage = Log(loggers, say=say), storage
+        # With the rows that this rank has kept for the case that it becomes rank 0.
+        saver.log = Log(loggers, saver.log.state(), say=say)
+        saver.storage = storage
+    elif loggers:
+        saver.log = Log((), saver.log.state(), keeps=True)
 
 
 def plan_profile(run: Run) -> None:

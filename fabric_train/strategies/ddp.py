@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fabric_train.environment import make_deterministic
 from fabric_train.errors import InputError
 from fabric_train.reduction import ExactReduction, FastReduction
-from fabric_train.strategies.strategy import EVERY_PRECISION, Strategy
+from fabric_train.strategies.strategy import EVERY_PRECISION, Place, Strategy
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Ddp(Strategy):
 
     name: ClassVar[str] = "ddp"
     is_exact: ClassVar[bool] = True
+    heals: ClassVar[bool] = True
     precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     exact: bool = False
@@ -53,7 +54,7 @@ class Ddp(Strategy):
 
     def wrap_ddp(self, model: nn.Module) -> nn.Module:
         """DDP for a model that uses all its weights in every step."""
-        return wrap_ddp(model, self.place.device)
+        return wrap_ddp(model, self.place)
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
         return self._reduction.sync(last=last)
@@ -94,14 +95,16 @@ def check_sync_batchnorm(model: nn.Module, virtual_shards: int, world_size: int)
         )
 
 
-def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def wrap_ddp(model: nn.Module, place: Place) -> DistributedDataParallel:
     """DDP for a model that uses all its weights in every step."""
+    device = place.device
     # https://pytorch.org/docs/stable/notes/cuda.html#id5
     with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
         return DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
+            init_sync=not place.has_equal_weights,
             # No static_graph: with it a first step under no_sync fails an assertion of torch.
             # No broadcast of buffers: it hangs if the ranks' test shares differ by a batch.
             forward_sync_buffers=False,

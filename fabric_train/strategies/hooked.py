@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,12 +22,14 @@ class HookedDdp(Strategy):
     A process alone trains without the hook.
     """
 
+    heals: ClassVar[bool] = True
+
     def wrap(self, model: nn.Module) -> nn.Module:
         place = self.place
         check_sync_batchnorm(model, self.virtual_shards, place.world_size)
         wrapped: nn.Module = model
         if place.world_size > 1:
-            wrapped = ddp = wrap_ddp(model, place.device)
+            wrapped = ddp = wrap_ddp(model, place)
             self.attach(ddp)
         self._reduction = FastReduction(
             wrapped, virtual_shards=self.virtual_shards, world_size=place.world_size

@@ -37,6 +37,7 @@ class PowerSgd(HookedDdp):
     """
 
     name: ClassVar[str] = "powersgd"
+    heals: ClassVar[bool] = False  # each rank's error is its own
     has_rows: ClassVar[bool] = True
 
     matrix_approximation_rank: int = 1

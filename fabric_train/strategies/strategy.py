@@ -49,6 +49,8 @@ class Place:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    has_equal_weights: bool = False
+    """Whether the ranks' weights are known to be equal, so that nobody sends them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ class Strategy:
     name: ClassVar[str] = "one"
     is_exact: ClassVar[bool] = False
     """Whether ``reduction: exact`` gives the same bits at any world size."""
+    heals: ClassVar[bool] = False
+    """Whether each rank has the whole state, so that a training goes on without a lost rank."""
     can_resize: ClassVar[bool] = True
     """Whether the training may go on with another number of processes."""
     precisions: ClassVar[frozenset[str]] = frozenset({"32-true", "bf16-mixed", "bf16-true"})

@@ -29,6 +29,7 @@ from launcher.contract.worker_end import (
 MOST_LOSSES = 3
 LOSSES_WITHIN_S = 900.0
 """If more than ``MOST_LOSSES`` coordinators are lost within this time, no other one is tried."""
+OTHERS_FINISHED = "the other nodes finished the run"
 TELLS_NOT_WHY = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")
 
 
@@ -120,7 +121,7 @@ class AttemptJudge:
         ``ends`` are those of this node's last attempt; ``by_fault``: a worker's failure came first.
         """
         if closed == "finished":
-            return Ending(cause=Cause.COMPLETED, detail="the other nodes finished the run")
+            return Ending(cause=Cause.COMPLETED, detail=OTHERS_FINISHED)
         last = describe(ends[0]) if ends else ""
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
         if closed == "stranded" and by_fault and has_failed:

@@ -426,7 +426,9 @@ def test_a_node_that_meets_again_is_judged_anew(tmp_path):
     attempts = end_workers(tmp_path / "run/nodes/0/0", (W(),))
     judge = AttemptJudge(max_restarts=3, same_failure_limit=3)
     ledger: Any = SimpleNamespace(write=lambda *_, **__: None)
-    node = Node(attempts, judge, ledger, GpuGate(None, 0.0, StoppedClock()), StoppedClock())
+    node = Node(
+        attempts, judge, ledger, GpuGate(None, 0.0, StoppedClock()), StoppedClock(), tmp_path
+    )
     node.ending = Ending(cause=Cause.COMPLETED)
     node.on_store_lost(node.ending, 1)
     assert judge_error(LOST, node).cause is Cause.RENDEZVOUS_UNREACHABLE

@@ -39,7 +39,7 @@ def test_a_failed_training_exits_1_and_leaves_its_exception_for_the_launcher(pro
 
 
 def test_an_interrupted_training_exits_130(monkeypatch, capfd):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("train.loop.train", interrupt)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent.endings import Again, AttemptJudge
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuGate
+from launcher.agent.engine.heal import Healer
 from launcher.agent.engine.look import Looker
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.stopping import StopFiles
@@ -18,6 +20,7 @@ from launcher.contract.ending import Ending
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
+    from launcher.agent.membership.group import Membership
     from launcher.agent.membership.handler import RosterHandler
 
 
@@ -31,6 +34,7 @@ class Node:
         ledger: AgentLedger,
         gate: GpuGate,
         clock: Clock,
+        scratch: Path,
     ) -> None:
         self.attempts, self.judge, self.ledger = attempts, judge, ledger
         self.phase, self._phase_at = "start", clock.monotonic()
@@ -49,6 +53,7 @@ class Node:
         """This node's part in the group; None in a static group, and before the first store."""
         self.on_first_round: Callable[[], None] = lambda: None
         self.looker = Looker(attempts, clock)
+        self.healer = Healer(self, scratch / "agent", clock)
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:
@@ -67,6 +72,7 @@ class Node:
     def on_rendezvous(self, node_rank: int, num_nodes: int) -> None:
         """A round is complete; both numbers count nodes, not workers."""
         self.num_nodes, self.had_rendezvous = num_nodes, True
+        self.healer.start()
         on_first_round, self.on_first_round = self.on_first_round, lambda: None
         on_first_round()
         self.enter("run")
@@ -76,6 +82,29 @@ class Node:
             rank=node_rank,
             world_size=num_nodes,
         )
+
+    def on_met_again(self, mine: Membership) -> None:
+        """The group has formed again, and the workers go on in it."""
+        self.num_nodes = mine.size
+        self.ledger.write(
+            "met-again",
+            attempt=self.attempts.number,
+            cause=mine.cause,
+            generation=mine.generation,
+            rank=mine.rank,
+            world_size=mine.size,
+        )
+
+    def on_healed(self, generation: int, step: int, paused_s: float) -> None:
+        """The workers have made their first step in another world."""
+        self.ledger.write(
+            "healed",
+            attempt=self.attempts.number,
+            generation=generation,
+            step=step,
+            paused_s=paused_s,
+        )
+        say(f"healed in {paused_s:.2f} s: step {step}, {self.num_nodes} nodes")
 
     def judge_attempt(self, *, regroups: bool) -> Again | Ending:
         """What follows the last attempt; ``ends`` has how it ended.

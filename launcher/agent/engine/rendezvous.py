@@ -14,23 +14,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     rendezvous_handler_registry,
 )
 
+from launcher.agent.endings import OTHERS_FINISHED
 from launcher.agent.membership import group
+from launcher.agent.membership.candidates import UnreachableError
 from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler
+from launcher.agent.membership.process import UnservedError
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
+from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.worker_end import WorkerEnd
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
+    from launcher.agent.engine.rounds import Rounds
 
 _LOOK_S = 0.05
 REQUEST_LIMIT_S = 2.0
@@ -41,46 +47,114 @@ ADMISSION_LIMIT_S = 60.0
 
 def register_handler(node: Node) -> str:
     """Registers the handlers of this node with torch and returns the name of their backend."""
-
-    def create(params: RendezvousParameters) -> RosterHandler:
-        return create_handler(params, partial(NodeHandler, node), node.token)
-
     with contextlib.suppress(ValueError):  # at the second store
-        rendezvous_handler_registry.register(BACKEND, create)
+        rendezvous_handler_registry.register(BACKEND, partial(NodeHandler, node))
     return BACKEND
 
 
-class NodeHandler(RosterHandler):
-    """A roster's handler that tells the node what happens, and ends it with a reason."""
+def follow(rounds: Rounds, node: Node) -> RosterHandler:
+    """The node's part in the group around the next coordinator, without torch's agent. Blocks.
 
-    def __init__(self, node: Node, **given: Any) -> None:
-        super().__init__(**given)
+    Raises ``OSError`` or ``RendezvousError`` where none can be followed.
+    """
+    try:
+        plan = rounds.plan_next().node
+    except (UnreachableError, UnservedError) as error:
+        raise OSError(str(error)) from error
+    params = RendezvousParameters(
+        backend=BACKEND,
+        endpoint=name_endpoint(plan),
+        run_id=plan.rendezvous.id,
+        min_nodes=plan.min_nodes,
+        max_nodes=plan.max_nodes,
+        local_addr=plan.local_addr,
+        **configure(plan),
+    )
+    return create_handler(params, token=node.token)
+
+
+def name_endpoint(plan: NodePlan) -> str:
+    """Where the node's rendezvous is, as torch writes it."""
+    match plan.rendezvous:
+        case Static(master_addr=host, master_port=port):
+            pass
+        case elastic:
+            host, port = elastic.endpoint_host, elastic.endpoint_port
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def configure(plan: NodePlan) -> dict[str, Any]:
+    """The settings of the node's rendezvous handler."""
+    rendezvous = plan.rendezvous
+    if isinstance(rendezvous, Static):
+        # A number: torch compares it with 0 to find the node that serves the store.
+        return {"rank": plan.node_index}
+    return {
+        **dict(rendezvous.conf),
+        "is_host": "1" if rendezvous.is_host else "0",
+        "node_index": str(plan.node_index),
+        "max_restarts": str(plan.max_restarts),
+        "workers": str(plan.nproc_per_node),
+    }
+
+
+class NodeHandler(RendezvousHandler):
+    """What torch's agent sees of ``node.roster``, which another one may replace meanwhile."""
+
+    def __init__(self, node: Node, params: RendezvousParameters) -> None:
         self._node = node
-        node.roster = self
+        node.roster = create_handler(params, token=node.token)
         self._files = StopFiles(node.attempts.node_dir)
-        self._admission = Admission(self._files, self, SystemClock())
+        self._admission = Admission(self._files, node, SystemClock())
         self._has_run = False
         self._regroups = False
         self._blamed_peer: tuple[WorkerEnd, ...] = ()
 
+    @property
+    def _roster(self) -> RosterHandler:
+        assert self._node.roster
+        return self._node.roster
+
+    def get_backend(self) -> str:
+        return self._roster.get_backend()
+
+    def get_run_id(self) -> str:
+        return self._roster.get_run_id()
+
+    def is_closed(self) -> bool:
+        return self._roster.is_closed()
+
+    def set_closed(self) -> None:
+        self._roster.set_closed()
+
+    def shutdown(self) -> bool:
+        return self._roster.shutdown()
+
     def next_rendezvous(self) -> RendezvousInfo:
         """Raises ``RendezvousClosedError`` where ``node.ending`` says why this node ends."""
         node = self._node
-        if self._has_run:
-            self._judge_last_attempt()
-            node.attempts.forget_speaker()
-            self._admission.new_attempt()
-            node.wait_for_gpus()
-        node.enter("rendezvous")
-        try:
-            info = super().next_rendezvous()
-        finally:
-            self._tell_losses()
+        comes_too_late = node.healer.comes_too_late
+        with node.healer.instead():
+            if comes_too_late:
+                self._roster.leave()
+                self._end(Ending(cause=Cause.COMPLETED, detail=OTHERS_FINISHED))
+            if self._has_run:
+                self._judge_last_attempt()
+                node.attempts.forget_speaker()
+                self._admission.new_attempt()
+                node.wait_for_gpus()
+            node.enter("rendezvous")
+            try:
+                mine = self._roster.meet()
+            finally:
+                self._tell_losses()
+            node.healer.finished_before = self._roster.status.finished
+        assert mine is not None
         self._regroups = False
         self._tell_lost_peer()
-        node.on_rendezvous(info.rank, info.world_size)
+        node.on_rendezvous(mine.rank, mine.size)
         self._has_run = True
-        return info
+        return self._roster.describe(mine, lambda: self._roster)
 
     def _judge_last_attempt(self) -> None:
         node = self._node
@@ -91,14 +165,14 @@ class NodeHandler(RosterHandler):
             raise SignalException("asked to stop", signal.SIGTERM)
         if node.attempts.have_succeeded():
             # The group re-forms, but this node's workers had ended well before that.
-            self.finish()
-            self.wait_until_closed()
+            self._roster.finish()
+            self._roster.wait_until_closed()
             self._end(Ending(cause=Cause.COMPLETED))
         step = node.judge_attempt(regroups=self._regroups)
         if isinstance(step, Ending):
             if step.cause is not Cause.DISK_FULL:
                 # A full disk ends this node alone: the others wait for it, or go on without it.
-                self.close(group.FAILED)
+                self._roster.close(group.FAILED)
             self._end(step)
         if step.cause is Cause.LOST_PEER:
             self._blamed_peer = node.ends
@@ -111,7 +185,7 @@ class NodeHandler(RosterHandler):
 
     def _tell_losses(self) -> bool:
         """Reports nodes that were lost since the last call; returns whether there were any."""
-        losses = self.take_losses()
+        losses = self._roster.take_losses()
         for text in losses:
             self._node.ledger.write("node-lost", detail=text)
             say(text)
@@ -120,13 +194,22 @@ class NodeHandler(RosterHandler):
     def _tell_lost_peer(self) -> None:
         """Counts a restart after workers blamed a peer; by now it is known if a node left."""
         ends, self._blamed_peer = self._blamed_peer, ()
-        if ends and self.membership:
-            is_fault = self.membership.cause is group.RoundCause.FAULT
+        if ends and (membership := self._roster.membership):
+            is_fault = membership.cause is group.RoundCause.FAULT
             self._node.on_restart(Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER, ends)
 
     def num_nodes_waiting(self) -> int:
+        healer, roster = self._node.healer, self._roster
+        if healer.comes_too_late:
+            return 1
+        if healer.can_heal and not roster.is_closed():
+            if roster.status.newcomers:
+                # The workers go on until the newcomers are ready: there is nothing to commit.
+                roster.admit()
+            self._tell_losses()
+            return 0
         self._admission.look()
-        waiting = super().num_nodes_waiting()
+        waiting = int(bool(healer.refused)) or roster.num_nodes_waiting()
         if self._tell_losses():
             # The workers are ended next, and only they know in which collective they wait.
             self._node.looker.take("loss", stacks=False)
@@ -145,8 +228,8 @@ def _wait_for_request(files: StopFiles) -> None:
 class Admission:
     """Has the running group commit before newcomers come in, so that no work is lost."""
 
-    def __init__(self, files: StopFiles, roster: RosterHandler, clock: Clock) -> None:
-        self._files, self._roster, self._clock = files, roster, clock
+    def __init__(self, files: StopFiles, node: Node, clock: Clock) -> None:
+        self._files, self._node, self._clock = files, node, clock
         self._asked_at: float | None = None
 
     def new_attempt(self) -> None:
@@ -161,13 +244,15 @@ class Admission:
         Called many times a second, and never blocks. A training that does not speak the protocol is
         not asked.
         """
-        if self._roster.status.newcomers == 0:
+        roster = self._node.roster
+        assert roster
+        if roster.status.newcomers == 0:
             # The newcomers have gone. A later stop must not take this request's answer for its own.
             self.new_attempt()
             return
         now = self._clock.monotonic()
         if not self._files.training_speaks():
-            self._roster.admit()
+            roster.admit()
         elif self._asked_at is None:
             if not self._files.is_asked():
                 self._asked_at = now
@@ -175,4 +260,4 @@ class Admission:
                 deadline = at + ADMISSION_LIMIT_S
                 self._files.ask(protocol.STOP_REASON_RESIZE, at=at, deadline=deadline)
         elif self._files.has_answer() or now - self._asked_at > ADMISSION_LIMIT_S:
-            self._roster.admit()
+            roster.admit()

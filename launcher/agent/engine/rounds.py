@@ -20,40 +20,55 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import name_signal
 
 
-def run_rounds(
-    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], Ending]
-) -> Ending:
-    """Runs the workers around one store after the other, in this process: torch stays imported.
+class Rounds:
+    """The coordinators that this node follows, one after the other."""
 
-    ``run_once`` blocks until the workers are done or the store is gone.
-    """
-    try:
-        return _run_rounds(task, node, clock, run_once)
-    except SignalException as error:  # torch's handler is heard between two stores too
-        return Ending(cause=Cause.PREEMPTED, detail=f"the agent got {name_signal(error.sigval)}")
+    def __init__(self, task: NodeTask, node: Node, clock: Clock) -> None:
+        meets = bool(task.settings.meet_dir) and task.node.max_nodes > 1
+        self._stores = (Meeting if meets else Candidates)(task, clock, node.token)
+        node.healer.rounds = self
+        self._task, self._node, self._clock, self.meets = task, node, clock, meets
+        self._carried, self._losses_at = dict[str, str](), list[float]()
+        # The group of a node that was here before may have moved to another store.
+        self._is_elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
 
+    def plan_next(self) -> NodeTask:
+        """The task with the coordinator that follows; raises what ``plan_round`` raises. Blocks."""
+        return self._stores.plan_round(self._carried, elsewhere=self._is_elsewhere)
 
-def _run_rounds(
-    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], Ending]
-) -> Ending:
-    meets = bool(task.settings.meet_dir) and task.node.max_nodes > 1
-    stores = (Meeting if meets else Candidates)(task, clock, node.token)
-    carried, losses_at = dict[str, str](), list[float]()
-    # The group of a node that was here before may have moved to another store.
-    elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
-    while True:
+    def on_lost(self, cause: Cause) -> bool:
+        """The coordinator is gone, or the node ended with it; returns whether to try another."""
+        roster = self._node.roster
+        self._is_elsewhere = roster is not None and roster.status.closed == FENCED_OUT
+        self._losses_at.append(self._clock.monotonic())
+        if roster:
+            self._carried |= roster.carried()
+        return may_meet_again(self._task, cause, self._losses_at, fenced=self._is_elsewhere)
+
+    def run(self, run_once: Callable[[NodeTask], Ending]) -> Ending:
+        """Runs the workers around one store after the other, in this process.
+
+        ``run_once`` blocks until the workers are done or the store is gone.
+        """
         try:
-            planned = stores.plan_round(carried, elsewhere=elsewhere)
-        except (UnreachableError, UnservedError, OSError) as error:
-            cause = Cause.DISK_FULL if is_full(error) else Cause.RENDEZVOUS_UNREACHABLE
-            return Ending(cause=cause, detail=str(error))
-        node.reached_store = meets
-        end = run_once(planned)
-        elsewhere = node.roster is not None and node.roster.status.closed == FENCED_OUT
-        losses_at.append(clock.monotonic())
-        if not may_meet_again(task, end.cause, losses_at, fenced=elsewhere):
-            return end
-        if elsewhere:
-            end = replace(end, detail="the job goes on around another store")
-        carried |= node.roster.carried() if node.roster else {}
-        node.on_store_lost(end, len(losses_at))
+            return self._run(run_once)
+        except SignalException as error:  # torch's handler is heard between two stores too
+            return Ending(
+                cause=Cause.PREEMPTED, detail=f"the agent got {name_signal(error.sigval)}"
+            )
+
+    def _run(self, run_once: Callable[[NodeTask], Ending]) -> Ending:
+        node = self._node
+        while True:
+            try:
+                planned = self.plan_next()
+            except (UnreachableError, UnservedError, OSError) as error:
+                cause = Cause.DISK_FULL if is_full(error) else Cause.RENDEZVOUS_UNREACHABLE
+                return Ending(cause=cause, detail=str(error))
+            node.reached_store = self.meets
+            end = run_once(planned)
+            if not self.on_lost(end.cause):
+                return end
+            if self._is_elsewhere:
+                end = replace(end, detail="the job goes on around another store")
+            node.on_store_lost(end, len(self._losses_at))

@@ -68,7 +68,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         max_restarts=task.node.max_restarts, same_failure_limit=settings.same_failure_limit
     )
     gate = GpuGate(open_devices(visible), settings.gpu_free_limit_s, clock)
-    node = Node(attempts, judge, ledger, gate, clock)
+    node = Node(attempts, judge, ledger, gate, clock, scratch)
     node.token = token
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
     _start_health(settings, node, watchdog, clock)
@@ -81,7 +81,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
 
     # Not before the first round: until then the store may be forked, which needs a single thread.
     node.on_first_round = begin_threads
-    ended = rounds.run_rounds(task, node, clock, run_once)
+    ended = rounds.Rounds(task, node, clock).run(run_once)
     watchdog.stop()
     node.tell_ends(attempts.end(regroups=True))
     is_full = ended.cause is Cause.DISK_FULL

@@ -26,7 +26,7 @@ from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import register_handler
+from launcher.agent.engine.rendezvous import configure, name_endpoint, register_handler
 from launcher.agent.engine.tee import Tee
 from launcher.agent.membership import group
 from launcher.agent.membership.group import FENCED_OUT
@@ -37,7 +37,7 @@ from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.errors import name_signal
-from launcher.contract.node_plan import NodePlan, Static
+from launcher.contract.node_plan import Static
 
 _STORE_ERRORS = (
     *(rdzv.RendezvousConnectionError, rdzv.RendezvousStateError),
@@ -74,12 +74,8 @@ def run_elastic_agent(task: NodeTask, node: Node, archive: str, *, forks: bool) 
 
 def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -> LaunchConfig:
     plan, settings, rendezvous = task.node, task.settings, task.node.rendezvous
-    if isinstance(rendezvous, Static):
-        backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
-    else:
-        backend = register_handler(node)
-        host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
-    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    backend = "static" if isinstance(rendezvous, Static) else register_handler(node)
+    endpoint = name_endpoint(plan)
     values: dict[str, Any] = {
         "min_nodes": plan.min_nodes,
         "max_nodes": plan.max_nodes,
@@ -89,7 +85,7 @@ def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -
         "role": "default",
         "rdzv_endpoint": endpoint,
         "rdzv_backend": backend,
-        "rdzv_configs": _rdzv_configs(plan),
+        "rdzv_configs": configure(plan),
         # The static backend reuses its store at a restart, so the launcher restarts it. The agent
         # counts the others' restarts by cause: torch would count a node lost in a collective too.
         "max_restarts": 0 if backend == "static" else 1_000_000_000,
@@ -103,20 +99,6 @@ def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -
     # Older versions of torch lack some of them.
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     return LaunchConfig(**{name: value for name, value in values.items() if name in known})
-
-
-def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
-    rendezvous = plan.rendezvous
-    if isinstance(rendezvous, Static):
-        # A number: torch compares it with 0 to find the node that serves the store.
-        return {"rank": plan.node_index}
-    return {
-        **dict(rendezvous.conf),
-        "is_host": "1" if rendezvous.is_host else "0",
-        "node_index": str(plan.node_index),
-        "max_restarts": str(plan.max_restarts),
-        "workers": str(plan.nproc_per_node),
-    }
 
 
 _MEANING: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Cause], ...] = (
@@ -233,6 +215,7 @@ class RunFolderLogs(LogsSpecs):
     def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
         if self._node.roster and (membership := self._node.roster.membership):
             env[protocol.GENERATION] = str(membership.generation)
+            env[protocol.AGENT_SOCKET] = str(self._node.healer.path)
         if self._interface and GLOO_INTERFACE not in os.environ:
             env[GLOO_INTERFACE] = self._interface
         env |= recorder.settings(torch._C._distributed_c10d)

@@ -108,6 +108,11 @@ class Client:
             self._changed.wait_for(lambda: done() or self._failure, timeout_s)
             return bool(done())
 
+    def wake(self) -> None:
+        """Has those who wait for something look again."""
+        with self._changed:
+            self._changed.notify_all()
+
     def wait_for(self, done: Callable[[], object]) -> None:
         """The same, without a limit; raises ``RendezvousConnectionError``."""
         while not self.settle(done, self._rules.silence_s / 4):

@@ -43,13 +43,9 @@ REFUSALS: Mapping[str, type[Exception]] = {
 }
 
 
-def create_handler(
-    params: rdzv.RendezvousParameters,
-    make: Callable[..., RosterHandler] | None = None,
-    token: str = "",
-) -> RosterHandler:
+def create_handler(params: rdzv.RendezvousParameters, token: str = "") -> RosterHandler:
     """Called by torch's registry."""
-    return (make or RosterHandler)(params=params, token=token)
+    return RosterHandler(params=params, token=token)
 
 
 class RosterHandler(Client, rdzv.RendezvousHandler):
@@ -99,6 +95,21 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
         Also ``ReplacedError``; ``RendezvousStateError`` where the fence cannot be written.
         """
+        mine = self.meet()
+        assert mine is not None
+        return self.describe(mine, lambda: self)
+
+    @staticmethod
+    def describe(mine: Membership, handler: Callable[[], RosterHandler]) -> rdzv.RendezvousInfo:
+        """A membership for torch's agent; ``handler`` is the one that it ends the run by."""
+        store: Any = AgentStore(handler, mine)
+        master = rdzv.RendezvousStoreInfo(mine.first.addr, mine.first.port)
+        return rdzv.RendezvousInfo(store, mine.rank, mine.size, master)
+
+    def meet(self, is_over: Callable[[], bool] = lambda: False) -> Membership | None:
+        """Asks for a rendezvous and waits for it; None once ``is_over``, which is asked again
+        whenever ``wake`` was called. Otherwise as ``next_rendezvous``.
+        """
         rules = self._rules
         limit_s = (self.last.generation and rules.rejoin_timeout_s) or rules.join_timeout_s
         self.check()
@@ -108,16 +119,14 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             own = {"addr": self._addr, "port": int(held.getsockname()[1])}
             own |= {"answers": answering_port(self._addr), "workers": rules.workers}
             self.join(limit_s, **own)
-            self.wait_for(lambda: self.answer)
-        mine = self.answer
+            self.wait_for(lambda: self.answer or is_over())
+        if (mine := self.answer) is None:
+            return None
         if not isinstance(mine, Membership):
-            assert mine is not None
             raise REFUSALS[mine["refused"]](mine["text"])
         told = "roster: generation %d, rank %d of %d, because of: %s"
         log.info(told, mine.generation, mine.rank, mine.size, mine.cause.value)
-        store: Any = AgentStore(self, mine)
-        master = rdzv.RendezvousStoreInfo(mine.first.addr, mine.first.port)
-        return rdzv.RendezvousInfo(store, mine.rank, mine.size, master)
+        return mine
 
     def num_nodes_waiting(self) -> int:
         """Above zero when the group has to re-form; never blocks.
@@ -129,12 +138,12 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             self.check()
         except rdzv.RendezvousConnectionError:
             # The workers go on to their end where no other group could be formed.
-            if self._is_member and (is_completed or not self.status.may_form):
+            if self.is_member and (is_completed or not self.status.may_form):
                 return 0
             raise
         if self.is_closed():
             return int(not is_completed)
-        return int(self.membership is not None and not self._is_member)
+        return int(self.membership is not None and not self.is_member)
 
     def is_closed(self) -> bool:
         return self.status.closed != ""
@@ -205,7 +214,16 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
     # -- within ----------------------------------------------------------------------------------
     @property
-    def _is_member(self) -> bool:
+    def is_gone(self) -> bool:
+        """Whether the coordinator is gone, or silent for too long."""
+        try:
+            self.check()
+        except rdzv.RendezvousConnectionError:
+            return True
+        return False
+
+    @property
+    def is_member(self) -> bool:
         """Whether this node's membership is the newest, and no round was opened since."""
         mine, status = self.membership, self.status
         return mine is not None and status.sealed and status.generation == mine.generation
@@ -221,7 +239,7 @@ class AgentStore:
 
     timeout = 300.0
 
-    def __init__(self, handler: RosterHandler, membership: Membership) -> None:
+    def __init__(self, handler: Callable[[], RosterHandler], membership: Membership) -> None:
         self._handler = handler
         before, workers = membership.before, membership.workers
         self._ranks = json.dumps([before, workers, before, workers]).encode()
@@ -243,15 +261,15 @@ class AgentStore:
     def get(self, key: str) -> bytes:
         if key.startswith(EXIT_BARRIER):
             # How torch 2.4 waits at the barrier.
-            self._handler.wait_until_closed()
+            self._handler().wait_until_closed()
         return self._ranks
 
     def add(self, key: str, amount: int) -> int:
         """Only at the exit barrier: nothing else of torch's agent counts in its store."""
         if not key.startswith(EXIT_BARRIER):
             raise NotImplementedError(f"torch's agent counts {key} in its store")
-        self._handler.finish()
+        self._handler().finish()
         return 0
 
     def wait(self, keys: Sequence[str], *timeout: Any) -> None:
-        self._handler.wait_until_closed()
+        self._handler().wait_until_closed()

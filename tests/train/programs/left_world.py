@@ -26,6 +26,6 @@ gc.disable()
 train.loop.build = build_watched
 config = parse_config(["--max_steps", "3", "--checkpoint_dir", "checkpoints"])
 env = parse_worker_env(os.environ)
-train.loop.train_in_world(config, env, open_ledger(env))
+train.loop.train_in_worlds(config, env, open_ledger(env), "fit")
 print(f"models left: {sum(model() is not None for model in models)} of {len(models)}\n", end="")
 leave_world()

@@ -21,7 +21,7 @@ from launcher.agent.engine import preload
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
 from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.rendezvous import Admission
-from launcher.agent.engine.rounds import run_rounds
+from launcher.agent.engine.rounds import Rounds
 from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
@@ -422,7 +422,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
 def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path):
     files, clock = StopFiles(tmp_path), StoppedClock()
     roster = SimpleNamespace(status=GroupStatus(newcomers=1), admit=lambda: None)
-    admission = Admission(files, roster, clock)  # type: ignore[arg-type]
+    admission = Admission(files, SimpleNamespace(roster=roster), clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()
     admission.look()
     assert files.is_for_resize()
@@ -461,11 +461,15 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         os.kill(os.getpid(), signal.SIGTERM)
 
     node = SimpleNamespace(
-        attempts=SimpleNamespace(number=-1), token="", roster=None, on_store_lost=on_store_lost
+        attempts=SimpleNamespace(number=-1),
+        token="",
+        roster=None,
+        on_store_lost=on_store_lost,
+        healer=SimpleNamespace(),
     )
     try:
         task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
-        ended = run_rounds(task, node, SystemClock(), lose_store)  # type: ignore[arg-type]
+        ended = Rounds(task, node, SystemClock()).run(lose_store)  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGTERM, handed)
     assert ended == Ending(cause=Cause.PREEMPTED, detail="the agent got SIGTERM (15)")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.agent.engine.torch_agent import _rdzv_configs
+from launcher.agent.engine.rendezvous import configure
 from launcher.agent.node.identity import SOURCES, claim_incarnation, identify
 from launcher.agent.node.outcome import render_termination, write_termination
 from launcher.contract import protocol
@@ -162,4 +162,4 @@ def test_the_node_of_rank_0_of_a_static_group_knows_that_it_serves_the_store():
     static = Static(master_addr="a", master_port=1, id="digits")
     task = NodeTask(node=replace(node_of(), rendezvous=static))
     # torch compares it with the number 0.
-    assert _rdzv_configs(task.node) == {"rank": 0}
+    assert configure(task.node) == {"rank": 0}

@@ -1,0 +1,101 @@
+"""Ends a process group in the middle of a collective, from another thread.
+
+torch's own ``abort`` wakes whoever waits in NCCL. In gloo it wakes nobody (torch 2.13), but a
+connection that is shut down does, with the error of a peer that has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+SIGNS = ("gloo", "NCCL", "nccl", "Connection closed by peer", "Connection reset by peer")
+"""What the message of a collective that failed contains; gloo raises a plain RuntimeError."""
+
+
+def is_group_failure(error: BaseException) -> bool:
+    """Whether an exception, or one that it came from, is that of a process group or its store."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, dist.DistError):
+            return True
+        if isinstance(link, RuntimeError) and any(sign in str(link) for sign in SIGNS):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A TCP connection of this process; ``inode`` tells it from a later one with the same file."""
+
+    file: int
+    inode: str
+    port: int
+    peer: str
+    peer_port: int
+
+
+def list_connections() -> Iterator[Connection]:
+    """The open TCP connections of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            inode = os.readlink(f"/proc/self/fd/{name}")
+            if not inode.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                is_tcp = one.family in (socket.AF_INET, socket.AF_INET6)
+                if is_tcp and one.type & socket.SOCK_STREAM:
+                    peer, own = one.getpeername(), one.getsockname()
+                    address = str(peer[0]).removeprefix("::ffff:")
+                    yield Connection(int(name), inode, own[1], address, peer[1])
+
+
+class Breaker:
+    """The connections of one process group, to be shut down where its work has to end.
+
+    Made before the group is formed. What was open then is none of the group's, and neither is a
+    connection to an address where no member of the group is.
+    """
+
+    def __init__(self, store_port: int) -> None:
+        self._store_port = store_port
+        self._before = {one.inode for one in list_connections()}
+        self._members: Set[str] | None = None
+
+    def formed(self) -> None:
+        """The group is there: its members' addresses are known."""
+        self._members = {one.peer for one in self._own()}
+
+    def shut(self) -> None:
+        """Wakes whoever waits in the group, or in its store while it forms; from any thread."""
+        with contextlib.suppress(RuntimeError):  # a group that ends meanwhile
+            for group in [*distributed_c10d._world.pg_map]:
+                if "nccl" in distributed_c10d._world.pg_map[group][0]:
+                    group.abort()
+        for one in self._own():
+            is_stores = self._store_port in (one.port, one.peer_port)
+            if self._members is None or (one.peer in self._members and not is_stores):
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.file)) as found:
+                    found.shutdown(socket.SHUT_RDWR)
+
+    def _own(self) -> Iterator[Connection]:
+        return (one for one in list_connections() if one.inode not in self._before)
+
+
+def leave_groups() -> list[dist.ProcessGroup]:
+    """Ends all groups without the others' help; returns them, to be freed later.
+
+    DistributedDataParallel frees its group with the interpreter's lock held, which may hang if it
+    holds the last reference. So keep them until the model is wrapped anew.
+    """
+    groups = [*distributed_c10d._world.pg_map]
+    if groups:
+        distributed_c10d._abort_process_group()
+    return groups

@@ -1,0 +1,48 @@
+"""The store of one world, in which its ranks find each other."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from fabric_train.worker_env import World
+
+STORE_LIMIT_S = 1800.0
+"""How long a rank waits for rank 0 and for the others, who may still import."""
+RETRY_S = 0.005
+DIAL_LIMIT_S = 1.0
+
+
+def open_store(world: World, is_over: Callable[[], bool]) -> TCPStore:
+    """Rank 0's store, served by it, at the address that the environment names. Blocks.
+
+    Raises ``DistNetworkError`` if nobody serves in time, or once ``is_over`` says so.
+    """
+    leads, end = world.rank == 0, time.monotonic() + STORE_LIMIT_S
+    # torch's client waits 0.3 s and longer after its first failure.
+    while not leads:
+        if is_over() or time.monotonic() > end:
+            raise dist.DistNetworkError(f"no store at {world.master_addr}:{world.master_port}")
+        try:
+            socket.create_connection((world.master_addr, world.master_port), DIAL_LIMIT_S).close()
+            break
+        except OSError:
+            time.sleep(RETRY_S)
+    return TCPStore(
+        world.master_addr,
+        world.master_port,
+        world.world_size,
+        leads,
+        timeout=timedelta(seconds=STORE_LIMIT_S),
+        wait_for_workers=False,
+    )
+
+
+def are_ready(store: Store, world_size: int) -> bool:
+    """Whether each rank of the world has set its key, and so is ready to form it."""
+    return bool(store.check([f"ready-{rank}" for rank in range(world_size)]))

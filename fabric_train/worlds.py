@@ -1,0 +1,445 @@
+"""Training that goes on in the same processes when a node is lost or comes.
+
+    worlds = Worlds()                                  # once
+    for world in worlds:                               # for each group of nodes
+        with world:
+            world.share(model, optimizer)              # who lacks the state gets it from who has it
+            replica = DistributedDataParallel(model)
+            while (worlds.step or 0) < steps:
+                with world.step():                     # what belongs to one optimizer step
+                    loss(replica(batch)).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+Build model and optimizer before the loop. A step that a loss breaks off counts for nothing and is
+made again; an exception of the script itself is raised as always. Without the launcher's agent
+there is one world.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from fabric_train.agent_link import AgentLink, Message
+from fabric_train.agreement import Agreement
+from fabric_train.breaking import Breaker, is_group_failure, leave_groups
+from fabric_train.errors import DivergedError, InputError
+from fabric_train.handover import Stateful, send_parts, send_state
+from fabric_train.lineage import FencedError
+from fabric_train.ranks import Ranks
+from fabric_train.store import are_ready, open_store
+from fabric_train.worker_env import AGENT_SOCKET, WorkerEnv, parse_worker_env
+
+T = TypeVar("T")
+GROUP_TIMEOUT_S = 1800.0
+"""torch's own limit of a collective with gloo; the agent finds a hang much sooner."""
+BREAK_AGAIN_S = 0.05
+NEXT_WORLD_LIMIT_S = 600.0
+"""How long a worker waits for its agent after a loss; the agent ends it earlier if nobody comes."""
+AGREE_EVERY_S = 0.25
+"""About how often the ranks agree whether to let newcomers in."""
+
+
+class WorldLostError(Exception):
+    """This world has lost a node. Leave the ``with`` block: the training goes on in the next."""
+
+
+class _NewcomersError(Exception):
+    """All ranks leave the world after this step, because its successor has more nodes."""
+
+
+class StateLostError(RuntimeError):
+    """No process has the state any more, so that the workers have to start anew."""
+
+
+class Worlds:
+    """The groups that this process trains in, one after the other.
+
+    ``env``: the first one, by default as the environment describes it. ``backend``: of the process
+    group, by default NCCL with CUDA and gloo without. Without ``in_place`` there is one world, and
+    a loss restarts the workers.
+    """
+
+    def __init__(
+        self,
+        env: WorkerEnv | None = None,
+        *,
+        backend: str | None = None,
+        in_place: bool = True,
+    ) -> None:
+        self.step: int | None = None
+        """Optimizer steps that the state in this process has had, over all starts; None where the
+        state is not one to continue from. Set it after a checkpoint was loaded."""
+        self.heals = 0
+        """How often the training went on here in another world."""
+        self._backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        self._changed = threading.Condition()
+        self._generation, self._lost = -1, ""
+        self._next: Message | None = None
+        self._breaker: Breaker | None = None
+        self._is_forming, self._is_done = False, False
+        self._stores: dict[int, TCPStore] = {}
+        self._opening = threading.Lock()
+        self._in_step: TrainingWorld | None = None
+        self._newcomers_ready = False
+        self._left_at = 0.0
+        self._old: list[dist.ProcessGroup] = []
+        self._first = env = env or parse_worker_env(os.environ)
+        path = os.environ.get(AGENT_SOCKET)
+        self._link: AgentLink | None = None
+        if in_place and env.world is not None and env.generation is not None and path:
+            self._link = AgentLink(Path(path), env.world.local_rank, self._hear)
+            register_optimizer_step_pre_hook(self._before_update)
+
+    def __iter__(self) -> Iterator[TrainingWorld]:
+        """Forms one world after the other, until the block of one ends by itself. Blocks."""
+        while not self._is_done:
+            yield self._form()
+
+    def newest_generation(self) -> int | None:
+        """The last that the agent has told, which may be the next world's; None without an agent.
+
+        Checkpoints of earlier generations are refused.
+        """
+        if self._link is None:
+            return None
+        told = self._next
+        return self._generation if told is None else int(told["generation"])
+
+    # -- what the agent says, in the link's thread -------------------------------------------------
+    def _hear(self, message: Message) -> None:
+        with self._changed:
+            if message["generation"] < self._generation:
+                return
+            if "world" in message:
+                self._next, self._newcomers_ready = message, False
+                waits = message["joined"] and not self._is_forming and not self._lost
+                if waits:
+                    threading.Thread(target=self._await_newcomers, args=[message]).start()
+                else:
+                    self._lose("the nodes have met again")
+            else:
+                self._lose(message["lost"])
+            self._changed.notify_all()
+
+    def _lose(self, why: str) -> None:
+        if not self._lost:
+            self._lost, self._left_at = why, self._left_at or time.monotonic()
+            threading.Thread(target=self._break_off, args=[self._breaker], daemon=True).start()
+
+    def _break_off(self, breaker: Breaker | None) -> None:
+        """Wakes the main thread, again and again: it may be about to wait for another peer."""
+        while breaker and self._breaker is breaker:
+            breaker.shut()
+            time.sleep(BREAK_AGAIN_S)
+
+    def _await_newcomers(self, message: Message) -> None:
+        """Until the workers of all nodes that come are ready, or the message is out of date."""
+        env = parse_worker_env({**os.environ, **message["world"]})
+        try:
+            store = self._open_store(env, lambda: self._next is not message)
+            while self._next is message and not are_ready(store, env.world_size):
+                time.sleep(BREAK_AGAIN_S)
+        except RuntimeError:
+            return  # a later message follows
+        self._newcomers_ready = self._next is message
+
+    def _open_store(self, env: WorkerEnv, is_over: Callable[[], bool]) -> TCPStore:
+        """The store of the world that ``env`` describes, opened once by whoever comes first."""
+        assert env.world is not None
+        generation = env.generation or 0
+        with self._opening:
+            if generation not in self._stores:
+                self._stores = {generation: open_store(env.world, is_over)}
+            store = self._stores[generation]
+            store.set(f"ready-{env.world.rank}", "")
+        return store
+
+    def check(self) -> None:
+        """Raises ``WorldLostError`` where the present world is lost."""
+        if self._lost:
+            raise WorldLostError(self._lost)
+
+    def _before_update(self, *_: object) -> None:
+        if (world := self._in_step) is None:
+            return
+        if not world._updates and torch.cuda.is_initialized():
+            # A group that is ended leaves a wrong sum and no error: see whether it was.
+            torch.cuda.current_stream().synchronize()
+        self.check()
+        world._updates = True
+
+    # -- forming -----------------------------------------------------------------------------------
+    def _form(self) -> TrainingWorld:
+        while True:
+            try:
+                env = self._enter()
+                if self._link is None:
+                    return TrainingWorld(self, env)
+                world = self._agree(env)
+                self._is_forming = False
+                if not self._lost:
+                    return world
+                self._leave(WorldLostError(self._lost))
+            except Exception as error:
+                if not self._may_leave(error):
+                    raise
+                self._leave(error)
+
+    def _enter(self) -> WorkerEnv:
+        """Forms the group of the next world, or the first one that the environment describes."""
+        with self._changed:
+            self._is_forming = True
+            is_first = self._generation < 0
+            if self._link and not is_first:
+                arrived = self._changed.wait_for(lambda: self._next, NEXT_WORLD_LIMIT_S)
+                if not arrived:
+                    raise StateLostError(f"no other world came within {NEXT_WORLD_LIMIT_S:g} s")
+            env = self._first
+            if self._next:
+                os.environ.update(self._next["world"])
+                env = parse_worker_env(os.environ)
+            self._generation = env.generation or 0
+            self._next, self._lost = None, ""
+            if env.world and self._link:
+                self._breaker = Breaker(env.world.master_port)
+        if env.world is None or self._link is None:
+            return env
+        store = self._open_store(env, lambda: bool(self._lost))
+        dist.init_process_group(
+            self._backend,
+            store=PrefixStore(f"world-{self._generation}", store),
+            rank=env.world.rank,
+            world_size=env.world_size,
+            timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+        )
+        return env
+
+    def _agree(self, env: WorkerEnv) -> TrainingWorld:
+        ranks = Ranks.of_world(GROUP_TIMEOUT_S)
+        assert self._breaker
+        assert self._link
+        self._breaker.formed()
+        told = ranks.gather(RankState(self.step, self.heals > 0))
+        world = TrainingWorld(self, env, ranks, told)
+        self._link.say(formed=self._generation)
+        if world.source is None and any(one.was_in_another for one in told):
+            raise StateLostError("those who had the training's state are gone")
+        return world
+
+    def _may_leave(self, error: BaseException) -> bool:
+        """Whether an exception is the loss of the world, and not the script's own."""
+        if self._link is None:
+            return False
+        if isinstance(error, (WorldLostError, _NewcomersError)):
+            return True
+        if isinstance(error, (InputError, DivergedError, StateLostError)):
+            return False
+        if not isinstance(error, (RuntimeError, ValueError)):
+            return False
+        # A later generation was taken: by the next world, or the agent ends this process soon.
+        return bool(self._lost) or isinstance(error, FencedError) or is_group_failure(error)
+
+    def _leave(self, error: BaseException) -> None:
+        """Ends the present group, so that no other rank waits for this one in it."""
+        assert self._link
+        with self._changed:
+            self._left_at = self._left_at or time.monotonic()
+            is_broken = not self._lost and not isinstance(error, _NewcomersError)
+            self._is_forming, self._newcomers_ready = True, False
+            self.heals += self.step is not None or self.heals > 0
+        if is_broken:
+            self._link.say(broken=str(error)[:200])
+        breaker, self._breaker = self._breaker, None
+        if breaker and not isinstance(error, _NewcomersError):
+            breaker.shut()
+        self._old += leave_groups()
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What a rank brings into a world."""
+
+    step: int | None
+    was_in_another: bool
+
+
+class TrainingWorld:
+    """One group of nodes; made by ``Worlds``.
+
+    ``env``: this worker's place in it. ``ranks``: all ranks, in a CPU group of their own.
+    """
+
+    def __init__(
+        self,
+        worlds: Worlds,
+        env: WorkerEnv,
+        ranks: Ranks | None = None,
+        standings: Sequence[RankState] = (),
+    ) -> None:
+        self.env, self.ranks = env, ranks or Ranks()
+        self._worlds = worlds
+        steps = [one.step for one in standings]
+        self.newest = find_newest(steps)
+        """The steps of the newest state that any rank has."""
+        self.source = None if self.newest is None else steps.index(self.newest)
+        """The rank whose state all others get; None where nobody has one to continue from."""
+        self._is_complete = all(step == self.newest for step in steps)
+        self._has_stepped, self._updates = False, False
+        self._agreement = Agreement(1, pause_s=AGREE_EVERY_S) if worlds._link else None
+        self._batch_norms: list[Tensor] = []
+        self._copies: list[Tensor] = []
+
+    def __enter__(self) -> TrainingWorld:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False] | bool:
+        worlds = self._worlds
+        if error is None:
+            worlds._is_done, worlds._breaker = True, None
+            return False
+        if not worlds._may_leave(error):
+            return False
+        worlds._leave(error)
+        return True
+
+    @property
+    def is_live(self) -> bool:
+        """Whether some rank has a state to continue from, so that no checkpoint is read."""
+        return self.source is not None
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; 0 without torchrun."""
+        return self.env.world.rank if self.env.world else 0
+
+    def from_source(self, value: T) -> T:
+        """The value of the rank whose state all others get; all ranks must call it."""
+        assert self.source is not None
+        return self.ranks.gather(value)[self.source]
+
+    def share(self, model: nn.Module, optimizer: Optimizer, *parts: Stateful) -> bool:
+        """Gives the newest state of all ranks to those that have an older one or none.
+
+        ``model`` without wrappers; ``parts``: what else a step changes, such as a schedule. All
+        ranks must call it, before the model is wrapped. Returns ``is_live``.
+        """
+        norms = [one for one in model.modules() if isinstance(one, _NormBase)]
+        self._batch_norms = [each for one in norms for each in one.buffers(recurse=False)]
+        self._copies = [each.clone() for each in self._batch_norms]
+        optimizer.zero_grad(set_to_none=True)
+        if self.source is None:
+            return False
+        worlds = self._worlds
+        receives = worlds.step != self.newest
+        if receives:
+            worlds.step = None  # half of it may be here when a second node is lost
+        if not self._is_complete:
+            send_state(model, optimizer, self.ranks, source=self.source, receives=receives)
+        send_parts(parts, self.ranks, source=self.source)
+        worlds.step = self.newest
+        self._copies = [each.clone() for each in self._batch_norms]
+        return True
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around all that belongs to one optimizer step; counts it in ``Worlds.step``.
+
+        All ranks must make equally many steps. If the world is lost meanwhile, random numbers and
+        BatchNorm's statistics are as before the step.
+        """
+        worlds = self._worlds
+        if self._agreement is None:
+            yield
+            worlds.step = (worlds.step or 0) + 1
+            return
+        worlds.check()
+        if self._has_stepped:
+            (agreed,) = self._agreement.settle()
+            if agreed:
+                raise _NewcomersError
+            self._agreement.propose([int(worlds._newcomers_ready)])
+        before = read_random_states()
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._batch_norms)
+        self._updates, worlds._in_step = False, self
+        try:
+            yield
+        except BaseException:
+            if self._updates:
+                worlds.step = None  # some weights may have changed already
+            else:
+                write_random_states(before)
+                if self._copies:
+                    with torch.no_grad():
+                        torch._foreach_copy_(self._batch_norms, self._copies)
+            raise
+        finally:
+            worlds._in_step = None
+        worlds.step = (worlds.step or 0) + 1
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._tell_healed()
+
+    def _tell_healed(self) -> None:
+        worlds = self._worlds
+        worlds._old = []
+        if worlds.heals and worlds._link:
+            paused_s = time.monotonic() - worlds._left_at
+            worlds._link.say(healed=worlds._generation, step=worlds.step, paused_s=paused_s)
+        worlds._left_at = 0.0
+
+
+def find_newest(steps: Sequence[int | None]) -> int | None:
+    """The newest step that a rank can have completed. Pure.
+
+    A rank can be one step ahead of the others, if all gradients had reached it and not them. One
+    that is further ahead went on without them, after it had caught the group's exception.
+    """
+    known = sorted((step for step in steps if step is not None), reverse=True)
+    if len(known) > 1 and known[0] > known[1] + 1:
+        return known[1]
+    return known[0] if known else None
+
+
+def read_random_states() -> list[Any]:
+    """The states of the generators that training code uses, those of this process' devices."""
+    numpy = sys.modules.get("numpy")
+    return [
+        random.getstate(),
+        numpy.random.get_state() if numpy else None,
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    ]
+
+
+def write_random_states(states: list[Any]) -> None:
+    """The reverse of ``read_random_states``."""
+    own, numpys, torchs, cudas = states
+    random.setstate(own)
+    if numpys is not None:
+        sys.modules["numpy"].random.set_state(numpys)
+    torch.set_rng_state(torchs)
+    if cudas is not None:
+        torch.cuda.set_rng_state(cudas)

@@ -1,0 +1,261 @@
+"""Keeps this node's workers alive when the group changes, if their script can go on in another.
+
+The script says so by its connection (``fabric_train/worlds.py``). Then torch's agent is not told of
+the change: a thread here meets the other nodes again and tells the workers their new places. What
+they cannot heal from is left to torch's agent, which starts them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.agent.membership.group import Membership, RoundCause
+from launcher.agent.streams import say
+from launcher.contract import protocol
+from launcher.contract.causes import Cause
+from launcher.contract.clock import Clock
+
+if TYPE_CHECKING:
+    from launcher.agent.engine.node_state import Node
+    from launcher.agent.engine.rounds import Rounds
+    from launcher.agent.membership.handler import RosterHandler
+
+HEAL_LIMIT_S = 120.0
+"""How long workers may take from a loss to their next world before they are started anew."""
+BROKEN_LIMIT_S = 1.0
+"""So long after the workers' group broke, the coordinator should know of a loss. If it does not,
+the nodes meet again for a worker that has failed, and that counts as a restart."""
+LOOK_S = 0.25
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker that can heal: its connection, and the last world that it is in."""
+
+    local_rank: int
+    connection: socket.socket
+    generation: int
+    has_formed: bool = False
+    """Whether it has been in a world."""
+
+    def tell(self, **message: object) -> None:
+        # It may end, or be frozen; whoever runs reads at once.
+        with contextlib.suppress(OSError):
+            self.connection.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT)
+
+
+class Healer:
+    """Heals the present attempt; its threads run as long as the agent."""
+
+    def __init__(self, node: Node, path: Path, clock: Clock) -> None:
+        self.path, self._node, self._clock = path, node, clock
+        self.rounds: Rounds | None = None
+        """The coordinators that this node follows."""
+        self.refused = ""
+        """Why nothing is healed any more in this attempt; empty while nothing speaks against it."""
+        self._lock = threading.Lock()
+        self._workers: dict[int, _Worker] = {}
+        self._meeting = threading.Lock()
+        """Held by whoever asks the coordinator for a rendezvous."""
+        self._is_started = self._is_taken_over = False
+        self._broken_at: float | None = None
+        self._told_at: float | None = None
+        self.finished_before = 0
+        """How many nodes had finished when this attempt's workers were started."""
+        self._told = 0
+
+    def start(self) -> None:
+        """Begins to listen, once. Without a socket, whose path may be too long, nothing heals."""
+        if self._is_started:
+            return
+        self._is_started = True
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(self.path))
+        except OSError as error:
+            say(f"losses cost a restart: {self.path}: {error}")
+            return
+        listener.listen()
+        threading.Thread(target=self._accept, args=[listener], daemon=True).start()
+        threading.Thread(target=self._watch, name="heal", daemon=True).start()
+
+    # -- for torch's agent, in the main thread -----------------------------------------------------
+    @property
+    def can_heal(self) -> bool:
+        """Whether all workers of the present attempt go on in another world."""
+        workers = self._node.attempts.workers
+        return bool(workers) and not self.refused and len(self._workers) == len(workers)
+
+    @property
+    def comes_too_late(self) -> bool:
+        """Whether the others have finished before these workers could come in."""
+        roster = self._node.roster
+        mine = roster.membership if roster else None
+        if roster is None or mine is None or mine.cause is not RoundCause.JOINED:
+            return False
+        waits = not any(worker.has_formed for worker in self._workers.values())
+        return waits and roster.status.finished > self.finished_before
+
+    @contextlib.contextmanager
+    def instead(self) -> Any:
+        """While torch's agent itself meets the other nodes, to start the workers anew."""
+        self._is_taken_over = True
+        if self._node.roster:
+            self._node.roster.wake()
+        with self._meeting, self._lock:
+            for worker in self._workers.values():
+                worker.connection.close()
+            self._workers, self.refused = {}, ""
+            self._broken_at = self._told_at = None
+        try:
+            yield
+        finally:
+            self._is_taken_over = False
+
+    # -- the workers' connections ------------------------------------------------------------------
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            # Ended by the end of the agent's process.
+            connection, _ = listener.accept()
+            threading.Thread(target=self._hear, args=[connection], daemon=True).start()
+
+    def _hear(self, connection: socket.socket) -> None:
+        worker: _Worker | None = None
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            # Ended by the worker, or by the next attempt.
+            for line in connection.makefile("rb"):
+                message = json.loads(line)
+                if worker is None:
+                    worker = self._greet(connection, int(message["worker"]))
+                else:
+                    self._take_in(worker, message)
+        with self._lock:
+            if worker and self._workers.get(worker.local_rank) is worker:
+                del self._workers[worker.local_rank]
+
+    def _greet(self, connection: socket.socket, local_rank: int) -> _Worker:
+        roster = self._node.roster
+        mine = roster.membership if roster else None
+        worker = _Worker(local_rank, connection, mine.generation if mine else self._told)
+        with self._lock:
+            self._workers[local_rank] = worker
+        return worker
+
+    def _take_in(self, worker: _Worker, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"broken": why}:
+                self._broken_at = self._broken_at or self._clock.monotonic()
+                say(f"the group of local rank {worker.local_rank} broke: {why}")
+                if self._node.roster:
+                    self._node.roster.wake()
+            case {"formed": generation}:
+                worker.generation, worker.has_formed = generation, True
+                if all(one.generation == self._told for one in self._workers.values()):
+                    self._told_at = self._broken_at = None
+            case {"healed": generation, "step": step, "paused_s": paused_s}:
+                if worker.local_rank == 0:
+                    self._node.on_healed(generation, step, paused_s)
+
+    # -- healing -----------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        while True:
+            roster = self._node.roster
+            if roster is None or not self.can_heal:
+                self._clock.sleep(LOOK_S)
+                continue
+            # Ended by a change, or after a look's time.
+            roster.settle(partial(self._has_to_meet, roster), LOOK_S)
+            now = self._clock.monotonic()
+            if self._told_at is not None and now - self._told_at > HEAL_LIMIT_S:
+                self._refuse(f"a worker did not leave its world within {HEAL_LIMIT_S:g} s")
+            elif self._has_to_meet(roster) and self.can_heal:
+                with self._meeting:
+                    if not self._is_taken_over:
+                        self._meet(roster)
+
+    def _has_to_meet(self, roster: RosterHandler) -> bool:
+        if self._is_taken_over:
+            return False
+        since = self._broken_at
+        is_broken = since is not None and self._clock.monotonic() - since > BROKEN_LIMIT_S
+        return is_broken or not roster.is_member or roster.is_gone
+
+    def _meet(self, roster: RosterHandler) -> None:
+        """Meets the other nodes again, for workers that go on."""
+        # Not at the top: see ``run.py``.
+        from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
+
+        status = roster.status
+        if status.sealed or status.cause is not RoundCause.JOINED:
+            self._tell_all(lost=f"the group has to form again: {status.cause}")
+        try:
+            if roster.is_gone:
+                roster = self._follow(roster)
+            mine = roster.meet(lambda: self._is_taken_over)
+        except RendezvousConnectionError:
+            return  # it is followed by another in the next look
+        except (RendezvousError, OSError) as error:
+            self._refuse(str(error))
+            return
+        if mine is None:
+            return
+        self._told, self._broken_at = mine.generation, None
+        joined = mine.cause is RoundCause.JOINED
+        self._told_at = None if joined else self._clock.monotonic()
+        self._node.on_met_again(mine)
+        with self._lock:
+            workers = [*self._workers.values()]
+        for worker in workers:
+            world = describe_world(mine, worker.local_rank, len(workers))
+            worker.tell(world=world, generation=mine.generation, joined=joined)
+
+    def _follow(self, roster: RosterHandler) -> RosterHandler:
+        """Goes on around the coordinator that follows one that is gone."""
+        from launcher.agent.engine.rendezvous import follow
+
+        assert self.rounds
+        why = f"{roster.where} is gone"
+        roster.end()
+        if not self.rounds.on_lost(Cause.STORE_LOST):
+            raise OSError(why)
+        self._node.roster = new = follow(self.rounds, self._node)
+        self._node.ledger.write("store-lost", detail=why)
+        say(f"{why}; the next one answers")
+        return new
+
+    def _tell_all(self, lost: str) -> None:
+        with self._lock:
+            for worker in self._workers.values():
+                worker.tell(lost=lost, generation=worker.generation)
+
+    def _refuse(self, why: str) -> None:
+        """From here on torch's agent is told, and starts the workers anew."""
+        self.refused = why
+        say(f"not healed: {why}; the workers start anew")
+
+
+def describe_world(mine: Membership, local_rank: int, local_size: int) -> dict[str, str]:
+    """The variables of a worker's place, as torch's agent sets them. Pure."""
+    rank = mine.before + local_rank
+    values: dict[str, object] = {
+        "RANK": rank,
+        "ROLE_RANK": rank,
+        "WORLD_SIZE": mine.workers,
+        "ROLE_WORLD_SIZE": mine.workers,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": mine.rank,
+        "GROUP_WORLD_SIZE": mine.size,
+        "MASTER_ADDR": mine.first.addr,
+        "MASTER_PORT": mine.first.port,
+        protocol.GENERATION: mine.generation,
+    }
+    return {name: str(value) for name, value in values.items()}
