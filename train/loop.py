@@ -33,6 +33,7 @@ from fabric_train.worker_env import WorkerEnv
 from fabric_train.worlds import TrainingWorld, Worlds
 from train.build import Kept, Run, build, choose_strategy, say
 from train.config import TrainConfig
+from train.epoch_loss import EpochLoss, share_of
 from train.evaluation import PREDICTIONS_FILE, evaluate, predict
 from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
@@ -416,48 +417,10 @@ def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> N
     run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item, share=share_of(run))
 
 
-class EpochLoss:
-    """The current epoch's loss over all ranks, and over all starts that made its steps."""
-
-    def __init__(self, run: Run) -> None:
-        self._fabric, self._state = run.fabric, run.state
-        self._loss_before, self._steps = run.state.epoch_loss, run.state.epoch_steps
-        self._share = share_of(run)
-        self._sum = torch.zeros((), device=run.fabric.device)
-
-    def add(self, loss: torch.Tensor) -> None:
-        """Adds a step's loss on the device, because reading it would wait for the device."""
-        self._sum += loss
-        self._steps += 1
-
-    def average(self, loss: torch.Tensor) -> float:
-        """The weighted mean of all ranks' losses; blocks, and all ranks must call it."""
-        return average(self._fabric, loss * self._share)
-
-    def pending(self) -> float:
-        """This rank's part of what ``refresh`` would add; waits for the device."""
-        return float(self._sum * self._share)
-
-    def settle(self, rest: float) -> None:
-        """Writes the sums into the state, with the mean of what the ranks had pending."""
-        self._state.epoch_loss = self._loss_before + rest
-        self._state.epoch_steps = self._steps
-
-    def refresh(self) -> None:
-        """Writes the sums into the state; blocks, and all ranks must call it."""
-        self._state.epoch_loss = self._loss_before + self.average(self._sum)
-        self._state.epoch_steps = self._steps
-
-
 def take_first_step(run: Run) -> None:
     """The first step of a training; raises DivergedError if its loss is not finite."""
     loss = take_step(run, iter(seek(run, epoch=0, stop_step=1)))
     check_finite(loss.item(), 1)
-
-
-def share_of(run: Run) -> float:
-    """The weight of this rank's mean, because ranks may hold different numbers of shards."""
-    return len(run.sampler.shards) * run.strategy.replicas / run.sampler.virtual_shards
 
 
 def take_step(
@@ -500,8 +463,3 @@ def seek(run: Run, *, epoch: int, stop_step: int) -> DataLoader[list[torch.Tenso
     run.sampler.seek(first_step=run.state.step, stop_step=stop_step, first_sample=run.state.sample)
     run.generator.manual_seed(derive_seed(run.config.seed, epoch, run.fabric.global_rank))
     return run.loader
-
-
-def average(fabric: Fabric, value: torch.Tensor) -> float:
-    """The mean of all ranks' values; blocks on the device."""
-    return cast("torch.Tensor", fabric.all_reduce(value, reduce_op="mean")).item()
