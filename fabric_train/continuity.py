@@ -59,9 +59,10 @@ class Continuity:
         self._watch.begin(state.step, state.model)
         return self.saver.newest
 
-    def go_on(self) -> None:
+    def go_on(self) -> Path | None:
         """Instead of ``resume``, where the state came from another rank or is here already."""
         self._watch.begin(self._state.step, self._state.model)
+        return self.saver.newest
 
     def load(self) -> Path | None:
         """Loads the newest checkpoint for a look at the model; nothing is written."""

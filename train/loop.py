@@ -168,8 +168,7 @@ def train_by(
     """Trains with one strategy; returns None if the training goes on with more weights."""
     assert course.ledger
     env, ledger = world.env, course.ledger
-    kept = course.kept if world.is_live else None
-    earlier, shards = None, 0
+    kept, earlier = course.kept if world.is_live else None, None
     if kept:
         saver = kept.saver
         saver.enter_world()
@@ -200,13 +199,8 @@ def train_by(
             show_hardware(run)
         describe(run, shards, earlier)
     try:
-        if world.is_live:
-            resumed_from_step, checkpoint = run.state.step, saver.newest
-            run.continuity.go_on()
-            run.ledger.write(Planned(step=run.state.step, until=run.schedule.stop_step))
-        else:
-            resumed_from_step, checkpoint = resume(run)
-            worlds.step = run.state.step
+        resumed_from_step, checkpoint = resume(run)
+        worlds.step = run.state.step
         if course.resumed_from_step is None:
             course.resumed_from_step = resumed_from_step
         schedule = run.schedule.anchored(run.state.step, run.state.sample)
@@ -263,15 +257,19 @@ def finish(run: Run, course: Course, checkpoint: Path | None) -> Metrics:
 
 
 def resume(run: Run) -> tuple[int, Path | None]:
-    """Loads the newest checkpoint, if there is one, and gives its step and path.
+    """Loads the newest checkpoint, if there is one and no rank has a newer state.
+
+    Gives the step to go on from, and the path of the checkpoint.
 
     Raises InputError, on all ranks, if it belongs to another training.
     """
     plan_profile(run)
-    path = run.continuity.resume()
+    path = run.continuity.go_on() if run.world.is_live else run.continuity.resume()
     step = run.state.step
     stop_step = run.schedule.anchored(step, run.state.sample).stop_step
     run.ledger.write(Planned(step=step, until=stop_step))
+    if run.world.is_live:
+        return step, path
     if path is not None and step >= stop_step:
         run.say(f"already trained {step} of {stop_step} steps, only tests: {path}")
     elif path is not None:
