@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
     from fabric_train.stream import SampleSource, StreamShards
     from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
+    from fabric_train.worlds import StateLostError, TrainingWorld, WorldLostError, Worlds
 
 __all__ = [
     "EXIT_PREEMPTED",
@@ -67,13 +68,17 @@ __all__ = [
     "SaveResult",
     "Saver",
     "ShardSampler",
+    "StateLostError",
     "Strategy",
     "StreamShards",
     "TrainState",
+    "TrainingWorld",
     "Wish",
     "WorkerEnv",
     "World",
+    "WorldLostError",
     "WorldMismatchError",
+    "Worlds",
     "align",
     "check_picklable",
     "check_world",
@@ -126,6 +131,7 @@ _NAMES = {
     "strategies.strategy": "Strategy",
     "stream": "SampleSource StreamShards",
     "worker_env": "WorkerEnv World parse_worker_env",
+    "worlds": "StateLostError TrainingWorld WorldLostError Worlds",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from fabric_train.worker_env import World
 
@@ -41,8 +41,3 @@ def open_store(world: World, is_over: Callable[[], bool]) -> TCPStore:
         timeout=timedelta(seconds=STORE_LIMIT_S),
         wait_for_workers=False,
     )
-
-
-def are_ready(store: Store, world_size: int) -> bool:
-    """Whether each rank of the world has set its key, and so is ready to form it."""
-    return bool(store.check([f"ready-{rank}" for rank in range(world_size)]))

@@ -23,7 +23,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -46,8 +46,8 @@ from fabric_train.errors import DivergedError, InputError
 from fabric_train.handover import Stateful, send_parts, send_state
 from fabric_train.lineage import FencedError
 from fabric_train.ranks import Ranks
-from fabric_train.store import are_ready, open_store
-from fabric_train.worker_env import AGENT_SOCKET, WorkerEnv, parse_worker_env
+from fabric_train.store import open_store
+from fabric_train.worker_env import AGENT_SOCKET, JOINS, WorkerEnv, parse_worker_env
 
 T = TypeVar("T")
 GROUP_TIMEOUT_S = 1800.0
@@ -97,10 +97,7 @@ class Worlds:
         self._next: Message | None = None
         self._breaker: Breaker | None = None
         self._is_forming, self._is_done = False, False
-        self._stores: dict[int, TCPStore] = {}
-        self._opening = threading.Lock()
         self._in_step: TrainingWorld | None = None
-        self._newcomers_ready = False
         self._left_at = 0.0
         self._old: list[dist.ProcessGroup] = []
         self._first = env = env or parse_worker_env(os.environ)
@@ -131,11 +128,8 @@ class Worlds:
             if message["generation"] < self._generation:
                 return
             if "world" in message:
-                self._next, self._newcomers_ready = message, False
-                waits = message["joined"] and not self._is_forming and not self._lost
-                if waits:
-                    threading.Thread(target=self._await_newcomers, args=[message]).start()
-                else:
+                self._next = message
+                if self._is_forming or not message["joined"]:
                     self._lose("the nodes have met again")
             else:
                 self._lose(message["lost"])
@@ -151,28 +145,6 @@ class Worlds:
         while breaker and self._breaker is breaker:
             breaker.shut()
             time.sleep(BREAK_AGAIN_S)
-
-    def _await_newcomers(self, message: Message) -> None:
-        """Until the workers of all nodes that come are ready, or the message is out of date."""
-        env = parse_worker_env({**os.environ, **message["world"]})
-        try:
-            store = self._open_store(env, lambda: self._next is not message)
-            while self._next is message and not are_ready(store, env.world_size):
-                time.sleep(BREAK_AGAIN_S)
-        except RuntimeError:
-            return  # a later message follows
-        self._newcomers_ready = self._next is message
-
-    def _open_store(self, env: WorkerEnv, is_over: Callable[[], bool]) -> TCPStore:
-        """The store of the world that ``env`` describes, opened once by whoever comes first."""
-        assert env.world is not None
-        generation = env.generation or 0
-        with self._opening:
-            if generation not in self._stores:
-                self._stores = {generation: open_store(env.world, is_over)}
-            store = self._stores[generation]
-            store.set(f"ready-{env.world.rank}", "")
-        return store
 
     def check(self) -> None:
         """Raises ``WorldLostError`` where the present world is lost."""
@@ -209,7 +181,9 @@ class Worlds:
         """Forms the group of the next world, or the first one that the environment describes."""
         with self._changed:
             self._is_forming = True
-            is_first = self._generation < 0
+            is_first = self._generation < 0 and os.environ.get(JOINS) != "1"
+            if self._link:
+                self._link.say(ready=True)
             if self._link and not is_first:
                 arrived = self._changed.wait_for(lambda: self._next, NEXT_WORLD_LIMIT_S)
                 if not arrived:
@@ -224,7 +198,7 @@ class Worlds:
                 self._breaker = Breaker(env.world.master_port)
         if env.world is None or self._link is None:
             return env
-        store = self._open_store(env, lambda: bool(self._lost))
+        store = open_store(env.world, lambda: bool(self._lost))
         dist.init_process_group(
             self._backend,
             store=PrefixStore(f"world-{self._generation}", store),
@@ -265,7 +239,7 @@ class Worlds:
         with self._changed:
             self._left_at = self._left_at or time.monotonic()
             is_broken = not self._lost and not isinstance(error, _NewcomersError)
-            self._is_forming, self._newcomers_ready = True, False
+            self._is_forming = True
             self.heals += self.step is not None or self.heals > 0
         if is_broken:
             self._link.say(broken=str(error)[:200])
@@ -379,7 +353,7 @@ class TrainingWorld:
             (agreed,) = self._agreement.settle()
             if agreed:
                 raise _NewcomersError
-            self._agreement.propose([int(worlds._newcomers_ready)])
+            self._agreement.propose([int(worlds._next is not None)])
         before = read_random_states()
         if self._copies:
             torch._foreach_copy_(self._copies, self._batch_norms)

@@ -26,8 +26,8 @@ from launcher.contract.worker_end import (
     sort_ends,
 )
 
-MOST_LOSSES = 3
-LOSSES_WITHIN_S = 900.0
+MOST_LOSSES = 8
+LOSSES_WITHIN_S = 60.0
 """If more than ``MOST_LOSSES`` coordinators are lost within this time, no other one is tried."""
 OTHERS_FINISHED = "the other nodes finished the run"
 TELLS_NOT_WHY = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")

@@ -43,8 +43,8 @@ class _Worker:
     local_rank: int
     connection: socket.socket
     generation: int
-    has_formed: bool = False
-    """Whether it has been in a world."""
+    is_ready: bool = False
+    """Whether it waits for a world, or has been in one."""
 
     def tell(self, **message: object) -> None:
         # It may end, or be frozen; whoever runs reads at once.
@@ -68,9 +68,11 @@ class Healer:
         self._is_started = self._is_taken_over = False
         self._broken_at: float | None = None
         self._told_at: float | None = None
-        self.finished_before = 0
-        """How many nodes had finished when this attempt's workers were started."""
+        self.joins = False
+        """Whether this attempt's workers wait for a first world that lets them in."""
+        self._said_to: RosterHandler | None = None
         self._told = 0
+        """The last generation that this attempt's workers were told."""
 
     def start(self) -> None:
         """Begins to listen, once. Without a socket, whose path may be too long, nothing heals."""
@@ -96,13 +98,9 @@ class Healer:
 
     @property
     def comes_too_late(self) -> bool:
-        """Whether the others have finished before these workers could come in."""
+        """Whether the others finished before this node's workers could come in."""
         roster = self._node.roster
-        mine = roster.membership if roster else None
-        if roster is None or mine is None or mine.cause is not RoundCause.JOINED:
-            return False
-        waits = not any(worker.has_formed for worker in self._workers.values())
-        return waits and roster.status.finished > self.finished_before
+        return bool(self.joins and self._told and roster and roster.status.finished)
 
     @contextlib.contextmanager
     def instead(self) -> Any:
@@ -113,7 +111,7 @@ class Healer:
         with self._meeting, self._lock:
             for worker in self._workers.values():
                 worker.connection.close()
-            self._workers, self.refused = {}, ""
+            self._workers, self.refused, self._told = {}, "", 0
             self._broken_at = self._told_at = None
         try:
             yield
@@ -144,20 +142,24 @@ class Healer:
     def _greet(self, connection: socket.socket, local_rank: int) -> _Worker:
         roster = self._node.roster
         mine = roster.membership if roster else None
-        worker = _Worker(local_rank, connection, mine.generation if mine else self._told)
+        worker = _Worker(local_rank, connection, mine.generation if mine else 0)
         with self._lock:
             self._workers[local_rank] = worker
         return worker
 
     def _take_in(self, worker: _Worker, message: Mapping[str, Any]) -> None:
         match message:
+            case {"ready": _}:
+                worker.is_ready = True
+                if self._node.roster:
+                    self._node.roster.wake()
             case {"broken": why}:
                 self._broken_at = self._broken_at or self._clock.monotonic()
                 say(f"the group of local rank {worker.local_rank} broke: {why}")
                 if self._node.roster:
                     self._node.roster.wake()
             case {"formed": generation}:
-                worker.generation, worker.has_formed = generation, True
+                worker.generation, self.joins = generation, False
                 if all(one.generation == self._told for one in self._workers.values()):
                     self._told_at = self._broken_at = None
             case {"healed": generation, "step": step, "paused_s": paused_s}:
@@ -171,18 +173,23 @@ class Healer:
             if roster is None or not self.can_heal:
                 self._clock.sleep(LOOK_S)
                 continue
+            if self._said_to is not roster:
+                self._said_to = roster
+                roster.say("heals")
             # Ended by a change, or after a look's time.
             roster.settle(partial(self._has_to_meet, roster), LOOK_S)
             now = self._clock.monotonic()
             if self._told_at is not None and now - self._told_at > HEAL_LIMIT_S:
                 self._refuse(f"a worker did not leave its world within {HEAL_LIMIT_S:g} s")
-            elif self._has_to_meet(roster) and self.can_heal:
+            elif self._has_to_meet(roster):
                 with self._meeting:
                     if not self._is_taken_over:
                         self._meet(roster)
 
     def _has_to_meet(self, roster: RosterHandler) -> bool:
-        if self._is_taken_over:
+        if self._is_taken_over or not self.can_heal:
+            return False
+        if not all(worker.is_ready for worker in self._workers.values()):
             return False
         since = self._broken_at
         is_broken = since is not None and self._clock.monotonic() - since > BROKEN_LIMIT_S

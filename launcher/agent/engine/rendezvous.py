@@ -145,10 +145,11 @@ class NodeHandler(RendezvousHandler):
                 node.wait_for_gpus()
             node.enter("rendezvous")
             try:
-                mine = self._roster.meet()
+                joins = self._roster.may_expect
+                mine = self._roster.expect() if joins else self._roster.meet()
             finally:
                 self._tell_losses()
-            node.healer.finished_before = self._roster.status.finished
+            node.healer.joins = joins
         assert mine is not None
         self._regroups = False
         self._tell_lost_peer()

@@ -213,9 +213,11 @@ class RunFolderLogs(LogsSpecs):
         )
 
     def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
-        if self._node.roster and (membership := self._node.roster.membership):
-            env[protocol.GENERATION] = str(membership.generation)
+        if roster := self._node.roster:
+            mine, status = roster.membership, roster.status
+            env[protocol.GENERATION] = str(mine.generation if mine else status.generation)
             env[protocol.AGENT_SOCKET] = str(self._node.healer.path)
+            env[protocol.JOINS] = str(int(self._node.healer.joins))
         if self._interface and GLOO_INTERFACE not in os.environ:
             env[GLOO_INTERFACE] = self._interface
         env |= recorder.settings(torch._C._distributed_c10d)

@@ -46,6 +46,7 @@ class Client:
         self.alone: bool | None = None
         """Whether no other node is there, once the coordinator knows that this one leaves."""
         self._origin = self._why = ""
+        self._has_status = False
         self._ending, self._failure = False, ""
         self._socket: socket.socket | None = None
         self._changed, self._sending = threading.Condition(), threading.Lock()
@@ -59,7 +60,7 @@ class Client:
         """Waits for the coordinator; raises ``RendezvousConnectionError``."""
         self._thread.start()
         threading.Thread(target=self._show_life, name="alive", daemon=True).start()
-        if not self.settle(lambda: self._origin, timeout_s):
+        if not self.settle(lambda: self._has_status, timeout_s):
             why = f": {self._why}" if self._why else ""
             self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
         self.check()
@@ -93,7 +94,7 @@ class Client:
         self.say("join", member=Member(self.name, **member), limit_s=limit_s, last=self.last)
 
     def say(self, what: str, **more: object) -> None:
-        """Tells the coordinator: ``leave``, ``finish``, ``admit``, or ``close`` with a reason."""
+        """Tells the coordinator: ``leave``, ``finish``, ``admit``, ``heals``, ``close``."""
         message = {"says": what, **more}
         with self._changed:
             # The last thing that was said comes last on the next connection too.
@@ -202,7 +203,7 @@ class Client:
     def _take_in(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"status": status, "losses": losses}:
-                self.status = parse_record(GroupStatus, status)
+                self.status, self._has_status = parse_record(GroupStatus, status), True
                 self.losses.extend(losses)
             case {"sealed": sealed}:
                 self.answer = self.membership = parse_record(Membership, sealed)

@@ -187,6 +187,8 @@ class Coordinator:
                 self._post(decide.Gone(peer.name, RoundCause.FINISHED))
             case "close":
                 self._post(decide.Close(str(message["reason"])))
+            case "heals":
+                self._post(decide.Heals(peer.name))
             case "admit":
                 self._post(decide.Admit())
             case other:

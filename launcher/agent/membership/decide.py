@@ -47,6 +47,13 @@ class Admit:
 
 
 @dataclass(frozen=True)
+class Heals:
+    """The workers of a node go on in the same processes when the group changes."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Generation:
     """The answer to ``TakeGeneration``; 0 where none could be taken, and ``error`` says why."""
 
@@ -54,7 +61,7 @@ class Generation:
     error: str = ""
 
 
-Event = Join | Gone | Close | Admit | Generation
+Event = Join | Gone | Close | Admit | Heals | Generation
 
 
 # -- actions -------------------------------------------------------------------------------------
@@ -101,6 +108,7 @@ def step(
     _judge(group, now)
     _seal(group, now, actions)
     actions += _refuse_late(group, now)
+    group.heals = group.sealed and group.working() <= group.healing
     group.may_form = not group.finished or group.room >= group.rules.min_nodes
     for one in actions:
         if isinstance(one, Refuse):
@@ -119,6 +127,8 @@ def _take_in(group: GroupState, event: Event, now: float, actions: list[Action])
             group.closed = reason
         case Admit() if group.newcomers:
             _open(group, RoundCause.JOINED, now)
+        case Heals(name):
+            group.healing = group.healing | {name}
         case Generation(number, error):
             group.taken = number if number > group.generation else 0
             if error:

@@ -52,6 +52,9 @@ class GroupStatus:
     """Restarts by a worker's fault so far."""
     finished: int = 0
     """Nodes of the run whose workers have all succeeded."""
+    heals: bool = False
+    """Whether a group is formed whose workers go on in the same processes when it changes. Then a
+    newcomer starts its workers before it asks for a rendezvous."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +104,8 @@ class GroupState(GroupStatus):
     gone: dict[str, RoundCause] = field(default_factory=dict)
     """Why a node is not there. One that was lost may come again."""
     host: Member | None = None
+    healing: frozenset[str] = frozenset()
+    """The nodes whose workers have said that they heal."""
     taken: int = 0
     """The next generation, once it was taken; -1 while it is being taken."""
     phase_at: float = 0.0

@@ -22,7 +22,7 @@ from launcher.agent.membership import group
 from launcher.agent.membership.client import Client, answering_port
 from launcher.agent.membership.group import Membership
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
-from launcher.agent.membership.settings import parse_rules
+from launcher.agent.membership.settings import Member, parse_rules
 
 BACKEND = "roster"
 PARTING_LIMIT_S = 2.0
@@ -105,6 +105,31 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         store: Any = AgentStore(handler, mine)
         master = rdzv.RendezvousStoreInfo(mine.first.addr, mine.first.port)
         return rdzv.RendezvousInfo(store, mine.rank, mine.size, master)
+
+    def expect(self) -> Membership:
+        """This node's likely place in the group that runs, for workers that start before it asks.
+
+        They are told their true place once the group has formed with this node.
+        """
+        rules = self._rules
+        with socket.socket() as held:
+            held.bind(("", 0))
+            port = int(held.getsockname()[1])
+        return Membership(
+            generation=self.status.generation,
+            rank=rules.node_index,
+            size=rules.max_nodes,
+            cause=group.RoundCause.JOINED,
+            first=Member(self.name, self._addr, port, workers=rules.workers),
+            host=None,
+            before=rules.node_index * rules.workers,
+            workers=rules.max_nodes * rules.workers,
+        )
+
+    @property
+    def may_expect(self) -> bool:
+        """Whether this node was in no group, and one runs whose workers can let it in at once."""
+        return self.membership is None and self.status.heals and not self.status.closed
 
     def meet(self, is_over: Callable[[], bool] = lambda: False) -> Membership | None:
         """Asks for a rendezvous and waits for it; None once ``is_over``, which is asked again

@@ -182,9 +182,9 @@ def test_after_a_loss_comes_the_next_store_and_the_first_one_again():
     ("reason", "stores", "losses_at", "fenced", "goes_on"),
     [
         (Cause.STORE_LOST, (), (0.0,), False, True),
-        (Cause.STORE_LOST, (), (0.0, 1.0, 2.0), False, True),
-        (Cause.STORE_LOST, (), (0.0, 1.0, 2.0, 3.0), False, False),
-        (Cause.STORE_LOST, (), (0.0, 1.0, 2.0, 901.0), False, True),
+        (Cause.STORE_LOST, (), (*range(8),), False, True),
+        (Cause.STORE_LOST, (), (*range(9),), False, False),
+        (Cause.STORE_LOST, (), (*range(8), 61), False, True),
         (Cause.RENDEZVOUS_UNREACHABLE, (), (0.0,), False, False),
         (Cause.RENDEZVOUS_UNREACHABLE, STORES, (0.0,), False, True),
         (Cause.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),

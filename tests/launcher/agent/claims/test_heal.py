@@ -1,0 +1,107 @@
+"""Nodes are lost, freeze, wake and come, and the workers of the others go on as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launcher.agent.conftest import end
+from tests.launcher.agent.group import kill, tree
+from tests.launcher.agent.healing import HealingGroup, train_alone
+from tests.launcher.agent.place import Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """The group after its end, and how the training ended."""
+
+    group: HealingGroup
+    last_step: int
+    told: set[str]
+    alone: str
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("heal")
+    group = HealingGroup([Place(folder, archive, index) for index in range(3)])
+    try:
+        last, told = live(group)
+        yield Story(group=group, last_step=last, told=told, alone=train_alone(folder / "1", last))
+    finally:
+        for place in group.places:
+            for process in place.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGCONT)
+            end(place)
+
+
+def live(group: HealingGroup) -> tuple[int, set[str]]:
+    first, second, third = group.places
+    group.start_all()
+    group.make_steps()
+    kill(third)
+    group.wait_for(first, second)
+    group.make_steps()
+    third = group.start_again(third)
+    group.wait_for(first, second, third)
+    group.make_steps()
+
+    frozen = tree(second)
+    for process in frozen:
+        process.suspend()
+    group.wait_for(first, third)
+    group.make_steps()
+    for process in frozen:
+        process.resume()
+    group.wait_for(first, second, third)
+    group.make_steps()
+
+    # The coordinator runs beside it.
+    kill(first)
+    group.wait_for(second, third)
+    group.make_steps()
+    back = group.start_again(first)
+    group.wait_for(back, second, third)
+    group.make_steps()
+    return group.finish_soon(back, second, third)
+
+
+def test_no_survivor_starts_again_and_no_step_is_left_out_or_made_twice(story):
+    for index, lives in enumerate((2, 1, 2)):
+        steps = story.group.steps(index)
+        pids = list(dict.fromkeys(step.pid for step in steps))
+        assert len(pids) == lives, f"node {index}"
+        for one, next_one in pairwise(steps):
+            if one.pid == next_one.pid and index != 1:
+                assert next_one.number == one.number + 1
+    made = {step.number for index in range(3) for step in story.group.steps(index)}
+    assert made == set(range(1, story.last_step + 1))
+
+
+def test_the_weights_are_those_of_the_undisturbed_training(story):
+    assert story.told == {story.alone}
+
+
+def test_no_restart_is_used_up_or_told(story):
+    events = [event for place in story.group.places for event in place.events()]
+    assert not [event for event in events if event["event"] == "restart"]
+    starts = [event for event in events if event["event"] == "workers-started"]
+    assert len(starts) == 5
+    assert all(place.outcome()["restarts"] == {} for place in story.group.places[3:])
+
+
+def test_each_heal_is_told_with_its_cause_and_its_pause(story):
+    events = story.group.places[1].events()
+    causes = [event["cause"] for event in events if event["event"] == "met-again"]
+    assert causes[:2] == ["lost", "joined"]
+    healed = [event for event in events if event["event"] == "healed"]
+    assert len(healed) >= 4
+    assert all(event["paused_s"] < 30 for event in healed)
