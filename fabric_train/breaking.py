@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -68,10 +69,22 @@ class Breaker:
         self._store_port = store_port
         self._before = {one.inode for one in list_connections()}
         self._members: Set[str] | None = None
+        self._ends = select.poll()
 
     def formed(self) -> None:
         """The group is there: its members' addresses are known."""
-        self._members = {one.peer for one in self._own()}
+        own = [*self._own()]
+        self._members = {one.peer for one in own}
+        for one in own:
+            if self._store_port not in (one.port, one.peer_port):
+                self._ends.register(one.file, select.POLLRDHUP)
+
+    def has_hung_up(self) -> bool:
+        """Whether a member has ended its connection, said once for each; never waits."""
+        ended = self._ends.poll(0)
+        for file, _ in ended:
+            self._ends.unregister(file)
+        return bool(ended)
 
     def shut(self) -> None:
         """Wakes whoever waits in the group, or in its store while it forms; from any thread."""

@@ -53,6 +53,8 @@ T = TypeVar("T")
 GROUP_TIMEOUT_S = 1800.0
 """torch's own limit of a collective with gloo; the agent finds a hang much sooner."""
 BREAK_AGAIN_S = 0.05
+HUNG_UP_LIMIT_S = 1.0
+"""How long the agent may take to know of a loss after a peer has hung up."""
 NEXT_WORLD_LIMIT_S = 600.0
 """How long a worker waits for its agent after a loss; the agent ends it earlier if nobody comes."""
 AGREE_EVERY_S = 0.25
@@ -157,6 +159,10 @@ class Worlds:
         if not world._updates and torch.cuda.is_initialized():
             # A group that is ended leaves a wrong sum and no error: see whether it was.
             torch.cuda.current_stream().synchronize()
+        if self._breaker and self._breaker.has_hung_up():
+            # The sum may have failed, and the script have caught that. Who ends well is not lost.
+            with self._changed:
+                self._changed.wait_for(lambda: self._lost, HUNG_UP_LIMIT_S)
         self.check()
         world._updates = True
 

@@ -155,39 +155,15 @@ def build(
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
-    pretrained = dict[str, torch.Tensor]()
-    if kept is None:
-        model, pretrained = build_model(config, workload, fabric, saver, earlier)
-
-    def make(weights: Iterable[nn.Parameter], bare: nn.Module) -> AdamW:
-        return build_optimizer(config, group_weights(weights, bare, pretrained))
-
-    place = find_place(fabric.device, world.env.world)
-    if world.is_live:
-        state = kept.state if kept else None
-        if state is None:
-            fabric.to_device(model)
-            state = TrainState(
-                model=model,
-                optimizer=make(model.parameters(), model),
-                scaler=strategy.scaler,
-            )
-        world.share(state.model, state.optimizer, state)
-        place = dataclasses.replace(place, has_equal_weights=True)
-        strategy.scaler, strategy.steps = state.scaler, state.step
-        optimizer = state.optimizer
-        strategy.setup(state.model, lambda _: optimizer, place, virtual_shards=virtual_shards)
+    cut = {"virtual_shards": virtual_shards}
+    if kept:
+        state = go_on(strategy, kept.state, world, fabric, **cut)
     else:
-        _, optimizer = strategy.setup(
-            model if strategy.places_model else fabric.to_device(model),
-            lambda weights: make(weights, strategy.bare),
-            place,
-            virtual_shards=virtual_shards,
-        )
-        state = TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
-    if kept is None:
+        model, pretrained = build_model(config, workload, fabric, saver, earlier)
+        state = set_up(config, strategy, model, pretrained, world, fabric, **cut)
         facts = read_facts(config, fabric, train_set, strategy, pretrained)
         saver.config, saver.only_trained = {**fingerprint(config), **facts}, bool(pretrained)
+    each_epoch = config.keep_best or plan_interval(config).is_chosen
     return Run(
         config=config,
         env=world.env,
@@ -201,16 +177,54 @@ def build(
         data=data,
         workload=workload,
         continuity=Continuity(
-            world.env,
-            state,
-            saver,
-            ledger,
-            each_epoch=config.keep_best or plan_interval(config).is_chosen,
-            strategy=strategy,
+            world.env, state, saver, ledger, each_epoch=each_epoch, strategy=strategy
         ),
         ledger=ledger,
         world=world,
     )
+
+
+def set_up(
+    config: TrainConfig,
+    strategy: Strategy,
+    model: nn.Module,
+    pretrained: Mapping[str, torch.Tensor],
+    world: TrainingWorld,
+    fabric: Fabric,
+    *,
+    virtual_shards: int,
+) -> TrainState:
+    """A new model under the strategy; in a world that goes on, with the state of the others."""
+    if not strategy.places_model:
+        fabric.to_device(model)
+
+    def make(weights: Iterable[nn.Parameter]) -> AdamW:
+        bare = model if world.is_live else strategy.bare
+        return build_optimizer(config, group_weights(weights, bare, pretrained))
+
+    if world.is_live:
+        state = TrainState(model=model, optimizer=make(model.parameters()), scaler=strategy.scaler)
+        return go_on(strategy, state, world, fabric, virtual_shards=virtual_shards)
+    place = find_place(fabric.device, world.env.world)
+    _, optimizer = strategy.setup(model, make, place, virtual_shards=virtual_shards)
+    return TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
+
+
+def go_on(
+    strategy: Strategy,
+    state: TrainState,
+    world: TrainingWorld,
+    fabric: Fabric,
+    *,
+    virtual_shards: int,
+) -> TrainState:
+    """The state of the rank that has the newest one, and the strategy around it."""
+    world.share(state.model, state.optimizer, state)
+    place = find_place(fabric.device, world.env.world)
+    place = dataclasses.replace(place, has_equal_weights=True)
+    strategy.scaler, strategy.steps = state.scaler, state.step
+    strategy.setup(state.model, lambda _: state.optimizer, place, virtual_shards=virtual_shards)
+    return state
 
 
 def build_model(

@@ -45,6 +45,8 @@ class _Worker:
     generation: int
     is_ready: bool = False
     """Whether it waits for a world, or has been in one."""
+    waits: bool = False
+    """Whether it has left its world, or has had none."""
 
     def tell(self, **message: object) -> None:
         # It may end, or be frozen; whoever runs reads at once.
@@ -95,6 +97,12 @@ class Healer:
         """Whether all workers of the present attempt go on in another world."""
         workers = self._node.attempts.workers
         return bool(workers) and not self.refused and len(self._workers) == len(workers)
+
+    @property
+    def waits(self) -> bool:
+        """Whether all workers wait for another world: they make no steps, and do not hang."""
+        workers = [*self._workers.values()]
+        return self.can_heal and all(worker.waits for worker in workers)
 
     @property
     def comes_too_late(self) -> bool:
@@ -150,7 +158,7 @@ class Healer:
     def _take_in(self, worker: _Worker, message: Mapping[str, Any]) -> None:
         match message:
             case {"ready": _}:
-                worker.is_ready = True
+                worker.is_ready = worker.waits = True
                 if self._node.roster:
                     self._node.roster.wake()
             case {"broken": why}:
@@ -159,7 +167,7 @@ class Healer:
                 if self._node.roster:
                     self._node.roster.wake()
             case {"formed": generation}:
-                worker.generation, self.joins = generation, False
+                worker.generation, worker.waits, self.joins = generation, False, False
                 if all(one.generation == self._told for one in self._workers.values()):
                     self._told_at = self._broken_at = None
             case {"healed": generation, "step": step, "paused_s": paused_s}:
@@ -179,7 +187,8 @@ class Healer:
             # Ended by a change, or after a look's time.
             roster.settle(partial(self._has_to_meet, roster), LOOK_S)
             now = self._clock.monotonic()
-            if self._told_at is not None and now - self._told_at > HEAL_LIMIT_S:
+            told_at = None if self.waits else self._told_at
+            if told_at is not None and now - told_at > HEAL_LIMIT_S:
                 self._refuse(f"a worker did not leave its world within {HEAL_LIMIT_S:g} s")
             elif self._has_to_meet(roster):
                 with self._meeting:

@@ -70,7 +70,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     gate = GpuGate(open_devices(visible), settings.gpu_free_limit_s, clock)
     node = Node(attempts, judge, ledger, gate, clock, scratch)
     node.token = token
-    watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
+    watchdog = Watchdog(attempts, settings, ledger, node.looker, clock, lambda: node.healer.waits)
     _start_health(settings, node, watchdog, clock)
 
     run_once = partial(torch_agent.run_elastic_agent, node=node, archive=archive, forks=forks)

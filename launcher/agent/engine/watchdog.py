@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from launcher.agent import processes
@@ -127,7 +127,10 @@ class Watchdog:
         ledger: AgentLedger,
         looker: Looker,
         clock: Clock,
+        waits: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``waits``: whether the workers wait for other nodes, and so do not hang."""
+        self._waits = waits
         self._max_s = settings.hang_max_s
         self.book = SilenceBook(settings)
         self._attempts, self._ledger, self._clock = attempts, ledger, clock
@@ -156,7 +159,7 @@ class Watchdog:
         """One look at the present attempt; kills its workers where they hang."""
         now = self._clock.monotonic()
         # So long between two looks: this process stood still, and its workers with it.
-        if now - self._looked_at > 5.0:
+        if now - self._looked_at > 5.0 or self._waits():
             self.book.wake(now)
             self._first = None
         self._looked_at = now
