@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from fabric_train.ranks import new_cpu_group
+
+TIMEOUT_S = 1800.0
+"""torch's own limit of a collective with gloo."""
 MOST_PROPOSALS = 8
 """At least one in so many proposals is exchanged, because a step may suddenly take long."""
 
@@ -28,7 +32,7 @@ class Agreement:
     ) -> None:
         self._pause_s, self._clock = pause_s, clock
         many = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo") if many else None
+        self._group = new_cpu_group(TIMEOUT_S) if many else None
         self._nothing = self._agreed = (0,) * size
         self._exchange: tuple[dist.Work, torch.Tensor] | None = None
         self._proposals, self._exchanged_every = 0, 1

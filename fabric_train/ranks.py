@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from fabric_train.errors import InputError
 
 T = TypeVar("T")
+FORM_LIMIT_S = 30.0
+"""How long the ranks of a group may take to connect, once all of them have begun."""
 DOWNLOAD_LIMIT_S = 86_400.0
 """How long ranks wait for the one that downloads."""
 
@@ -34,7 +37,7 @@ class Ranks:
         """All ranks, in a new group: saves in the background must not mix with the training."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls()
-        return cls(dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
+        return cls(new_cpu_group(timeout_s))
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of ranks; all ranks must call it."""
@@ -129,6 +132,20 @@ def rank_zero_first(*, local: bool = True, limit_s: float = DOWNLOAD_LIMIT_S) ->
             raise outcome
     if not leads:
         yield
+
+
+def new_cpu_group(timeout_s: float) -> dist.ProcessGroup:
+    """A gloo group of all ranks; all must call it. ``timeout_s``: the limit of its collectives.
+
+    A rank that waits to be connected to one that died meanwhile is woken by nothing but a limit, so
+    this one is short: all ranks are here when it begins.
+    """
+    here = torch.zeros(1, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(here)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=FORM_LIMIT_S))
+    distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def attempt(act: Callable[[], T]) -> T | Exception:

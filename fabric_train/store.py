@@ -41,3 +41,10 @@ def open_store(world: World, is_over: Callable[[], bool]) -> TCPStore:
         timeout=timedelta(seconds=STORE_LIMIT_S),
         wait_for_workers=False,
     )
+
+
+def wait_for_all(store: TCPStore, world: World) -> None:
+    """Until all ranks of the world are here. Raises a ``DistError`` if one is not in time."""
+    store.set(f"here-{world.rank}", "")
+    # Ended by the store's limit, or when its connection is shut down.
+    store.wait([f"here-{rank}" for rank in range(world.world_size)])

@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -45,8 +46,8 @@ from fabric_train.breaking import Breaker, is_group_failure, leave_groups
 from fabric_train.errors import DivergedError, InputError
 from fabric_train.handover import Stateful, send_parts, send_state
 from fabric_train.lineage import FencedError
-from fabric_train.ranks import Ranks
-from fabric_train.store import open_store
+from fabric_train.ranks import FORM_LIMIT_S, Ranks
+from fabric_train.store import open_store, wait_for_all
 from fabric_train.worker_env import AGENT_SOCKET, JOINS, WorkerEnv, parse_worker_env
 
 T = TypeVar("T")
@@ -102,6 +103,7 @@ class Worlds:
         self._in_step: TrainingWorld | None = None
         self._left_at = 0.0
         self._old: list[dist.ProcessGroup] = []
+        self._excepthook = sys.excepthook
         self._first = env = env or parse_worker_env(os.environ)
         path = os.environ.get(AGENT_SOCKET)
         self._link: AgentLink | None = None
@@ -205,13 +207,15 @@ class Worlds:
         if env.world is None or self._link is None:
             return env
         store = open_store(env.world, lambda: bool(self._lost))
+        wait_for_all(store, env.world)
         dist.init_process_group(
             self._backend,
             store=PrefixStore(f"world-{self._generation}", store),
             rank=env.world.rank,
             world_size=env.world_size,
-            timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+            timeout=timedelta(seconds=FORM_LIMIT_S),
         )
+        distributed_c10d._set_pg_timeout(timedelta(seconds=GROUP_TIMEOUT_S))
         return env
 
     def _agree(self, env: WorkerEnv) -> TrainingWorld:
@@ -253,6 +257,8 @@ class Worlds:
         if breaker and not isinstance(error, _NewcomersError):
             breaker.shut()
         self._old += leave_groups()
+        # Each group puts its rank in front of what this prints.
+        sys.excepthook = self._excepthook
 
 
 @dataclass(frozen=True)

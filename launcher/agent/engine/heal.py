@@ -34,6 +34,8 @@ BROKEN_LIMIT_S = 1.0
 """So long after the workers' group broke, the coordinator should know of a loss. If it does not,
 the nodes meet again for a worker that has failed, and that counts as a restart."""
 LOOK_S = 0.25
+LEAVE_LOOK_S = 0.005
+"""Between two looks whether the workers have left a world that is lost."""
 
 
 @dataclass(eq=False)
@@ -69,7 +71,7 @@ class Healer:
         """Held by whoever asks the coordinator for a rendezvous."""
         self._is_started = self._is_taken_over = False
         self._broken_at: float | None = None
-        self._told_at: float | None = None
+        self._lost_at: float | None = None
         self.joins = False
         """Whether this attempt's workers wait for a first world that lets them in."""
         self._said_to: RosterHandler | None = None
@@ -120,7 +122,7 @@ class Healer:
             for worker in self._workers.values():
                 worker.connection.close()
             self._workers, self.refused, self._told = {}, "", 0
-            self._broken_at = self._told_at = None
+            self._broken_at = self._lost_at = None
         try:
             yield
         finally:
@@ -169,7 +171,7 @@ class Healer:
             case {"formed": generation}:
                 worker.generation, worker.waits, self.joins = generation, False, False
                 if all(one.generation == self._told for one in self._workers.values()):
-                    self._told_at = self._broken_at = None
+                    self._broken_at = None
             case {"healed": generation, "step": step, "paused_s": paused_s}:
                 if worker.local_rank == 0:
                     self._node.on_healed(generation, step, paused_s)
@@ -187,8 +189,7 @@ class Healer:
             # Ended by a change, or after a look's time.
             roster.settle(partial(self._has_to_meet, roster), LOOK_S)
             now = self._clock.monotonic()
-            told_at = None if self.waits else self._told_at
-            if told_at is not None and now - told_at > HEAL_LIMIT_S:
+            if self._lost_at and now - self._lost_at > HEAL_LIMIT_S and not self.waits:
                 self._refuse(f"a worker did not leave its world within {HEAL_LIMIT_S:g} s")
             elif self._has_to_meet(roster):
                 with self._meeting:
@@ -210,8 +211,16 @@ class Healer:
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 
         status = roster.status
-        if status.sealed or status.cause is not RoundCause.JOINED:
-            self._tell_all(lost=f"the group has to form again: {status.cause}")
+        lets_in = status.cause is RoundCause.JOINED and not status.sealed
+        if not (lets_in or self.waits):
+            self._tell_lost(f"the group has to form again: {status.cause}")
+            # One that does not leave its world may be about to end by itself: then torch's agent
+            # meets the others, with new workers.
+            until = self._clock.monotonic() + LOOK_S
+            while not self.waits and self._clock.monotonic() < until:
+                self._clock.sleep(LEAVE_LOOK_S)
+            if not self.waits or self._is_taken_over:
+                return
         try:
             if roster.is_gone:
                 roster = self._follow(roster)
@@ -223,9 +232,8 @@ class Healer:
             return
         if mine is None:
             return
-        self._told, self._broken_at = mine.generation, None
+        self._told, self._broken_at, self._lost_at = mine.generation, None, None
         joined = mine.cause is RoundCause.JOINED
-        self._told_at = None if joined else self._clock.monotonic()
         self._node.on_met_again(mine)
         with self._lock:
             workers = [*self._workers.values()]
@@ -247,7 +255,11 @@ class Healer:
         say(f"{why}; the next one answers")
         return new
 
-    def _tell_all(self, lost: str) -> None:
+    def _tell_lost(self, lost: str) -> None:
+        """Tells the workers once that their world is no more."""
+        if self._lost_at is not None:
+            return
+        self._lost_at = self._clock.monotonic()
         with self._lock:
             for worker in self._workers.values():
                 worker.tell(lost=lost, generation=worker.generation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psutil
 
 from launcher.contract.agent_settings import StoreEndpoint
@@ -29,7 +31,8 @@ it sleeps, or takes part in collectives where there is a file ``together``."""
 class Group:
     """Nodes that may each serve the store, in order of index."""
 
-    def __init__(self, places: list[Place], **conf: str) -> None:
+    def __init__(self, places: list[Place], settings: Any = None, **conf: str) -> None:
+        self.settings: dict[str, Any] = {"max_restarts": 0, **(settings or {})}
         self.places, self.folder, self.size = places, places[0].folder, len(places)
         self.conf = {"fence_dir": str(self.folder), "detection_limit_s": "1"}
         # The last call is long: only a first round of strangers may wait for it.
@@ -43,11 +46,11 @@ class Group:
     def start(self, place: Place) -> None:
         place.plan(
             max_nodes=self.size,
-            max_restarts=0,
             port=self.stores[0].port,
             stores=self.stores,
             start="fork",
             conf=tuple(self.conf.items()),
+            **self.settings,
         )
         place.start()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.launcher.agent.group import Group
 from tests.launcher.agent.place import LIMIT_S, Place
@@ -26,6 +28,7 @@ torch.manual_seed(0)
 inputs, targets = torch.randn(512, 20), torch.randn(512, 3)
 model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
 optimizer = torch.optim.AdamW(model.parameters())
+# once
 node = os.environ.get("LAUNCHER_NODE_INDEX", "alone")
 steps = open(f"steps-{node}", "a")
 worlds = Worlds()
@@ -41,14 +44,17 @@ for world in worlds:
         reduction = ExactReduction(model, **place)
         last = pathlib.Path("last-step")
         while not last.exists() or (worlds.step or 0) < int(last.read_text()):
+            # before_step
             with world.step():
                 step = worlds.step or 0
+                # in_step
                 for shard in sampler.shards:
                     batch, labels = align(
                         tensor[sampler.read_shard(step, shard)] for tensor in (inputs, targets)
                     )
                     seed_generators(0, step, shard)
                     reduction.backward(nn.functional.mse_loss(model(batch), labels), shard)
+                # reduce
                 reduction.finish()
                 optimizer.step()
             steps.write(f"{os.getpid()} {worlds.step}\\n")
@@ -71,8 +77,14 @@ class Step:
 class HealingGroup(Group):
     """A group whose workers go on in the same processes."""
 
-    def __init__(self, places: list[Place], training: str = TRAINING, **conf: str) -> None:
-        super().__init__(places, **conf)
+    def __init__(
+        self,
+        places: list[Place],
+        training: str = TRAINING,
+        settings: Any = None,
+        **conf: str,
+    ) -> None:
+        super().__init__(places, settings, **conf)
         places[0].write(training)
 
     def steps(self, index: int) -> list[Step]:
@@ -100,6 +112,17 @@ class HealingGroup(Group):
             assert place.process.wait(LIMIT_S) == 0, place.console()
         told = {line for place in places for line in read_weights(place)}
         return last, told
+
+
+def change(**changes: str) -> str:
+    """``TRAINING`` with other lines: ``before_step``, ``in_step``, ``reduce`` and ``once``."""
+    training = TRAINING
+    for name, new in changes.items():
+        old = f"# {name}\n"
+        assert old in training
+        indent = training.partition(old)[0].rpartition("\n")[2]
+        training = training.replace(old, textwrap.indent(new, indent).lstrip() + "\n")
+    return training
 
 
 def read_weights(place: Place) -> list[str]:

@@ -1,0 +1,110 @@
+"""What scripts do that makes a heal hard, while a node is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launcher.agent.group import kill
+from tests.launcher.agent.healing import HealingGroup, change, train_alone
+
+ONCE = "import pathlib; fresh = not pathlib.Path(f'did-{os.environ[\"LAUNCHER_NODE_INDEX\"]}').exists()"
+NODE_1_AT_STEP_30 = """
+flag = pathlib.Path("did-it")
+if node == "1" and step == 30 and not flag.exists():
+    flag.touch()
+    {}
+"""
+
+
+def test_a_worker_that_fails_by_itself_costs_one_restart_and_the_others_heal(places):
+    raising = NODE_1_AT_STEP_30.format('raise ValueError("a mistake")')
+    group = HealingGroup(places, change(in_step=raising), {"max_restarts": 1})
+    group.start_all()
+    group.make_steps(40)
+    group.wait_for(*places)
+    group.make_steps()
+    last, told = group.finish_soon(*places)
+    assert told == {train_alone(group.folder / "alone", last)}
+    assert [len({s.pid for s in group.steps(index)}) for index in range(3)] == [1, 2, 1]
+    restarts = [place.outcome()["restarts"] for place in places]
+    assert restarts == [{}, {"worker-fault": 1}, {}]
+    assert (places[1].rank(1) / "stderr").read_text().count("a mistake") == 1
+
+
+def test_a_worker_that_hangs_in_its_own_code_is_ended_and_the_others_wait_and_heal(places):
+    hanging = NODE_1_AT_STEP_30.format("time.sleep(1000)")
+    settings = {"max_restarts": 1, "hang_min_s": 4.0, "hang_factor": 1.0}
+    group = HealingGroup(places, change(in_step=hanging), settings)
+    group.start_all()
+    group.make_steps(25)
+    kill(places[2])
+    group.wait_for(places[0], places[1])
+    group.make_steps()
+    last, told = group.finish_soon(places[0], places[1])
+    assert told == {train_alone(group.folder / "alone", last)}
+    assert len({s.pid for s in group.steps(0)}) == 1, (
+        "it waits, and is not taken for one that hangs"
+    )
+
+
+CATCHES = {
+    "around the step": change(
+        before_step="try:\n    pass\nexcept RuntimeError:\n    pass",
+    ).replace(
+        "            with world.step():\n",
+        "            with __import__('contextlib').suppress(RuntimeError), world.step():\n",
+    ),
+    "around the sum": change(reduce="").replace(
+        "                reduction.finish()\n",
+        "                try:\n                    reduction.finish()\n"
+        "                except RuntimeError:\n                    print('caught', flush=True)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", CATCHES)
+def test_a_script_that_catches_the_groups_error_does_not_spoil_the_weights(places, where):
+    training = CATCHES[where]
+    group = HealingGroup(places, training)
+    group.start_all()
+    group.make_steps()
+    kill(places[2])
+    group.wait_for(places[0], places[1])
+    group.make_steps()
+    last, told = group.finish_soon(places[0], places[1])
+    assert told == {train_alone(group.folder / "alone", last)}
+
+
+def test_random_numbers_and_batch_norms_are_those_from_before_a_step_that_was_broken_off(places):
+    """One sample of each generator is drawn, and one forward pass made, before the sum."""
+    drawing = """
+drawn = random.random(), float(numpy.random.rand()), float(torch.rand(()))
+norm(torch.full((2, 4), float(step)))
+"""
+    telling = """
+with open(f"drawn-{node}", "a") as file:
+    print(step, *drawn, float(norm.running_mean.sum()), file=file)
+"""
+    training = change(
+        once="norm = nn.BatchNorm1d(4)\nrandom.seed(1); numpy.random.seed(1)", in_step=drawing
+    )
+    training = training.replace("world.share(model,", "world.share(nn.ModuleList([model, norm]),")
+    training = training.replace("seed_generators(0, step, shard)", "pass")
+    training = training.replace(
+        "            steps.write(",
+        telling.strip()
+        .replace("\n", "\n            ")
+        .join(["            ", "\n            steps.write("]),
+        1,
+    )
+    training = training.replace("nn.Dropout(0.2)", "nn.Identity()")
+    group = HealingGroup(places, training)
+    group.start_all()
+    group.make_steps(20)
+    kill(places[2])
+    group.wait_for(places[0], places[1])
+    group.make_steps(20)
+    group.finish_soon(places[0], places[1])
+    lines = [(group.folder / f"drawn-{index}").read_text().splitlines() for index in (0, 1)]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == len({line.split()[1] for line in lines[0]}), "no number came twice"
