@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.launcher.agent.group import kill
 from tests.launcher.agent.healing import HealingGroup, change, train_alone
+from tests.waiting import wait_until
 
-ONCE = "import pathlib; fresh = not pathlib.Path(f'did-{os.environ[\"LAUNCHER_NODE_INDEX\"]}').exists()"
 NODE_1_AT_STEP_30 = """
 flag = pathlib.Path("did-it")
 if node == "1" and step == 30 and not flag.exists():
@@ -28,7 +30,7 @@ def test_a_worker_that_fails_by_itself_costs_one_restart_and_the_others_heal(pla
     assert [len({s.pid for s in group.steps(index)}) for index in range(3)] == [1, 2, 1]
     restarts = [place.outcome()["restarts"] for place in places]
     assert restarts == [{}, {"worker-fault": 1}, {}]
-    assert (places[1].rank(1) / "stderr").read_text().count("a mistake") == 1
+    assert "[rank1]: [rank1]" not in (places[1].rank(1) / "stderr").read_text()
 
 
 def test_a_worker_that_hangs_in_its_own_code_is_ended_and_the_others_wait_and_heal(places):
@@ -36,15 +38,13 @@ def test_a_worker_that_hangs_in_its_own_code_is_ended_and_the_others_wait_and_he
     settings = {"max_restarts": 1, "hang_min_s": 4.0, "hang_factor": 1.0}
     group = HealingGroup(places, change(in_step=hanging), settings)
     group.start_all()
-    group.make_steps(25)
+    wait_until((group.folder / "did-it").exists)
     kill(places[2])
     group.wait_for(places[0], places[1])
     group.make_steps()
     last, told = group.finish_soon(places[0], places[1])
     assert told == {train_alone(group.folder / "alone", last)}
-    assert len({s.pid for s in group.steps(0)}) == 1, (
-        "it waits, and is not taken for one that hangs"
-    )
+    assert len({s.pid for s in group.steps(0)}) == 1, "it waits, and does not hang"
 
 
 CATCHES = {
@@ -90,13 +90,8 @@ with open(f"drawn-{node}", "a") as file:
     )
     training = training.replace("world.share(model,", "world.share(nn.ModuleList([model, norm]),")
     training = training.replace("seed_generators(0, step, shard)", "pass")
-    training = training.replace(
-        "            steps.write(",
-        telling.strip()
-        .replace("\n", "\n            ")
-        .join(["            ", "\n            steps.write("]),
-        1,
-    )
+    told = textwrap.indent(telling.strip(), " " * 12)
+    training = training.replace("            steps.write(", f"{told}\n            steps.write(", 1)
     training = training.replace("nn.Dropout(0.2)", "nn.Identity()")
     group = HealingGroup(places, training)
     group.start_all()
