@@ -22,8 +22,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
+from launcher.runs.heals import Heal
 from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
-from launcher.runs.node_outcomes import read_node_outcome
+from launcher.runs.node_outcomes import read_heals, read_node_outcome
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
@@ -81,6 +82,7 @@ class Evidence:
     """The ranks stood still when they were asked to end: that they were is not the cause."""
     detail_node: int | None = None
     """The node that ``detail`` names."""
+    heals: tuple[Heal, ...] = ()
 
 
 class LogReading:
@@ -184,6 +186,7 @@ def read_run(
         detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
         stood=is_stop,
+        heals=outcome.heals if outcome else read_heals(run, plan) if plan else (),
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
