@@ -100,6 +100,18 @@ def _describe(
 _WORDS = {JOINED: "a node joined", "left": "{} left", "fault": "a worker failed"}
 
 
+def find_survived(events: Iterable[LedgerEvent]) -> frozenset[str]:
+    """What agents said of losses from which their workers went on."""
+    survived, told = set[str](), defaultdict[tuple[int, int], set[str]](set)
+    for event in events:
+        agent = (event.node_index, event.incarnation)
+        if event.name in ("node-lost", "store-lost"):
+            told[agent].add(str(event.values.get("detail")))
+        elif event.name == "healed":
+            survived |= told.pop(agent, set())
+    return frozenset(survived.difference(*told.values()))
+
+
 def tell_heals(heals: Iterable[Heal]) -> Mapping[str, str]:
     """How often the training healed and nodes joined, with the longest pause, under these words."""
     pauses: dict[str, list[float]] = defaultdict(list)

@@ -12,6 +12,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import Heal, find_heals
 from launcher.runs.ledger import (
+    LedgerEvent,
     agent_ledger,
     by_launchers_clock,
     clock_offsets,
@@ -46,9 +47,13 @@ def read_restarts(run: RunFolder) -> dict[str, int]:
 
 def read_heals(run: RunFolder, plan: LaunchPlan) -> tuple[Heal, ...]:
     """Heals and joins, oldest first, by the launcher's clock."""
+    return find_heals(by_launchers_clock(read_agents(run), clock_offsets(plan)))
+
+
+def read_agents(run: RunFolder) -> tuple[LedgerEvent, ...]:
+    """The events of all agents, one agent after the other."""
     ledgers = (read_ledger(agent_ledger(run, *node)) for node in run.incarnations())
-    events = (event for events in ledgers for event in events)
-    return find_heals(by_launchers_clock(events, clock_offsets(plan)))
+    return tuple(event for events in ledgers for event in events)
 
 
 def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:

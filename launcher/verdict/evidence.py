@@ -22,9 +22,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
-from launcher.runs.heals import Heal
+from launcher.runs.heals import Heal, find_survived
 from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
-from launcher.runs.node_outcomes import read_heals, read_node_outcome
+from launcher.runs.node_outcomes import read_agents, read_heals, read_node_outcome
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
@@ -168,6 +168,8 @@ def read_run(
     for log in logs:
         _read_worker(reading, run, log, plan)
     _read_others(reading, run, consoles, has_workers=bool(logs))
+    survived = {f"[agent] {loss}" for loss in find_survived(read_agents(run))}
+    reading.lines = [line for line in reading.lines if line.text not in survived]
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:

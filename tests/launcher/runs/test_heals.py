@@ -6,6 +6,7 @@ samples added to the next line.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ import pytest
 
 from launcher.contract import typed
 from launcher.contract.causes import Cause
+from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import measure_goodput
 from launcher.runs.heals import find_heals, tell_heals
-from launcher.runs.ledger import LedgerEvent, count_restarts, parse_event
+from launcher.runs.ledger import LedgerEvent, agent_ledger, count_restarts, parse_event
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_summary
 from launcher.runs.timeline import measure_phases
-from launcher.verdict.evidence import Evidence
+from launcher.verdict.evidence import Evidence, read_run
 from launcher.verdict.verdict import decide_verdict, render_verdict
 
 ENDED_AT = 175.5
@@ -152,3 +154,18 @@ def test_why_names_the_nodes_of_the_losses_that_a_run_survived():
     earlier = f"  healed 2 times before: {typed.command('report', 'lm-0a1b2c')}\n"
     assert why("succeeded", 0, 0, 2, 2, 2).endswith(f"it ended well\n{earlier}{gone * 3}")
     assert "healed" not in why("failed", 0)
+
+
+@pytest.mark.parametrize(("until", "cause"), [(ENDED_AT, "unknown"), (57.2, "node-lost")])
+def test_why_blames_no_loss_from_which_the_workers_went_on(until, cause, tmp_path):
+    run = RunFolder(tmp_path / "lm-0a1b2c")
+    for node in (0, 1):
+        ledger, console = agent_ledger(run, node, 0), run.console(node, 0)
+        for path in (ledger, console):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        events = [e.values for e in AGENTS if (e.node_index, e.incarnation) == (node, 0)]
+        told = [event for event in events if event["at"] < until]
+        ledger.write_text("".join(f"{json.dumps(event)}\n" for event in told))
+        lost = [event["detail"] for event in told if event["event"].endswith("-lost")]
+        console.write_text("".join(f"[agent] {loss}\n" for loss in lost))
+    assert decide_verdict(read_run(run, state="running")).cause == cause
