@@ -87,7 +87,7 @@ def _tell_rendezvous(values: Mapping[str, Any], why: str = "") -> str:
 
 def _tell_met_again(values: Mapping[str, Any]) -> str:
     why = _MET_AGAIN.get(values["cause"], "again")
-    return f"{_tell_rendezvous(values, f' {why}')}; its workers go on"
+    return f"{_tell_rendezvous(values, f' {why}')}; its workers stay"
 
 
 def _tell_worker_end(values: Mapping[str, Any]) -> str:

@@ -160,16 +160,13 @@ def read_run(
     reading.lines += _tell_of_nodes(run, nodes, newest)
     waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
     first = failure.first if failure else None
-    goes_on = outcome is None
-    reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=goes_on)
+    reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=not outcome)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
     _read_others(reading, run, consoles, has_workers=bool(logs))
-    survived = {f"[agent] {loss}" for loss in find_survived(read_agents(run))}
-    reading.lines = [line for line in reading.lines if line.text not in survived]
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
@@ -306,9 +303,11 @@ def _read_others(
     reading: LogReading, run: RunFolder, consoles: Sequence[tuple[int, Path]], *, has_workers: bool
 ) -> None:
     """The logs of agents, of the launcher and of the target."""
+    survived = {f"[agent] {loss}" for loss in find_survived(read_agents(run))}
     for node, path in consoles:
         before = len(reading.lines)
         reading.read(path, LogLine(file=_inside(run, path), node=node))
+        reading.lines[before:] = [x for x in reading.lines[before:] if x.text not in survived]
         if has_workers:  # the console repeats their lines
             said = reading.lines[before:]
             own = [x for x in said if x.rank is None and not _OF_RANK.search(x.text)]
