@@ -25,7 +25,8 @@ from launcher.follow.target import SUSPENDED, ListedRun, LiveRun, NodeObservatio
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
-from launcher.runs.node_outcomes import read_restarts
+from launcher.runs.heals import Heal, tell_heals
+from launcher.runs.node_outcomes import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_clocks, render_failure, render_why
 from launcher.targets.hold import describe_hold, is_hold
@@ -186,6 +187,7 @@ class RunStatus:
     """Host names by node index, if nodes have machines of their own."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts of workers by cause, while the run goes on."""
+    heals: tuple[Heal, ...] = ()
     hold: str = ""
     """Who holds its nodes, and who uses them; empty for a run of its own."""
 
@@ -230,6 +232,7 @@ def read_status(run: RunFolder) -> RunStatus:
         nodes=nodes,
         hosts=tuple(machine.name for machine in plan.machines),
         restarts=read_restarts(run) if outcome is None else {},
+        heals=outcome.heals if outcome else read_heals(run, plan),
         hold=describe_hold(run) if outcome is None and is_hold(plan) else "",
         metrics=run.read_metrics(plan),
         outcome=outcome,
@@ -251,6 +254,7 @@ def render_status(status: RunStatus) -> str:
         lines += render_why(outcome)
     causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts.items())
     lines += [f"  restarts by cause, over all nodes: {causes}"] if causes else []
+    lines += [f"  {name}: {told}" for name, told in tell_heals(status.heals).items()]
     for node in status.nodes:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"

@@ -238,18 +238,20 @@ last beat, ``beat_at`` its time, ``read_at`` the times of the two reads that bot
 (all by the clock of ``monotonic_s``), ``cpu_share`` the share of a core that each worker of the
 node used between the two reads. Events: agent-started, installed (versions: torch, Python, NCCL,
 Driver, code; hardware: CPUs, memory, GPUs), rendezvous-began, rendezvous-ended (rank and
-world_size, which count nodes), workers-started, first-step, worker-ended (rank, exit_code, cause),
+world_size, which count nodes), met-again (cause, generation, rank, world_size: the group has
+formed again, and the workers go on in it), healed (generation, step, paused_s: their first step
+there has ended), workers-started, first-step, worker-ended (rank, exit_code, cause),
 hang (rank, silent_s, limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
-restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost,
-agent-ended (reason, exit_code)."""
+restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost
+(detail), agent-ended (reason, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started
-(world_size, generation, virtual_shards or null), loaded (step, batch_norms), planned (step, until),
-first-step (step), progress (step, loss, lr or null, save_stall_s and samples since the event
-before), saved (step, blocked_s, write_s, bytes), save-failed (step, error), stop-agreed (step,
-reason), trained (step), train-ended (step). Steps are counted over all starts. The time between
-the events loaded, progress and trained is training."""
+(world_size, generation, heals: it goes on among other nodes in the same processes), loaded (step,
+batch_norms), planned (step, until), first-step (step), progress (step, loss, lr or null,
+save_stall_s and samples since the event before), saved (step, blocked_s, write_s, bytes),
+save-failed (step, error), stop-agreed (step, reason), trained (step), train-ended (step). Steps are
+counted over all starts. The time between the events loaded, progress and trained is training."""
 
 # -- labels of images, containers and networks ----------------------------------------------
 LABEL_RUN_ID = "launcher.run-id"

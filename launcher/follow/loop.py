@@ -32,7 +32,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
-from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
+from launcher.runs.node_outcomes import read_heals, read_outcomes_of, read_restarts
 from launcher.runs.outcome import Outcome
 
 POLL_S = 0.1
@@ -305,6 +305,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
+        heals=read_heals(run, plan),
         replaced_nodes=max(0, started_again - count_returned(run)),
     )
     looked = run.path.glob(f"{protocol.NODES_DIR}/*/*/{protocol.LOOKS_DIR}/stop-*")

@@ -33,10 +33,11 @@ class Point(NamedTuple):
 class Goodput:
     """Seconds by class over ``wall_s``; ``share`` is the productive part of it, 0 to 1.
 
-    ``world``: (seconds since submission, workers), 0 while no training ran. ``points``: in order of
-    time. ``saves``: seconds and node of each checkpoint. ``failures``: seconds at which a start of
-    the training was lost. ``lost_steps``: steps made again because no checkpoint held them.
-    ``until``: the last planned step, 0 if the training does not report it.
+    ``starts``: without those that healed. ``world``: (seconds since submission, workers), 0 while
+    no training ran. ``points``: in order of time. ``saves``: seconds and node of each checkpoint.
+    ``failures``: seconds at which a start of the training was lost. ``lost_steps``: steps made
+    again because no checkpoint held them. ``until``: the last planned step, 0 if the training does
+    not report it.
     """
 
     wall_s: float
@@ -61,10 +62,16 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """One start of the training, cut where the next one begins; times are epoch seconds."""
+    """The training in one group of nodes, cut where the next one begins; times are epoch seconds.
+
+    ``heals``: it went on from the last one in the same processes, and is no start. ``goes_on``:
+    the next one heals.
+    """
 
     events: Sequence[LedgerEvent]
     until: float
+    heals: bool
+    goes_on: bool
 
     @property
     def began_at(self) -> float:
@@ -78,37 +85,51 @@ class _Start:
     def ended_at(self) -> float:
         return max(self.began_at, min(self.events[-1].at, self.until))
 
-    def world(self, submitted_at: float) -> Iterator[tuple[float, int]]:
-        size = int(self.events[0].values.get("world_size") or 0)
-        yield round(self.began_at - submitted_at, 3), size
-        yield round(self.ended_at - submitted_at, 3), 0
+    @property
+    def workers(self) -> int:
+        return int(self.events[0].values.get("world_size") or 0)
 
-    def points(self, submitted_at: float, seen: dict[int, float]) -> Iterator[Point]:
-        """``seen`` maps steps of earlier starts to the samples that led there; adds its own."""
-        workers = int(self.events[0].values.get("world_size") or 0)
-        step, since, at = 0, 0, self.began_at
-        for event in self.events:
+    def world(self, submitted_at: float) -> Iterator[tuple[float, int]]:
+        yield round(self.began_at - submitted_at, 3), self.workers
+        if not self.goes_on:
+            yield round(self.ended_at - submitted_at, 3), 0
+
+
+def _tell_points(starts: Iterable[_Start], submitted_at: float) -> Iterator[Point]:
+    seen, writer = {0: 0.0}, None  # the samples that led to a step
+    since = untold = 0  # the last step of a point; how many steps after it no line counts
+    for start in starts:
+        earlier, writer = writer, _writer(start.events[0])
+        step, at = 0, start.began_at
+        if not start.heals:
+            since = untold = 0
+        for event in start.events:
             if event.name in ("loaded", "first-step"):
                 step, at = int(event.values.get("step") or 0), event.at
-            if event.name == "loaded":
-                since = step
+            if event.name == "loaded" and not start.heals:
+                since, untold = step, 0
                 seen[since] = seen[max((known for known in seen if known <= since), default=0)]
+            if event.name == "first-step":
+                # A start's lines leave out its first step; those of a new writer all before it.
+                untold = untold + 1 if writer == earlier and start.heals else step - since
             if event.name not in ("progress", "trained"):
                 continue
             new_step, samples = int(event.values["step"]), event.values.get("samples") or 0
-            # The samples of a start's first line leave out its first step.
-            share = (new_step - since) / (new_step - step) if new_step > step else 1
-            seen[new_step] = seen.get(since, 0) + samples * share
+            told = new_step - since - untold
+            batch = samples / told if told > 0 else 0
+            spent_s = event.at - at
+            seen[new_step] = seen.get(since, 0) + (batch * (new_step - since) if batch else samples)
+            made = batch * (new_step - step) if batch else samples
             yield Point(
                 after_s=round(event.at - submitted_at, 3),
                 step=new_step,
                 samples=round(seen[new_step]),
                 loss=event.values.get("loss"),
                 lr=event.values.get("lr"),
-                samples_per_s=round(samples / (event.at - at), 2) if event.at > at else None,
-                workers=workers,
+                samples_per_s=round(made / spent_s, 2) if spent_s > 0 else None,
+                workers=start.workers,
             )
-            step, since, at = new_step, new_step, event.at
+            step, since, untold, at = new_step, new_step, 0, event.at
 
 
 def measure_goodput(
@@ -122,10 +143,9 @@ def measure_goodput(
     if not starts:
         return None
     wall_s = max(0.0, finished_at - submitted_at)
-    seen = {0: 0.0}
     tally = Tally(starts[0].began_at)
     for start in starts:
-        tally.begin(start.began_at)
+        tally.heal() if start.heals else tally.begin(start.began_at)
         for event in start.events[1:]:
             tally.add(event.name, min(event.at, start.until), event.values)
     last = starts[-1].events
@@ -138,10 +158,10 @@ def measure_goodput(
     return Goodput(
         wall_s=round(wall_s, 3),
         seconds=seconds,
-        starts=len(starts),
+        starts=sum(not start.heals for start in starts),
         lost_steps=tally.lost_steps,
         world=((0.0, 0), *(point for start in starts for point in start.world(submitted_at))),
-        points=tuple(p for start in starts for p in start.points(submitted_at, seen)),
+        points=tuple(_tell_points(starts, submitted_at)),
         saves=tuple(
             (round(event.at - submitted_at, 3), event.node_index)
             for start in starts
@@ -150,7 +170,9 @@ def measure_goodput(
         ),
         until=int(planned[-1]) if planned else 0,
         failures=tuple(
-            round(start.ended_at - submitted_at, 3) for start in starts[:-1] if not start.ended
+            round(start.ended_at - submitted_at, 3)
+            for start in starts[:-1]
+            if not start.ended and not start.goes_on
         ),
     )
 
@@ -166,21 +188,32 @@ def _is_sound(event: LedgerEvent) -> bool:
     return has_step and all(isinstance(n, int | float) and isfinite(n) for n in numbers)
 
 
+def _writer(event: LedgerEvent) -> tuple[object, ...]:
+    return event.node_index, event.incarnation, event.values.get("attempt")
+
+
 def _split_starts(train: Iterable[LedgerEvent], finished_at: float) -> list[_Start]:
-    """A start's events share node, incarnation and attempt; the job has one start at a time."""
+    """The events of a start have one writer; the job has one start at a time."""
     found: list[list[LedgerEvent]] = []
     last: dict[tuple[object, ...], list[LedgerEvent]] = {}
     for event in sorted(train, key=lambda each: each.at):
-        key = (event.node_index, event.incarnation, event.values.get("attempt"))
         if event.name == "train-started":
-            last[key] = [event]
-            found.append(last[key])
-        elif key in last:
-            last[key].append(event)
+            last[_writer(event)] = [event]
+            found.append(last[_writer(event)])
+        elif _writer(event) in last:
+            last[_writer(event)].append(event)
     begins = [events[0].at for events in found[1:]] + [finished_at]
+    # The ledger of whoever wrote before may be lost.
+    heals = [n > 0 and bool(events[0].values.get("heals")) for n, events in enumerate(found)]
+    heals.append(False)
     return [
-        _Start(events=events, until=min(until, finished_at))
-        for events, until in zip(found, begins, strict=False)
+        _Start(
+            events=events,
+            until=min(begins[n], finished_at),
+            heals=heals[n],
+            goes_on=heals[n + 1],
+        )
+        for n, events in enumerate(found)
     ]
 
 
@@ -192,7 +225,7 @@ def _measure_starting(
     total, since = 0.0, submitted_at
     for start in starts:
         first = next((at for at in times if since <= at <= start.began_at), None)
-        if first is not None:
+        if first is not None and not start.heals:
             total += start.began_at - (first if since == submitted_at else since)
         since = start.ended_at
     return total

@@ -10,7 +10,15 @@ from launcher.contract import protocol
 from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
+from launcher.runs.heals import Heal, find_heals
+from launcher.runs.ledger import (
+    LedgerEvent,
+    agent_ledger,
+    by_launchers_clock,
+    clock_offsets,
+    count_restarts,
+    read_ledger,
+)
 
 
 def read_node_outcome(run: RunFolder, node_index: int, incarnation: int) -> NodeOutcome | None:
@@ -35,6 +43,17 @@ def read_restarts(run: RunFolder) -> dict[str, int]:
         elif outcome:
             total.update(outcome.restarts)
     return dict(sorted(total.items()))
+
+
+def read_heals(run: RunFolder, plan: LaunchPlan) -> tuple[Heal, ...]:
+    """Heals and joins, oldest first, by the launcher's clock."""
+    return find_heals(by_launchers_clock(read_agents(run), clock_offsets(plan)))
+
+
+def read_agents(run: RunFolder) -> tuple[LedgerEvent, ...]:
+    """The events of all agents, one agent after the other."""
+    ledgers = (read_ledger(agent_ledger(run, *node)) for node in run.incarnations())
+    return tuple(event for events in ledgers for event in events)
 
 
 def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:

@@ -10,6 +10,7 @@ from launcher.contract import typed
 from launcher.contract.causes import Cause
 from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd
+from launcher.runs.heals import Heal
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -73,6 +74,8 @@ class Outcome:
     Empty under plain torchrun."""
     verdict: str = ""
     """The first cause of a failed run, how sure it is, where, and the section of the runbook."""
+    heals: tuple[Heal, ...] = ()
+    """When the workers went on without a restart after a loss, or with a newcomer."""
     replaced_nodes: int = 0
     """How often a lost node was started again while the others went on or waited."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from launcher.contract.worker_end import WorkerEnd, show_text
+from launcher.runs.heals import tell_heals
 from launcher.runs.particulars import Particulars
 from launcher.runs.report import render_headline, render_postmortem
 
@@ -146,7 +147,10 @@ def _seconds(side: Particulars) -> str:
     )
     causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
     restarts = f"<p>Restarts by cause: {_text(causes)}.</p>" if causes else ""
-    return f"<p>{whose}</p><table>{rows}</table>{restarts}"
+    heals = "".join(
+        f"<p>{name.capitalize()} {_text(how)}.</p>" for name, how in tell_heals(told.heals).items()
+    )
+    return f"<p>{whose}</p><table>{rows}</table>{restarts}{heals}"
 
 
 def _failure(end: WorkerEnd, stack: str) -> str:

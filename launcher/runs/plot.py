@@ -20,7 +20,12 @@ WIDTH = 6.2
 """Inches of one column: its text can be read on a phone, and is not huge beside another column."""
 PANELS = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samples/s"}
 """Fields of ``Point`` and their names; workers come below them."""
-MARKS = {"fault": ("x", "tab:red"), "restart": ("^", "black"), "checkpoint": ("|", "darkgreen")}
+MARKS = {
+    "fault": ("x", "tab:red"),
+    "restart": ("^", "black"),
+    "heal": ("o", "tab:blue"),
+    "checkpoint": ("|", "darkgreen"),
+}
 
 
 def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
@@ -74,7 +79,7 @@ def _label(name: str) -> str:
 
 
 def draw_lives(told: Postmortem) -> str:
-    """A bar for each incarnation of a node, with its faults and restarts, and the checkpoints."""
+    """A bar for each incarnation of a node; its faults, restarts and heals; the checkpoints."""
     lives = _find_lives(told)
     if not lives:
         return ""
@@ -174,7 +179,7 @@ def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
 def _find_marks(
     told: Postmortem, lives: Mapping[tuple[int, int], tuple[float, float]]
 ) -> Mapping[str, list[tuple[float, int]]]:
-    """Time and node of each fault, restart and checkpoint. A replaced node counts as a fault."""
+    """Time and node of each fault, restart, heal and checkpoint. A replaced node is a fault."""
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
     for moment in told.timeline:
         if moment.kind and moment.node_index < MOST_NODES:

@@ -13,6 +13,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.goodput import Goodput, measure_goodput
+from launcher.runs.heals import Heal, find_heals, tell_heals
 from launcher.runs.ledger import (
     LedgerEvent,
     agent_ledger,
@@ -81,6 +82,7 @@ class Postmortem:
     """The code that the run took along; None if its image held it."""
     missing: Sequence[str] = ()
     """What of the run could not be read."""
+    heals: Sequence[Heal] = ()
 
     def to_jsonable(self) -> Mapping[str, object]:
         """Plain data for ``--json``."""
@@ -141,6 +143,7 @@ def read_postmortem(
         duration_s=duration_s,
         failure=failure.with_log_commands(run.run_id) if failure and run.is_borrowed else failure,
         restarts=(outcome.restarts if outcome else None) or read_restarts(run),
+        heals=(outcome.heals if outcome else ()) or find_heals(events),
         nodes=nodes,
         clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
         phases_s={phase: round(spent_s, 3) for phase, spent_s in phases_s.items()},
@@ -206,6 +209,7 @@ def render_postmortem(told: Postmortem, *, most_moments: int = TIMELINE_LINES) -
     if told.restarts:
         causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
         lines.append(f"  restarts by cause, over all nodes: {causes}")
+    lines += [f"  {name}: {how}" for name, how in tell_heals(told.heals).items()]
     lines += render_clocks(told.clock_offsets_s)
     lines += [f"  missing: {what}" for what in told.missing]
     lines.append("  nodes:" if told.nodes else "  nodes: none was started")

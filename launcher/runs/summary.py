@@ -11,6 +11,7 @@ from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
 from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd, is_own_failure
+from launcher.runs.heals import tell_heals
 from launcher.runs.outcome import FailureReport, Outcome
 
 COLLATERAL_LINES = 8
@@ -47,7 +48,7 @@ def render_summary(
         lines.append(f"  outcome      {folder}/outcome.json")
     if "logs" in found:
         lines.append(f"  logs         {folder}/nodes   {typed.command('logs', outcome.run_id)}")
-    if "outcome" in found and (outcome.failure or outcome.restarts):
+    if "outcome" in found and (outcome.failure or outcome.restarts or outcome.heals):
         lines.append(f"  report       {typed.command('report', outcome.run_id)}")
     if outcome.checkpoint_dir:
         lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
@@ -175,6 +176,7 @@ def _results(outcome: Outcome) -> list[str]:
     found.append(f"  duration     {outcome.duration_s:.1f} s{rate}")
     if number := outcome.replaced_nodes:
         found.append(f"  survived     {number} lost node{'' if number == 1 else 's'}, replaced")
+    found += [f"  {name:<13}{told}" for name, told in tell_heals(outcome.heals).items()]
     if outcome.restarts:
         causes = ", ".join(f"{cause} {count}" for cause, count in outcome.restarts.items())
         found.append(f"  restarts     {causes} (over all nodes)")

@@ -13,6 +13,7 @@ from launcher.runs.ledger import LedgerEvent
 PHASES = ("starting", "rendezvous", "running")
 _PHASE_FROM = {
     "agent-started": "starting",
+    "healed": "running",
     "rendezvous-began": "rendezvous",
     "rendezvous-ended": "starting",
     "first-step": "running",
@@ -26,7 +27,7 @@ _PHASE_FROM = {
 class Moment:
     """One event of a node; ``after_s`` is counted from the submission.
 
-    It is 0 for an event that a slow clock puts earlier. ``kind`` is fault, restart or empty.
+    It is 0 for an event that a slow clock puts earlier. ``kind`` is fault, restart, heal or empty.
     """
 
     after_s: float
@@ -41,7 +42,11 @@ class Moment:
 
 _SAID_BY_CODE = ("completed", "script-error", "killed", "crashed", "exit", "signal")
 """Causes of workers whose exit code says it all; the last two are those of older runs."""
-_KINDS = {"hang": "fault", "node-lost": "fault", "store-lost": "fault", "restart": "restart"}
+_KINDS = {
+    **dict.fromkeys(("hang", "node-lost", "store-lost"), "fault"),
+    "restart": "restart",
+    "healed": "heal",
+}
 
 
 def _kind(event: LedgerEvent) -> str:
@@ -75,14 +80,23 @@ def tell_event(name: str, values: Mapping[str, Any]) -> str:
         return name
 
 
-def _tell_rendezvous(values: Mapping[str, Any]) -> str:
+def _tell_rendezvous(values: Mapping[str, Any], why: str = "") -> str:
     nodes = "node" if values["world_size"] == 1 else "nodes"
-    return f"rendezvous: node rank {values['rank']}, world of {values['world_size']} {nodes}"
+    return f"rendezvous{why}: node rank {values['rank']}, world of {values['world_size']} {nodes}"
+
+
+def _tell_met_again(values: Mapping[str, Any]) -> str:
+    why = _MET_AGAIN.get(values["cause"], "again")
+    return f"{_tell_rendezvous(values, f' {why}')}; its workers stay"
 
 
 def _tell_worker_end(values: Mapping[str, Any]) -> str:
     cause = "" if values["cause"] in _SAID_BY_CODE else f" ({values['cause']})"
     return f"rank {values['rank']} ended: {name_ending(values['exit_code'])}{cause}"
+
+
+def _tell_store_lost(values: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, ("store lost", values.get("detail"))))
 
 
 def _tell_start(values: Mapping[str, Any]) -> str:
@@ -98,11 +112,20 @@ def _tell_hang(values: Mapping[str, Any]) -> str:
     return words.format(**values, apart_s=second - first)
 
 
+_MET_AGAIN = {
+    "lost": "after a loss",
+    "left": "after a node left",
+    "fault": "after a failure",
+    "first": "around the next store",
+    "joined": "with newcomers",
+}
 _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "agent-started": "agent started",
     "installed": "torch {versions[torch]}, Python {versions[Python]}, code {versions[code]}",
     "rendezvous-began": "rendezvous began",
     "rendezvous-ended": _tell_rendezvous,
+    "met-again": _tell_met_again,
+    "healed": "goes on with step {step} after a pause of {paused_s:.2f} s",
     "workers-started": _tell_start,
     "first-step": "first step",
     "worker-ended": _tell_worker_end,
@@ -112,7 +135,7 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "stop-requested": "stop requested: {reason}",
     "stop-acknowledged": "stop acknowledged at step {step}",
     "node-lost": "{detail}",
-    "store-lost": "store lost, starting again",
+    "store-lost": _tell_store_lost,
     "agent-ended": "agent ended: {reason}, exit code {exit_code}",
     POD_SOURCE: "{text}",
 }

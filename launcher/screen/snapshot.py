@@ -17,6 +17,7 @@ from launcher.contract.states import NodeState
 from launcher.contract.worker_end import show_line
 from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder
+from launcher.runs.heals import tell_heals
 from launcher.runs.ledger import clock_offsets
 from launcher.runs.report import NodeReport, Postmortem, render_headline
 
@@ -147,6 +148,7 @@ def render_training(told: Postmortem) -> str:
     parts += [f"goodput {goodput.share:.1%}"] if goodput else []
     restarts = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
     parts += [f"restarts: {restarts}"] if restarts else []
+    parts += [f"{name} {how}" for name, how in tell_heals(told.heals).items()]
     return "  ".join(filter(None, parts))
 
 

@@ -22,8 +22,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
+from launcher.runs.heals import Heal, find_survived
 from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
-from launcher.runs.node_outcomes import read_node_outcome
+from launcher.runs.node_outcomes import read_agents, read_heals, read_node_outcome
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
@@ -81,6 +82,7 @@ class Evidence:
     """The ranks stood still when they were asked to end: that they were is not the cause."""
     detail_node: int | None = None
     """The node that ``detail`` names."""
+    heals: tuple[Heal, ...] = ()
 
 
 class LogReading:
@@ -158,8 +160,7 @@ def read_run(
     reading.lines += _tell_of_nodes(run, nodes, newest)
     waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
     first = failure.first if failure else None
-    goes_on = outcome is None
-    reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=goes_on)
+    reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=not outcome)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
@@ -184,6 +185,7 @@ def read_run(
         detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
         stood=is_stop,
+        heals=outcome.heals if outcome else read_heals(run, plan) if plan else (),
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
@@ -301,9 +303,11 @@ def _read_others(
     reading: LogReading, run: RunFolder, consoles: Sequence[tuple[int, Path]], *, has_workers: bool
 ) -> None:
     """The logs of agents, of the launcher and of the target."""
+    survived = {f"[agent] {loss}" for loss in find_survived(read_agents(run))}
     for node, path in consoles:
         before = len(reading.lines)
         reading.read(path, LogLine(file=_inside(run, path), node=node))
+        reading.lines[before:] = [x for x in reading.lines[before:] if x.text not in survived]
         if has_workers:  # the console repeats their lines
             said = reading.lines[before:]
             own = [x for x in said if x.rank is None and not _OF_RANK.search(x.text)]

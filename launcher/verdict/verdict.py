@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from launcher.contract import typed
 from launcher.contract.causes import Cause
 from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, show_line
+from launcher.runs.heals import JOINED
 from launcher.runs.outcome import FailureReport
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.fixes import fill_fix
@@ -29,6 +31,7 @@ _OF_PLACE = (Cause.NO_ROOM, Cause.IMAGE_PULL, Cause.CONTAINER_START)
 OF_STOP = ("stopped-by-user", "preempted", "time-limit", "killed")
 """Causes that a stop of ranks that stand still looks like, but is not."""
 MOST_SHOWN = 12
+MOST_HEALED = 3
 LINE_CHARACTERS = 160
 
 
@@ -55,6 +58,8 @@ class Verdict:
     fell: tuple[int, ...] = ()
     evidence: tuple[LogLine, ...] = ()
     missing: tuple[str, ...] = ()
+    healed: tuple[str, ...] = ()
+    """The losses that a run without a failure went on from, with the nodes that were lost."""
 
     @property
     def where(self) -> str:
@@ -247,6 +252,7 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
         certainty="unclear" if has_failed else "",
         what=what,
         fix=Cause.UNKNOWN.fix,
+        healed=() if has_failed else tuple(str(h) for h in evidence.heals if h.cause != JOINED),
         rank=first.rank if first else None,
         node=first.node_index if first else None,
         missing=evidence.missing,
@@ -263,6 +269,9 @@ def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
     state = f" ({told.state}{f': {reason}' if reason else ''})" if told.state else ""
     if not told.certainty:
         lines = [f"{told.subject}{state}: {told.what}"]
+        if (more := len(told.healed) - MOST_HEALED) > 0:
+            lines.append(f"  healed {more} times before: {typed.command('report', told.subject)}")
+        lines += [f"  healed: {loss}" for loss in told.healed[-MOST_HEALED:]]
     else:
         lines = [f"{told.subject}{state}: {told.cause}, {told.certainty}: {_cut(told.what)}"]
         lines += [f"  where: {told.where}"] if told.where else []

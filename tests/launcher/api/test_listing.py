@@ -27,6 +27,7 @@ from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from launcher.runs.heals import Heal
 
 MakeRun = Callable[..., tuple[RunFolder, LaunchPlan]]
 
@@ -122,12 +123,14 @@ def test_a_run_is_told_with_its_nodes_and_what_they_reported():
         outcome=None,
         hosts=("gpu1",),
         restarts={"exit": 2},
+        heals=(Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="lost"),),
         hold="held",
     )
     assert render_status(status).splitlines() == [
         "digits-1: orphaned on hosts, attempt 1",
         "  held",
         "  restarts by cause, over all nodes: exit 2",
+        "  healed: without a restart once, paused 0.73 s",
         "  node 0.0 on gpu1: running",
         "  node 1.2: exited, exit code 137, SIGKILL (9); killed",
         "  loss: 0.5",

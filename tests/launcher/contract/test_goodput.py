@@ -22,6 +22,8 @@ def tally(events: Events, since: float = 0) -> tuple[dict[str, float], int]:
         step, stall_s = (*rest, None, None)[:2]
         if name == "train-started":
             found.begin(at)
+        elif name == "heals":
+            found.heal()
         else:
             found.add(name, at, {"step": step, "save_stall_s": stall_s})
     return {name: spent for name, spent in found.seconds.items() if spent}, found.lost_steps
@@ -64,6 +66,27 @@ def tally(events: Events, since: float = 0) -> tuple[dict[str, float], int]:
              (27, "first-step", 9), (28, "progress", 10), (29, "progress", 12)],
             {"starting": 7, "load": 5, "first step": 3, "productive": 8, "save stall": 3,
              "rework": 3}, 6, id="a third start knows the highest step of both",
+        ),
+        pytest.param(
+            [*FIRST, (19, "heals"), (20, "loaded", 13), (21, "first-step", 14),
+             (23, "progress", 16)],
+            SPENT | {"productive": 11, "healing": 3.5}, 0, id="a heal, after two unwritten steps",
+        ),
+        pytest.param(
+            [*FIRST[:3], (7, "heals"), (9, "loaded", 2), (10, "first-step", 3), (11, "heals"),
+             (12, "loaded", 3), (13, "first-step", 4), (15, "progress", 6)],
+            {"starting": 2, "load": 3, "first step": 1, "healing": 7, "productive": 2}, 0,
+            id="two heals before any line of progress",
+        ),
+        pytest.param(
+            [*FIRST, (17, "heals"), (18, "loaded", 10), (19, "first-step", 11)],
+            SPENT | {"healing": 3}, 1, id="a heal without those who made the last step",
+        ),
+        pytest.param(
+            [*FIRST, (17, "heals"), (18, "train-started"), (19, "loaded", 11),
+             (20, "first-step", 12)],
+            SPENT | {"starting": 4, "load": 4, "first step": 2}, 0,
+            id="a start after a heal that failed",
         ),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from launcher.runs.comparison import Curve
 from launcher.runs.goodput import Goodput, Point
+from launcher.runs.heals import Heal
 from launcher.runs.page import MOST_MOMENTS, render_comparison, render_index, render_page
 from launcher.runs.particulars import Particulars
 from launcher.runs.plot import draw_comparison, draw_course, draw_lives
@@ -125,10 +126,11 @@ def test_two_runs_an_index_and_a_comparison_have_their_pages(expect_golden):
         TOLD, run_id="other", state="running", reason=None, fault=None, detail="", exit_code=None,
         goodput=None, restarts={}, nodes=[], timeline=[], folder="",
     )  # fmt: skip
+    heal = Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="node 1 is lost")
     end = worker_end(exception="ValueError: boom", log="rank-1/stderr", log_tail=("a", "boom"))
     failures = [(end, "a\nboom"), (replace(end, log_tail=()), "")]
     one = Particulars(
-        told=replace(TOLD, job="j", detail="", restarts={"hang": 2}, nodes=[]),
+        told=replace(TOLD, job="j", detail="", restarts={"hang": 2}, nodes=[], heals=[heal]),
         settings={"env.NAME": "1", "same": "2"}, facts={"torch": "2.13.0"}, failures=failures,
         lives="no picture", verdict="a\n  fix: b",
     )  # fmt: skip
@@ -202,7 +204,8 @@ def test_pictures_show_the_lives_of_nodes_with_their_marks(expect_golden, figure
     moments = [
         Moment(after_s=at, node_index=node, incarnation=life, text="x", kind=kind)
         for at, node, life, kind in (
-            (1.0, 0, 0, ""), (9.0, 0, 0, "restart"), (5.0, 64, 0, "fault"), (2.0, 1, 0, "fault"),
+            (1.0, 0, 0, ""), (3.0, 0, 0, "heal"), (9.0, 0, 0, "restart"),
+            (5.0, 64, 0, "fault"), (2.0, 1, 0, "fault"),
             (8.0, 1, 0, ""), (12.0, 1, 1, ""), (50.0, 1, 1, "fault"),
         )
     ]  # fmt: skip

@@ -54,7 +54,15 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "stop-acknowledged", "step": 120}, "stop acknowledged at step 120"),
     ({"event": "node-lost", "detail": "node 1 is lost: silent for 10.0 s"},
      "node 1 is lost: silent for 10.0 s"),
-    ({"event": "store-lost"}, "store lost, starting again"),
+    ({"event": "met-again", "cause": "lost", "rank": 1, "world_size": 2},
+     "rendezvous after a loss: node rank 1, world of 2 nodes; its workers stay"),
+    ({"event": "met-again", "cause": "of-a-newer-agent", "rank": 0, "world_size": 1},
+     "rendezvous again: node rank 0, world of 1 node; its workers stay"),
+    ({"event": "healed", "step": 66, "paused_s": 0.7328},
+     "goes on with step 66 after a pause of 0.73 s"),
+    ({"event": "store-lost", "detail": "the coordinator is gone"},
+     "store lost: the coordinator is gone"),
+    ({"event": "store-lost"}, "store lost"),
     ({"event": "agent-ended", "reason": "completed", "exit_code": 0},
      "agent ended: completed, exit code 0"),
 ]  # fmt: skip
@@ -106,7 +114,7 @@ def test_nodes_are_told_together_from_the_submission_on():
         (["11.00", "0.0", "rank 0 ended: exit code 1"], "fault"),
         (["11.00", "0.0", "rank 0 ended: exit code 0"], ""),
         (["11.00", "0.0", "rank 0 ended: SIGTERM (15) (terminated)"], ""),
-        (["12.00", "0.0", "store lost, starting again"], "fault"),
+        (["12.00", "0.0", "store lost"], "fault"),
     ]
     assert [moment.after_s for moment in told][:2] == [0.0, 2.0]
 

@@ -23,6 +23,7 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput, Point
+from launcher.runs.heals import Heal
 from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.timeline import Moment
 from launcher.screen import app
@@ -90,6 +91,7 @@ TOLD = Postmortem(
     ),
     timeline=[Moment(after_s=1.0, node_index=0, incarnation=0, text="agent started")],
     folder="",
+    heals=[Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="node 1 is lost")],
 )
 SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
 STEPS = """
@@ -107,7 +109,7 @@ def test_a_run_is_told_in_columns():
     assert render_snapshot(SEEN).splitlines() == [
         "digits-1: running on local, engine agent (75.0 s)",
         "step 700/1000  loss 0.25  1,234 samples/s  30 s left  saved 4 s ago  goodput 87.5%  "
-        "restarts: exit 2",
+        "restarts: exit 2  healed without a restart once, paused 0.73 s",
         "NODE  STATE    SEEN  STEP  CPU  MEMORY     GPU           LAST LINE",
         "0.0   running  2 s   7     50%  3.0/8 GiB  90% 75% 61°C  step 7",
     ]
@@ -121,8 +123,10 @@ def test_the_time_left_follows_the_pace_of_the_last_twenty_points():
         replace(TOLD, goodput=told)
     )
     over = replace(TOLD, goodput=told, reason="completed")
-    assert render_training(over).endswith("samples/s  goodput 87.5%  restarts: exit 2")
-    assert render_training(replace(TOLD, goodput=None, restarts={})) == ""
+    assert render_training(over).endswith(
+        "samples/s  goodput 87.5%  restarts: exit 2  healed without a restart once, paused 0.73 s"
+    )
+    assert render_training(replace(TOLD, goodput=None, restarts={}, heals=[])) == ""
 
 
 def node(**changes: Any) -> NodeRow:
