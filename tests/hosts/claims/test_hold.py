@@ -17,7 +17,6 @@ from tests.held import SUMS, folder_of_hold
 from tests.hosts.typist import PREFIX, Typist
 
 pytestmark = pytest.mark.hosts
-RUNTIMES = ["python", pytest.param("docker", marks=pytest.mark.docker)]
 
 
 class Held(Typist):
@@ -46,14 +45,9 @@ class Held(Typist):
         os.kill(first, signal.SIGKILL)
 
 
-@pytest.fixture(params=RUNTIMES)
-def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
+@pytest.fixture
+def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
     held = Held(tmp_path, typist.network)
-    held.runtime = request.param
-    if held.runtime == "docker":
-        request.getfixturevalue("four_engines")
-        # The image may have to travel.
-        held.limit_s = 400.0
     yield held
     held.well("release", "dev")
 
@@ -63,6 +57,5 @@ def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held):
     held.run_well()
     told = held.fails(2, "run", "job.yaml", "--in", "dev", "--nnodes", "1")
     assert "a run in dev takes all of its 2 nodes" in told
-    other = "docker" if held.runtime == "python" else "python"
-    refused = held.fails(2, "run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
-    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused
+    refused = held.fails(2, "run", "job.yaml", "--in", "dev", "--set", "hosts.runtime=docker")
+    assert "hosts.runtime: docker, but the nodes of dev are python" in refused

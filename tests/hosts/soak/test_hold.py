@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.held import TRAINS, folder_of_hold, is_up
-from tests.hosts.claims.test_hold import held
+from tests.hosts.claims.test_hold import Held
 from tests.hosts.places import Host
 from tests.hosts.soak.test_endings import share_home
-from tests.hosts.typist import STATE
+from tests.hosts.typist import STATE, Typist
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
@@ -22,6 +24,18 @@ pathlib.Path(os.environ["CHECKPOINT_DIR"], "kept").touch()
 """
 START_LIMIT_S = 120.0
 """For a node that imports torch, on a machine that does much else."""
+
+
+@pytest.fixture(params=["python", pytest.param("docker", marks=pytest.mark.docker)])
+def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
+    held = Held(tmp_path, typist.network)
+    held.runtime = request.param
+    if held.runtime == "docker":
+        request.getfixturevalue("four_engines")
+        # The image may have to travel.
+        held.limit_s = 400.0
+    yield held
+    held.well("release", "dev")
 
 
 def containers_on(host: Host) -> list[str]:

@@ -9,7 +9,6 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +101,12 @@ class Bench:
         self.started.append(process)
         return process
 
+    def end(self) -> None:
+        """Kills the launchers that a test has left."""
+        for process in self.started:
+            process.kill()
+            process.wait()
+
     def wait_up(self) -> None:
         """Until both workers have said that they are up."""
         wait_until(
@@ -146,13 +151,6 @@ class Bench:
 
 class TargetContract:
     """Inherit, and give a fixture ``bench``."""
-
-    @pytest.fixture(autouse=True)
-    def _ended(self, bench: Bench) -> Iterator[None]:
-        yield
-        for process in bench.started:
-            process.kill()
-            process.wait()
 
     def test_a_script_is_planned_and_rendered_without_being_run(self, bench):
         bench.write(WAITING)
