@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_plain_torchrun_meets_at_its_address_or_by_its_endpoint(typist, request,
     typist.write(WHO)
     words = ("--nnodes", nnodes, "--set", f"hosts.runtime={runtime}", *TORCHRUN)
     done = typist.well("run", "job.yaml", *words)
-    hosts = [host.name for host in typist.network.hosts][: int(nnodes[-1])]
-    assert f"world {hosts} rank 0" in done.stdout
+    (world, *_) = re.findall(r"world \[(.*)\] rank \d", done.stdout)
+    assert len(set(world.split(", "))) == int(nnodes[-1])
     plan = json.loads((typist.folder / "runs/latest/plan.json").read_text())
     assert ("backend" in plan["nodes"][0]["rendezvous"]) == (":" in nnodes)
