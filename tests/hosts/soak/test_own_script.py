@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.settings import LEASE_DIR
-from tests.hosts.places import HOME, Network, sh
+from tests.hosts.places import Network, sh
 from tests.hosts.typist import STATE, Typist
 from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in, make_project
-from tests.programs import run_program
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 
-import pytest
-
 from tests.debugged import STOPS, Terminal, debug_rank_1
 
 ALONE = ("--on", "local", "--nnodes", "1", "--debug", "0")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.held import check_lost_nodes
-from tests.launcher.commands.claims.test_hold import JOB, ON, WAITS, dev, shared
+from tests.launcher.commands.claims.test_hold import JOB, ON, dev, shared
 from tests.programs import run_program
 from tests.waiting import wait_until
 
@@ -92,19 +92,6 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
 def test_wrong_input_is_refused(dev, words, what):
     told = dev.fails(2, *words)
     assert what in told, told
-
-
-def test_a_run_whose_launcher_is_killed_frees_the_hold(dev):
-    dev.write(WAITS, JOB)
-    process = dev.start("run", "job.yaml", "--in", "dev")
-    latest = dev.folder / "runs/latest"
-    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
-    process.kill()
-    process.communicate()
-    wait_until(lambda: ", free" in dev("status", "dev").stdout)
-    dev.write("print('well')\n", JOB)
-    done = dev.well("run", "job.yaml", "--in", "dev")
-    assert done.stdout.count("well") == 2
 
 
 def test_packages_that_change_are_imported_anew_and_this_is_told(launcher):

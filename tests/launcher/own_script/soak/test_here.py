@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 
 import pytest
 
-from launcher.code.record import ARCHIVE_FILE, read_record
 from launcher.contract.protocol import RUN_ID
 from launcher.targets import process_table
 from tests.launcher.own_script.claims.test_here import project

@@ -8,8 +8,6 @@ import subprocess
 
 import pytest
 
-from launcher.targets.agent_archive import read_agent_version
-from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, containers, has, node
 from tests.launcher.runner import WAITING
 from tests.launcher.targets.docker.claims.test_run import ELASTIC
@@ -34,21 +32,6 @@ def build_torch_only() -> None:
         check=True,
         capture_output=True,
     )
-
-
-def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launcher):
-    build_other_agent()
-    launcher.write("print('trained')\n", MOUNTED)
-    argv = ("run", "job.yaml", "--on", "docker", "--image", OTHER_AGENT_IMAGE)
-    done = launcher.well(*argv)
-    assert "trained" in done.stdout
-    named = (
-        f"{OTHER_AGENT_IMAGE} holds agent {OTHER_AGENT}, the launcher has {read_agent_version()}"
-    )
-    assert f"{named}: the launcher's is used" in done.stderr
-    told = launcher.fails(2, *argv, "--set", "agent.in_image=true")
-    assert f"agent.in_image: image {named}" in told
-    assert len(launcher.run_ids()) == 1
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(launcher, engine):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 
-import psutil
 import pytest
 
 from tests.launcher.runner import ROOT, WAITING
