@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher.contract.process_stat import parent_of
-from launcher.contract.protocol import NODE_INDEX, RUN_ID
-from launcher.targets import process_table
-from launcher.targets.hosts.program.processes import KEEPER
-from tests.held import SUMS, folder_of_hold
+from tests.held import SUMS
 from tests.hosts.typist import PREFIX, Typist
 
 pytestmark = pytest.mark.hosts
@@ -35,14 +29,6 @@ class Held(Typist):
         self.write(SUMS)
         done = self.well("run", "job.yaml", "--in", "dev")
         assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
-
-    def kill_node(self, index: int) -> None:
-        """The first process of a node, which its keeper has started."""
-        name = folder_of_hold(self).name
-        found = process_table.find(**{RUN_ID: name, NODE_INDEX: str(index)})
-        keepers = [pid for pid in found if process_table.variable_of(pid, KEEPER)]
-        (first,) = (pid for pid in found if parent_of(pid) in keepers)
-        os.kill(first, signal.SIGKILL)
 
 
 @pytest.fixture

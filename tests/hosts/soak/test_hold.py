@@ -14,7 +14,7 @@ from tests.held import TRAINS, folder_of_hold, is_up
 from tests.hosts.claims.test_hold import Held
 from tests.hosts.places import Host
 from tests.hosts.soak.test_endings import share_home
-from tests.hosts.typist import STATE, Typist
+from tests.hosts.typist import STATE, Typist, kill_node
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
@@ -60,8 +60,8 @@ def test_checkpoints_of_a_run_in_a_hold_stay_and_nothing_else_does(held):
 def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held):
     share_home(held)
     held.hold()
-    held.kill_node(1)
     hold = folder_of_hold(held)
+    kill_node(hold.name, 1)
     wait_until(lambda: (hold / "nodes/1/1/ready").exists(), limit_s=START_LIMIT_S)
     held.run_well()
     held.write(TRAINS)
@@ -72,7 +72,7 @@ def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held):
     # A run takes no lease: the hold has them.
     hosts = json.loads(held("hosts", "--json").stdout)
     assert {lease["run_id"] for host in hosts for lease in host["leases"]} == {hold.name}
-    held.kill_node(1)
+    kill_node(hold.name, 1)
     # The run goes on in the hold's next node.
     latest = held.folder / "runs/latest"
     wait_until(

@@ -9,6 +9,7 @@ import json
 import re
 import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ class Bench:
     """Whether nodes go on when their launcher is killed."""
     has_doors: bool = True
     """Whether programs run in its nodes, and it holds nodes for runs to come."""
+    kill_node: Callable[[Path, int], object] = lambda run, index: None
+    """Has a node of the run with this folder lose its power."""
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property

@@ -58,13 +58,7 @@ def finish(held: Runner, pods: Controller) -> None:
         container.exec_run(["touch", f"/launcher/run/held/runs/{run}/go"])
 
 
-def test_a_lost_pod_of_a_hold_is_replaced(held, pods):
-    pods.lose(1)
-    pods.start(1)
-    wait_until(lambda: (folder_of_hold(held) / "nodes/1/1/ready").exists())
-    held.write(SUMS, JOB)
-    done = held.well("run", "job.yaml", "--in", "dev", "-n", "team")
-    assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+def test_what_held_pods_lack_is_refused(held):
     for job, words, what in (
         ("", ["--nnodes", "1"], "a run in dev takes all of its 2 nodes"),
         ("checkpoint_dir: /mnt\n", [], "checkpoint_dir: /mnt: nodes of dev see no folders"),
