@@ -80,9 +80,9 @@ class Terminal:
         return code
 
 
-def debug_rank_1(launcher: Runner, *options: str) -> None:
+def debug_rank_1(launcher: Runner, *words: str) -> None:
     """Stops, looks, changes a value while the other rank waits for long, and goes on to the end."""
-    terminal = Terminal(launcher, "run", "job.yaml", "--debug", "1", *options)
+    terminal = Terminal(launcher, "run", *words, "--debug", "1")
     terminal.wait("-> dist.all_reduce(secret)")
     terminal.wait("(Pdb) ")
     terminal.type("p secret")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.launcher.runner import Runner
-from tests.waiting import wait_until
 
 JOB = "name: tiny\nstop_grace_s: 5\n"
 SUMS = """
@@ -42,23 +40,3 @@ def folder_of_hold(launcher: Runner) -> Path:
 
 def is_up(launcher: Runner, *names: str) -> bool:
     return all((launcher.folder / "runs/latest" / name).exists() for name in names)
-
-
-def check_lost_nodes(launcher: Runner, kill: Callable[[int], None]) -> None:
-    """Node 1 is killed while a run uses it, and once more while it waits."""
-    hold = folder_of_hold(launcher)
-    before = len(list((hold / "nodes/1").iterdir()))
-    launcher.write(TRAINS, JOB + "max_restarts: 2\n")
-    process = launcher.start("run", "job.yaml", "--in", "dev")
-    wait_until(lambda: is_up(launcher, "up-0-0", "up-1-0"))
-    kill(1)
-    wait_until(lambda: is_up(launcher, "up-1-1"))
-    (launcher.folder / "runs/latest/go").touch()
-    out, told = process.communicate(timeout=60)
-    assert process.returncode == 0, told
-    assert out.count(b"trained") == 2
-    kill(1)
-    wait_until(lambda: (hold / f"nodes/1/{before + 1}/ready").exists())
-    launcher.write(SUMS, JOB)
-    done = launcher.well("run", "job.yaml", "--in", "dev")
-    assert done.stdout.count("sum 2.0") == 2

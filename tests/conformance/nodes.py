@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import logging
 import multiprocessing
 import os
@@ -19,10 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.agent.membership.settings import parse_rules
-from tests.conformance.workers import SCRIPT
 
 CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["launcher.agent.membership.handler", "torch._dynamo"])
@@ -42,13 +37,10 @@ class Task:
 
     folder: str
     orders: str
-    worker: Callable[..., Any] | str
-    args: tuple[Any, ...]
+    worker: Callable[[], str]
     backend: str
     launch: dict[str, Any]
     exit_barrier_s: float
-    logs: dict[str, Any]
-    master: tuple[str, int] | None
 
 
 def run_node(task: Task) -> None:
@@ -65,12 +57,12 @@ def run_node(task: Task) -> None:
     os.environ |= {"TP_SOCKET_IFNAME": "lo", "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
     outcome = _launch(task)
     hidden = folder / ".outcome"
-    hidden.write_text(json.dumps(outcome))
+    hidden.write_text(outcome)
     hidden.rename(folder / "outcome")
     os._exit(0)
 
 
-def _launch(task: Task) -> dict[str, Any]:
+def _launch(task: Task) -> str:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
@@ -84,25 +76,18 @@ def _launch(task: Task) -> dict[str, Any]:
     rendezvous_handler_registry.register("roster", create_handler)
     agent = functools.partial(api.LocalElasticAgent, exit_barrier_timeout=task.exit_barrier_s)
     api.LocalElasticAgent = agent  # torch's launcher has no option for it
-    if task.master:
-        master = dict(zip(("master_addr", "master_port"), task.master, strict=True))
-        spec = api.WorkerSpec
-        api.WorkerSpec = lambda **given: spec(**given | master)
-    logs = DefaultLogsSpecs(log_dir=str(Path(task.folder, "logs")), **task.logs)
+    logs = DefaultLogsSpecs(log_dir=str(Path(task.folder, "logs")))
     config = api.LaunchConfig(
         logs_specs=logs, rdzv_backend=task.backend, start_method="fork", **task.launch
     )
     try:
-        values = record(api.elastic_launch(config, task.worker))(*task.args)
+        record(api.elastic_launch(config, task.worker))()
     except ChildFailedError as error:
-        failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        rank, first = error.get_first_failure()
-        said = {"ended": f"exit code {first.exitcode}", "failures": failures, "first": rank}
-        return said | {"message": str(first.message)}
+        return f"exit code {error.get_first_failure()[1].exitcode}"
     except BaseException as error:
         traceback.print_exc()
-        return {"ended": type(error).__name__, "message": str(error)}
-    return {"ended": "completes", "values": values}
+        return type(error).__name__
+    return "completes"
 
 
 def _lines(path: Path) -> list[str]:
@@ -139,10 +124,6 @@ class Node:
         seen = {start["MASTER_PORT"] for start in starts}
         return len(seen) >= rounds and starts[-1]["WORLD_SIZE"] == str(world)
 
-    def outcome(self) -> dict[str, Any]:
-        path = self.folder / "outcome"
-        return json.loads(path.read_text()) if path.exists() else {}
-
     def rendezvous(self) -> int:
         """How often its agent has asked for a place in the group."""
         return self.log().count("Rendezvous'ing worker group")
@@ -158,8 +139,8 @@ class Node:
         """One of: completes, exit code N of the first failure, an exception, a signal."""
         if not self.ended():
             return "still runs"
-        if outcome := self.outcome():
-            return str(outcome["ended"])
+        if outcome := _lines(self.folder / "outcome"):
+            return outcome[0]
         code = self.process.exitcode or 0
         return f"dies by {signal.Signals(-code).name}" if code < 0 else f"leaves with {code}"
 
@@ -208,64 +189,46 @@ class Group:
     backend: str
     endpoint: str
     run_id: str
-    patience: float = 1.0
-    """Times as long as usual for everything: on a busy machine."""
     expects_hang: bool = False
-    apart: bool = False
-    """Whether the store, or the coordinator, is apart from all nodes, and not with the first."""
-    coordinator: CoordinatorProcess | None = None
     nodes: list[Node] = field(default_factory=list)
 
     def start(
         self,
-        worker: Callable[..., Any] | str,
-        *args: Any,
+        worker: Callable[[], str],
+        *,
         index: int | None = None,
         nproc: int = 1,
         least: int = 1,
         most: int = 1,
         max_restarts: int = 0,
-        role: str = "trainer",
         join_timeout_s: int = 300,
         exit_barrier_s: float = 30.0,
-        master: tuple[str, int] | None = None,
-        prefix: str | None = None,
-        **logs: Any,
     ) -> Node:
         """One more node, with ``index`` as its place; more than one may have had the same."""
         index = len(self.nodes) if index is None else index
         folder = self.folder / f"node-{len(self.nodes)}"
         folder.mkdir()
         self.orders.mkdir(exist_ok=True)
-        conf = self._conf(index, nproc, join_timeout_s)
-        if self.apart and self.backend == "roster" and not self.coordinator:
-            rules = parse_rules(conf, min_nodes=least, max_nodes=most)
-            self.coordinator = serve_forked(0, rules, self.run_id)
-            self.endpoint = f"127.0.0.1:{self.coordinator.port}"
         launch = {
             "min_nodes": least,
             "max_nodes": most,
             "nproc_per_node": nproc,
             "run_id": self.run_id,
-            "role": role,
+            "role": "trainer",
             "rdzv_endpoint": self.endpoint,
-            "rdzv_configs": conf,
+            "rdzv_configs": self._conf(index, nproc, join_timeout_s),
             "max_restarts": max_restarts,
             "monitor_interval": 0.1,
             "local_addr": "127.0.0.1",
             "shutdown_timeout": 5,
-            "log_line_prefix_template": prefix,
         }
         task = Task(
             folder=str(folder),
             orders=str(self.orders),
             worker=worker,
-            args=args,
             backend=self.backend,
             launch=launch,
             exit_barrier_s=exit_barrier_s,
-            logs=logs,
-            master=master,
         )
         process = CONTEXT.Process(target=run_node, args=(task,))
         process.start()
@@ -273,16 +236,14 @@ class Group:
         self.nodes.append(node)
         return node
 
-    def start_all(
-        self, count: int, worker: Callable[..., Any] | str, *args: Any, **more: Any
-    ) -> list[Node]:
+    def start_all(self, count: int, worker: Callable[[], str], **more: Any) -> list[Node]:
         """So many nodes, of which all are needed unless ``least`` says less."""
         more = {"least": count, "most": count} | more
-        return [self.start(worker, *args, **more) for _ in range(count)]
+        return [self.start(worker, **more) for _ in range(count)]
 
     def _conf(self, index: int, nproc: int, join_timeout_s: int) -> dict[str, Any]:
         """Stock knobs that cost half a minute by default are short; detection is as it is."""
-        serves = index == 0 and not self.apart
+        serves = index == 0
         if self.backend == "roster":
             return {
                 "node_index": index,
@@ -296,12 +257,6 @@ class Group:
             }
         conf: dict[str, Any] = {"last_call_timeout": 1, "join_timeout": join_timeout_s}
         return conf | ({"is_host": "1" if serves else "0"} if self.backend == "c10d" else {})
-
-    def script(self) -> str:
-        """A file with the workers' command, because torch replaces $$ in arguments."""
-        path = self.folder / "worker.sh"
-        path.write_text(SCRIPT)
-        return str(path)
 
     # -- orders ----------------------------------------------------------------------------------
     @property
@@ -324,7 +279,7 @@ class Group:
         assert self.comes_true(condition, limit_s), "waited in vain\n" + self.logs()
 
     def comes_true(self, condition: Callable[[], Any], limit_s: float) -> bool:
-        end = time.monotonic() + limit_s * self.patience
+        end = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > end:
                 return False
@@ -345,14 +300,6 @@ class Group:
             return ways[0][1]
         return ", ".join(f"{name} {way}" for name, way in ways)
 
-    def values(self) -> dict[int, Any]:
-        """What the workers returned, by rank, over all nodes."""
-        found: dict[int, Any] = {}
-        for node in self.nodes:
-            values = node.outcome().get("values", {})
-            found |= {int(rank): value for rank, value in values.items()}
-        return found
-
     def logs(self) -> str:
         return "\n".join(f"--- {node.name}: {node.ending()}\n{node.log()}" for node in self.nodes)
 
@@ -363,5 +310,3 @@ class Group:
             for process in node.workers():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        if self.coordinator:
-            self.coordinator.stop()

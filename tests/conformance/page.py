@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
-from tests.conformance.table import BACKENDS, SECTIONS
+from tests.conformance.scenarios import BACKENDS, ROWS
 
 HEAD = """\
 # What torch's elastic agent does on each rendezvous
 
 The table shows torch's own elastic agent (`elastic_launch`, torch 2.13) on the rendezvous of this
 project, `roster`, and on two of torch's, `c10d` and `etcd-v2`. Each scenario runs with real
-processes, one for each node; each cell is a test (`tests/conformance/`). `make soak` runs them,
-and the roster's column again while 20 other processes use the CPU.
+processes, one for each node; each cell is a test (`tests/conformance/`), which `make soak` runs.
+Only what a job relies on, or where they differ, is shown.
 
 All detection limits are the defaults: 10 s on the roster, 15 s on torch's backends. The last call
 is 1 s instead of 30 s, and the exit barrier is shorter than 300 s where the scenario is about it.
@@ -31,13 +32,12 @@ def render_page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    for title, rows in SECTIONS:
+    for title, rows in groupby(ROWS, key=lambda row: row.section):
         yield f"## {title}\n"
         yield "| scenario | " + " | ".join(BACKENDS) + " |"
         yield "|---" * (1 + len(BACKENDS)) + "|"
         for row in rows:
-            name = row.name.replace("_", " ")
-            scenario = f"**{name[0].upper()}{name[1:]}.** {row.says}"
-            cells = (row.cell("roster"), row.cell("c10d"), row.cell("etcd-v2"))
-            yield f"| {' | '.join((scenario, *cells))} |"
+            name = row.play.__name__.replace("_", " ").capitalize()
+            scenario = f"**{name}.** {' '.join((row.play.__doc__ or '').split())}"
+            yield f"| {' | '.join((scenario, *map(row.cell, BACKENDS)))} |"
         yield ""

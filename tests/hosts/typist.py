@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from launcher.contract.process_stat import parent_of
+from launcher.contract.protocol import NODE_INDEX, RUN_ID
+from launcher.targets import process_table
+from launcher.targets.hosts.program.processes import KEEPER
 from tests.hosts.places import Host, Network
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
@@ -62,6 +68,14 @@ class Typist(Runner):
                 host.docker("rm", "--force", *ids)
             host.reboot()
             host.run("rm", "-rf", f"{STATE}/runs", f"{STATE}/checkpoints")
+
+
+def kill_node(run_id: str, index: int) -> None:
+    """The first process of a node, which its keeper has started."""
+    found = process_table.find(**{RUN_ID: run_id, NODE_INDEX: str(index)})
+    keepers = [pid for pid in found if process_table.variable_of(pid, KEEPER)]
+    (first,) = (pid for pid in found if parent_of(pid) in keepers)
+    os.kill(first, signal.SIGKILL)
 
 
 @contextmanager

@@ -36,6 +36,12 @@ class Controllers:
                 if kind == "jobs" and (uid := item["metadata"]["uid"]) not in self._of:
                     self._of[uid] = Controller(self._server, self._folder, name)
 
+    def replace(self, run_id: str, index: int) -> None:
+        """A pod of a run is lost, and the next one comes in its place."""
+        (one,) = (one for one in self._of.values() if one.run_id == run_id)
+        one.lose(index)
+        one.start(index)
+
     def left(self) -> list[str]:
         """Pods that run."""
         return [name for one in self._of.values() for name in one.at_work()]
@@ -64,6 +70,10 @@ class Controller:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    @property
+    def run_id(self) -> str:
+        return self._pods.plan.run_id if self._pods is not None else ""
 
     def _run(self) -> None:
         while not self._closed.wait(KUBELET_S):

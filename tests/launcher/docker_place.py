@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,20 +22,6 @@ exec "$@"
 """
 LINGER = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 """Runs until it is asked to end, and says so."""
-OTHER_AGENT = "0123456789ab"
-OTHER_AGENT_IMAGE = "fabric-train-tests:other-agent"
-
-
-def build_other_agent() -> None:
-    """Builds an image whose label and file name another agent than any launcher's."""
-    lines = (
-        f"FROM {IMAGE}",
-        "USER root",
-        f"LABEL launcher.agent-version={OTHER_AGENT}",
-        f"RUN mkdir -p /launcher && echo {OTHER_AGENT} >/launcher/agent.version",
-    )
-    dockerfile = io.BytesIO("\n".join(lines).encode())
-    docker.from_env().images.build(fileobj=dockerfile, tag=OTHER_AGENT_IMAGE, rm=True)
 
 
 class Place:

@@ -52,10 +52,6 @@ def check_four_ways(told: str) -> None:
     assert "ranks 1-2 have not entered all_reduce 1 " in told, told
 
 
-TRAINS = "command: [-m, train, --epochs=100000]\n"
-"""Of a job whose training answers ``launcher profile``."""
-
-
 def count_steps(path: Path) -> int:
     """Optimizer steps in a trace."""
     events = json.loads(path.read_text())["traceEvents"]

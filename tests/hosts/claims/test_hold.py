@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher.contract.process_stat import parent_of
-from launcher.contract.protocol import NODE_INDEX, RUN_ID
-from launcher.targets import process_table
-from launcher.targets.hosts.program.processes import KEEPER
-from tests.held import SUMS, folder_of_hold
+from tests.held import SUMS
 from tests.hosts.typist import PREFIX, Typist
 
 pytestmark = pytest.mark.hosts
-RUNTIMES = ["python", pytest.param("docker", marks=pytest.mark.docker)]
 
 
 class Held(Typist):
@@ -37,23 +30,10 @@ class Held(Typist):
         done = self.well("run", "job.yaml", "--in", "dev")
         assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
 
-    def kill_node(self, index: int) -> None:
-        """The first process of a node, which its keeper has started."""
-        name = folder_of_hold(self).name
-        found = process_table.find(**{RUN_ID: name, NODE_INDEX: str(index)})
-        keepers = [pid for pid in found if process_table.variable_of(pid, KEEPER)]
-        (first,) = (pid for pid in found if parent_of(pid) in keepers)
-        os.kill(first, signal.SIGKILL)
 
-
-@pytest.fixture(params=RUNTIMES)
-def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
+@pytest.fixture
+def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
     held = Held(tmp_path, typist.network)
-    held.runtime = request.param
-    if held.runtime == "docker":
-        request.getfixturevalue("four_engines")
-        # The image may have to travel.
-        held.limit_s = 400.0
     yield held
     held.well("release", "dev")
 
@@ -63,6 +43,5 @@ def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held):
     held.run_well()
     told = held.fails(2, "run", "job.yaml", "--in", "dev", "--nnodes", "1")
     assert "a run in dev takes all of its 2 nodes" in told
-    other = "docker" if held.runtime == "python" else "python"
-    refused = held.fails(2, "run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
-    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused
+    refused = held.fails(2, "run", "job.yaml", "--in", "dev", "--set", "hosts.runtime=docker")
+    assert "hosts.runtime: docker, but the nodes of dev are python" in refused

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.held import TRAINS, folder_of_hold, is_up
-from tests.hosts.claims.test_hold import held
+from tests.hosts.claims.test_hold import Held
 from tests.hosts.places import Host
 from tests.hosts.soak.test_endings import share_home
-from tests.hosts.typist import STATE
+from tests.hosts.typist import STATE, Typist, kill_node
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
@@ -22,6 +24,18 @@ pathlib.Path(os.environ["CHECKPOINT_DIR"], "kept").touch()
 """
 START_LIMIT_S = 120.0
 """For a node that imports torch, on a machine that does much else."""
+
+
+@pytest.fixture(params=["python", pytest.param("docker", marks=pytest.mark.docker)])
+def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
+    held = Held(tmp_path, typist.network)
+    held.runtime = request.param
+    if held.runtime == "docker":
+        request.getfixturevalue("four_engines")
+        # The image may have to travel.
+        held.limit_s = 400.0
+    yield held
+    held.well("release", "dev")
 
 
 def containers_on(host: Host) -> list[str]:
@@ -46,8 +60,8 @@ def test_checkpoints_of_a_run_in_a_hold_stay_and_nothing_else_does(held):
 def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held):
     share_home(held)
     held.hold()
-    held.kill_node(1)
     hold = folder_of_hold(held)
+    kill_node(hold.name, 1)
     wait_until(lambda: (hold / "nodes/1/1/ready").exists(), limit_s=START_LIMIT_S)
     held.run_well()
     held.write(TRAINS)
@@ -58,7 +72,7 @@ def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held):
     # A run takes no lease: the hold has them.
     hosts = json.loads(held("hosts", "--json").stdout)
     assert {lease["run_id"] for host in hosts for lease in host["leases"]} == {hold.name}
-    held.kill_node(1)
+    kill_node(hold.name, 1)
     # The run goes on in the hold's next node.
     latest = held.folder / "runs/latest"
     wait_until(

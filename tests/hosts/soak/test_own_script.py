@@ -11,15 +11,28 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.settings import LEASE_DIR
-from tests.hosts.claims.test_own_script import LARGE_BYTES, SHORT, project
-from tests.hosts.places import HOME, Network, sh
-from tests.hosts.typist import STATE
-from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in
-from tests.programs import run_program
+from tests.hosts.places import Network, sh
+from tests.hosts.typist import STATE, Typist
+from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in, make_project
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 PYTHON = ("--nproc-per-node", "1", "--set", "hosts.runtime=python")
+
+
+LARGE_BYTES = 3 << 20
+"""More than a run sends besides its code."""
+
+
+@pytest.fixture
+def project(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Typist:
+    """A folder with a script, and large enough that it is seen on the network."""
+    if "docker" in request.node.name:
+        request.getfixturevalue("four_engines")
+    typist.folder = make_project(tmp_path)
+    typist.env["LAUNCHER_HOSTS"] = "../hosts.yaml"
+    (typist.folder / "large.bin").write_bytes(os.urandom(LARGE_BYTES))
+    return typist
 
 
 @pytest.fixture
@@ -51,25 +64,6 @@ def test_a_folder_with_a_script_trains_as_on_this_machine(project, sent, runtime
     (project.folder / "out.txt").unlink()
     assert project(*words).returncode == 0
     assert sent() < LARGE_BYTES
-
-
-def test_a_run_again_sends_nothing_and_can_be_started_by_hand(project, sent):
-    (project.folder / "train.py").write_text(SHORT)
-    # Plain torchrun copies to stdout what its workers print.
-    project.well("run", "train.py", "--nnodes", "1", "--set", "engine=torchrun", *PYTHON)
-    assert sent() > LARGE_BYTES
-    first = project.outcome["run_id"]
-    (project.folder / "helper.py").write_text('NAME = "edited"\n')
-    again = project.well("run", "--again", first)
-    assert again.stdout == "losses code 0.1 0.2 0.5\n"
-    assert sent() < LARGE_BYTES
-    by_hand = run_program(
-        ["bash", project.folder / "runs" / first / "artifact.sh"],
-        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
-    )
-    assert "losses code 0.1 0.2 0.5" in by_hand.stdout, by_hand.stderr
-    host = project.network.hosts[0]
-    host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
 
 
 @pytest.fixture
@@ -105,17 +99,3 @@ def archives(network: Network) -> list[str]:
 
 def is_held(network: Network) -> bool:
     return all("leases" in host.run("ls", "/dev/shm") for host in network.hosts[:2])
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("tran.py",), "did you mean train.py?"),
-        (("train.py", "--code", "image", "--set", "workdir=/shared"), "/shared is not there"),
-    ],
-)
-def test_a_script_that_hosts_without_containers_would_not_find_is_told(project, words, told):
-    done = project("run", *words, "--nnodes", "1", *PYTHON)
-    assert done.returncode in (2, 3)
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr

@@ -1,12 +1,10 @@
-"""What is waited for stands still: an engine, a cluster, a host, a keeper, a launcher, a folder."""
+"""What is waited for stands still: an engine, a host, a keeper, a launcher, a folder."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +23,6 @@ from launcher.targets.hosts import images, ssh
 from launcher.targets.hosts.connection import HostLine, send_beats
 from launcher.targets.hosts.program import messages, processes, requests
 from launcher.targets.hosts.program.node_state import read_state
-from launcher.targets.kubernetes import api
 from tests.launcher.runner import WAITING, Runner
 from tests.launcher.test_standstill import (
     WITHIN_S,
@@ -39,37 +36,6 @@ from tests.launcher.test_standstill import (
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-
-
-# -- a cluster ---------------------------------------------------------------------------------
-
-
-def test_a_cluster_that_accepts_and_never_answers_is_asked_once(tmp_path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.getsockname()[1]}"}}
-            ],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(api, "REQUEST_LIMIT_S", 1.0)
-        monkeypatch.setattr(api, "STREAM_SILENCE_S", 1.0)
-        cluster = api.Cluster()
-        cluster.namespace  # noqa: B018 - the client and the configuration are read before
-        with soon(), pytest.raises(TargetError, match="does not answer"):
-            cluster.read_version()
-        with soon(), pytest.raises(TargetError, match="does not answer"):
-            next(cluster.watch_pods("a=b", "1"))
-        with soon(), pytest.raises(TargetError, match="does not answer"):
-            next(cluster.read_log("pod", {"follow": "true"}))
 
 
 def test_a_host_that_never_says_its_first_word_is_not_waited_for(tmp_path, monkeypatch, host):

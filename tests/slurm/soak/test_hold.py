@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.held import JOB, TRAINS, folder_of_hold
-from tests.slurm.typist import ALLOCATION, ARRAY, Typist
+from tests.slurm.typist import ARRAY, Typist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
@@ -32,12 +32,3 @@ def test_a_lost_node_of_a_held_array_comes_back_and_the_run_goes_on(typist):
     assert typist("release", "dev").returncode == 0
     typist.cluster.start_node(lost)
     typist.cluster.wait_idle()
-
-
-def test_a_held_job_that_nobody_uses_ends(typist):
-    hold(typist, ALLOCATION, "--idle-limit", "1")
-    wait_until(lambda: (folder_of_hold(typist) / "outcome.json").exists())
-    wait_until(lambda: not typist.left())
-    typist.write("", JOB)
-    told = typist.fails(2, "run", "job.yaml", "--in", "dev")
-    assert "the hold dev has ended (completed" in told

@@ -18,7 +18,7 @@ def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher):
     assert (both.returncode, "or --join RUN: both were given" in both.stderr) == (2, True)
 
 
-def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher):
+def test_a_node_joins_by_hand_where_a_planned_one_is_gone_and_not_before(launcher):
     launcher.write(ELASTIC)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
     wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
@@ -27,14 +27,6 @@ def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher):
     assert "has 2 nodes, and its nnodes allows 2\n  fix: " in told.stderr
     (run,) = launcher.run_ids()
     assert not (launcher.folder / "runs" / run / "nodes/2").exists()
-    (launcher.folder / "go").touch()
-    assert process.wait(90) == 0
-
-
-def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher):
-    launcher.write(ELASTIC)
-    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
-    wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
     assert launcher("scale", "1").returncode == 0
     wait_until(lambda: (launcher.folder / "world-1-0-0").exists())
     script = launcher("env", "--join", "latest").stdout

@@ -87,38 +87,30 @@ def interrupted_at(place: Runner, slow: str, reached: Path) -> None:
     assert process_table.find(**{RUN_ID: training.run_id}) == ()
 
 
-def test_what_was_being_started_ends_when_the_start_is_interrupted(place):
-    place.write(WAITING)
-    # The follower's submission takes a while, as that of an image to pull does.
-    slow = f"""
-import launcher.targets.local.target as local, pathlib, time
+SLOW = {
+    "while it is submitted": """
+import launcher.targets.local.target as local
 submit = local.LocalTarget.submit
-def late(self, plan):
-    pathlib.Path({str(place.folder / "submitting")!r}).touch()
-    time.sleep(1)
-    submit(self, plan)
-local.LocalTarget.submit = late
-"""
-    interrupted_at(place, slow, place.folder / "submitting")
+local.LocalTarget.submit = lambda self, plan: (wait(), submit(self, plan))
+""",
+    "before its id is told": """
+import launcher.commands.run as jobs
+jobs._note_left_behind = lambda *_: wait()
+""",
+    "after it": """
+import launcher.commands.run as jobs
+jobs.print = lambda *words, **options: (print(*words, **options), wait())
+""",
+}
+"""What takes a while in the launcher, as the submission of an image to pull does."""
 
 
-@pytest.mark.parametrize("moment", ["before its id is told", "after it"])
-def test_a_run_whose_start_is_interrupted_late_ends_all_the_same(place, moment):
+@pytest.mark.parametrize("moment", SLOW)
+def test_a_run_whose_start_is_interrupted_ends_all_the_same(place, moment):
     place.write(WAITING)
     reached = place.folder / "reached"
-    slow = f"""
-import pathlib, time
-import launcher.commands.run as jobs
-def wait(*words, **options):
-    print(*words, **options)
-    pathlib.Path({str(reached)!r}).touch()
-    time.sleep(1)
-if {moment.startswith("before")}:
-    jobs._note_left_behind = lambda *_: wait(end="")
-else:
-    jobs.print = wait
-"""
-    interrupted_at(place, slow, reached)
+    wait = f"def wait():\n    pathlib.Path({str(reached)!r}).touch()\n    time.sleep(1)\n"
+    interrupted_at(place, f"import pathlib, time\n{wait}{SLOW[moment]}", reached)
 
 
 # -- a notebook, and the page ---------------------------------------------------------------------

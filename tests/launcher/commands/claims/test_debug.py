@@ -5,18 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 
-import pytest
-
 from tests.debugged import STOPS, Terminal, debug_rank_1
 
 ALONE = ("--on", "local", "--nnodes", "1", "--debug", "0")
 JOB = "name: tiny\nnproc_per_node: 1\nnnodes: 2\nstop_grace_s: 2\nagent: {hang_min_s: 1}\n"
 
 
-@pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_rank_stops_in_pdb_and_the_others_wait_however_long(launcher, start):
-    launcher.write(STOPS, f"{JOB}start: {start}\n")
-    debug_rank_1(launcher, "--on", "local")
+def test_a_rank_stops_in_pdb_and_the_others_wait_however_long(launcher):
+    launcher.write(STOPS, JOB)
+    debug_rank_1(launcher, "job.yaml", "--on", "local")
 
 
 def test_pdb_can_be_quit_and_a_restart_stops_again(launcher):

@@ -213,7 +213,7 @@ def test_a_hold_on_a_full_disk_is_not_taken(dev, monkeypatch):
 
 def test_a_rank_of_a_run_in_a_hold_is_debugged(dev):
     dev.write(STOPS, JOB)
-    debug_rank_1(dev, "--in", "dev")
+    debug_rank_1(dev, "job.yaml", "--in", "dev")
 
 
 def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
+from tests.launcher.commands.claims import test_compare as claims
 from tests.launcher.commands.claims.test_compare import COMPARE, launcher
+
+
+@pytest.mark.parametrize("cause", claims.ELSEWHERE)
+def test_what_makes_two_worlds_differ_is_named(launcher, cause):
+    claims.test_what_makes_two_worlds_differ_is_named(launcher, cause)
 
 
 def test_one_that_fails_is_told_and_the_others_are_compared(launcher):

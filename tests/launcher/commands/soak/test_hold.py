@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 
 import pytest
 
-from tests.held import check_lost_nodes
-from tests.launcher.commands.claims.test_hold import JOB, ON, WAITS, dev, shared
+from tests.launcher.commands.claims.test_hold import JOB, ON, dev, shared
 from tests.programs import run_program
 from tests.waiting import wait_until
 
@@ -20,27 +18,6 @@ def test_a_run_in_a_hold_restarts_its_workers(dev):
     dev.write(script, JOB + "max_restarts: 2\n")
     done = dev.well("run", "job.yaml", "--in", "dev")
     assert done.stdout.count("on") == 2
-
-
-def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev):
-    folder = next((dev.folder / "runs").glob("dev-*"))
-
-    def kill(index: int) -> None:
-        newest = max((folder / f"nodes/{index}").iterdir(), key=lambda path: int(path.name))
-        os.kill(json.loads((newest / "keeper.json").read_text())["pid"], signal.SIGKILL)
-
-    check_lost_nodes(dev, kill)
-
-
-def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher):
-    done = launcher.well("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1")
-    folder = launcher.folder / "runs" / done.stdout.strip()
-    wait_until(lambda: (folder / "outcome.json").exists())
-    wait_until(lambda: not launcher.processes())
-    launcher.write("", JOB)
-    told = launcher.fails(2, "run", "job.yaml", "--in", "dev")
-    assert "the hold dev has ended (completed" in told
-    assert "hold --name dev --nnodes 1" in told
 
 
 SAVES = """
@@ -92,19 +69,6 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
 def test_wrong_input_is_refused(dev, words, what):
     told = dev.fails(2, *words)
     assert what in told, told
-
-
-def test_a_run_whose_launcher_is_killed_frees_the_hold(dev):
-    dev.write(WAITS, JOB)
-    process = dev.start("run", "job.yaml", "--in", "dev")
-    latest = dev.folder / "runs/latest"
-    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
-    process.kill()
-    process.communicate()
-    wait_until(lambda: ", free" in dev("status", "dev").stdout)
-    dev.write("print('well')\n", JOB)
-    done = dev.well("run", "job.yaml", "--in", "dev")
-    assert done.stdout.count("well") == 2
 
 
 def test_packages_that_change_are_imported_anew_and_this_is_told(launcher):

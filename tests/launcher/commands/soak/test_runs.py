@@ -43,16 +43,6 @@ def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher):
     assert launcher("logs").returncode == 0, "without --follow the output is what was asked for"
 
 
-def test_logs_of_a_rank_that_the_run_does_not_have_are_refused(launcher):
-    launcher.write("print('up')\n")
-    assert launcher(*LOCAL, "--nproc-per-node", "2").returncode == 0
-    assert launcher("logs", "--rank", "1").stdout == "[0/1] up\n"
-    told = launcher("logs", "--rank", "7")
-    (run_id,) = launcher.run_ids()
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr == f"error: --rank 7: {run_id} has ranks 0 to 1\n  fix: --rank 1\n"
-
-
 def test_in_another_folder_it_is_told_where_runs_are_looked_for(launcher, tmp_path):
     launcher.write(WAITING)
     run_id = detach(launcher)

@@ -18,10 +18,8 @@ from tests.launcher.own_script.project import (
     make_project,
 )
 from tests.launcher.runner import Runner
-from tests.programs import run_program
 
-TARGETS = ["local", pytest.param("docker", marks=pytest.mark.docker)]
-LOCAL_FIRST = ["local", pytest.param("docker", marks=pytest.mark.docker)]
+DOCKER = pytest.mark.docker
 
 
 @pytest.fixture
@@ -31,21 +29,15 @@ def project(launcher: Runner, tmp_path: Path) -> Runner:
 
 
 # In Docker the tests below run a script of the folder, and README's commands train.
-@pytest.mark.parametrize("target", LOCAL_FIRST)
-@pytest.mark.parametrize("nodes", [TWO, TWO_BY_TWO])
+@pytest.mark.parametrize(
+    ("target", "nodes"), [("local", TWO_BY_TWO), pytest.param("docker", TWO, marks=DOCKER)]
+)
 def test_a_folder_with_a_script_trains_to_the_losses_that_it_has(project, target, nodes):
     done = project.well("run", "train.py", "--on", target, *nodes, *ARGUMENTS)
     written = (project.folder / "out.txt").read_text().split()
     assert losses_in(done.stdout) == written == LOSSES
     assert (project.folder / "out.txt").stat().st_uid == os.getuid()
     assert project.outcome["run_id"].startswith("train-")
-
-
-def test_they_are_the_losses_under_torchrun(project):
-    torchrun = [*("-m", "torch.distributed.run", "--standalone"), "--nproc-per-node", "4"]
-    argv = [project.argv()[0], *torchrun, "train.py", *ARGUMENTS[1:]]
-    plain = run_program(argv, cwd=project.folder, env=project.env, check=True)
-    assert losses_in(plain.stdout) == LOSSES
 
 
 def test_an_empty_folder_of_checkpoints_that_is_seen_here_is_told_for_every_target(tmp_path):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 
 import pytest
 
-from launcher.code.record import ARCHIVE_FILE, read_record
 from launcher.contract.protocol import RUN_ID
 from launcher.targets import process_table
-from tests.launcher.own_script.claims.test_here import LOCAL_FIRST, project
+from tests.launcher.own_script.claims.test_here import project
 from tests.launcher.own_script.project import (
     ARGUMENTS,
+    LOSSES,
+    losses_in,
 )
 from tests.launcher.runner import WAITING, Runner
 from tests.programs import run_program
@@ -26,20 +26,11 @@ print(helper.NAME, os.getcwd(), flush=True)
 """
 
 
-def test_a_run_again_is_what_ran_with_its_arguments(project):
-    (project.folder / "train.py").write_text(SHORT + "import sys; print(sys.argv[1:])\n")
-    project.well("run", "train.py", "--on", "local", "--nproc-per-node", "1", *ARGUMENTS)
-    (project.folder / "helper.py").write_text('NAME = "edited"\n')
-    again = project.well("run", "--again", "latest")
-    assert again.stdout.startswith("losses ")
-    assert "['--lr', '0.2']" in again.stdout
-    assert f"render --again {first_run(project)} --on local -- " not in again.stderr
-    assert f"--again {first_run(project)}" in again.stderr
-    one, two = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
-    assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)
-    assert read_record(one) == read_record(two)
-    report = project("report")
-    assert f"hash {read_record(one).hash[:12]}" in report.stdout  # type: ignore[union-attr]
+def test_a_script_has_the_losses_that_it_has_under_torchrun(project):
+    torchrun = [*("-m", "torch.distributed.run", "--standalone"), "--nproc-per-node", "4"]
+    argv = [project.argv()[0], *torchrun, "train.py", *ARGUMENTS[1:]]
+    plain = run_program(argv, cwd=project.folder, env=project.env, check=True)
+    assert losses_in(plain.stdout) == LOSSES
 
 
 def test_a_run_again_says_that_it_starts_in_a_copy_without_what_was_left_out(project):
@@ -73,28 +64,6 @@ def test_code_that_is_too_large_and_options_for_containers_are_noted(project):
     told = project.fails(2, "run", "--again", "latest")
     assert "keeps no code" in told
     assert len(project.run_ids()) == 1
-
-
-def test_a_script_of_another_folder_starts_where_it_is_called(project):
-    (project.folder / "train.py").write_text(SHORT)
-    script = os.path.relpath(project.folder / "train.py", project.folder.parent)
-    project.folder = project.folder.parent
-    words = ("--on", "local", "--nproc-per-node", "1", "--code", "image")
-    done = project.well("run", script, *words)
-    assert done.stdout == f"losses {project.folder}\n"
-    assert "--image and --code image are ignored: the nodes of this target are" in done.stderr
-
-
-@pytest.mark.parametrize("target", LOCAL_FIRST)
-def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(project, target):
-    (project.folder / "train.py").write_text(SHORT)
-    words = ("--on", target, "--nnodes", "2", "--nproc-per-node", "1")
-    script = project("render", "train.py", *words).stdout
-    by_hand = run_program(["sh", "-s"], input=script, cwd=project.folder, check=True)
-    lines = by_hand.stdout.splitlines()
-    of_workers = sorted(line.split(" losses ")[0] for line in lines if " losses " in line)
-    assert of_workers == ["[0/0]", "[1/1]"]
-    assert not [line for line in lines if re.fullmatch("[0-9a-f]{12,64}", line)], "engine's ids"
 
 
 def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(project):

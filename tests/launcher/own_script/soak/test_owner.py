@@ -16,7 +16,6 @@ import pytest
 
 from launcher.code.record import read_record
 from tests.launcher.docker_runs import remove_left
-from tests.launcher.own_script.claims.test_here import TARGETS
 from tests.launcher.own_script.project import make_project
 from tests.launcher.own_script.soak.test_here import SHORT
 from tests.launcher.runner import ROOT, Runner
@@ -81,7 +80,7 @@ def other(request: pytest.FixtureRequest) -> Iterator[OtherUser]:
         assert user.processes() == []
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["local", pytest.param("docker", marks=pytest.mark.docker)])
 def test_files_belong_to_the_caller(other, target):
     (other.folder / "train.py").write_text(SHORT + "open('out.txt', 'w').close()\n")
     other.well("run", "train.py", "--on", target, *ONE)

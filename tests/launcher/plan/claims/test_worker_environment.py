@@ -27,6 +27,7 @@ MODES = {
     "fork": {"engine": "agent", "start": "fork"},
     "torchrun": {"engine": "torchrun"},
 }
+OF_ALL = pytest.mark.parametrize(("mode", "nproc"), [("fresh", 1), *((mode, 2) for mode in MODES)])
 Environment = dict[str, str]
 Observe = Callable[[str, int], list[Environment]]
 
@@ -98,8 +99,7 @@ def run_torchrun(runner: Runner, nproc: int, *command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("mode", MODES)
+@OF_ALL
 def test_every_difference_from_plain_torchrun_is_on_the_list(observe, mode, nproc):
     for ours, theirs in zip(observe(mode, nproc), observe("plain", nproc), strict=True):
         differing = {n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)}
@@ -110,8 +110,7 @@ def test_every_difference_from_plain_torchrun_is_on_the_list(observe, mode, npro
         assert gone == [], "listed, and not there any more"
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("mode", MODES)
+@OF_ALL
 def test_the_list_says_what_the_values_are(observe, mode, nproc):
     for ours, theirs in zip(observe(mode, nproc), observe("plain", nproc), strict=True):
         for one in DIFFERENCES:
@@ -131,7 +130,7 @@ def test_every_line_of_the_list_has_a_reason_or_differs_from_run_to_run():
 
 def test_a_worker_s_role_and_signals_are_torchrun_s(observe):
     for mode in MODES:
-        (seen,) = observe(mode, 1)
+        seen, _ = observe(mode, 2)
         assert seen["ROLE_NAME"] == "default"
         assert seen["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 

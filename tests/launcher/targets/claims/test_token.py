@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.launcher.docker_runs import remove_left
 from tests.launcher.run_token import JOB, LOOKING, check_folder, check_found
 from tests.launcher.runner import Runner
 from tests.launcher.targets.starter.test_node import finish, starting

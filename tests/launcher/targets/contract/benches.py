@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from tests.engines import DOCKER_IMAGE
-from tests.launcher.docker_runs import remove_left
+from tests.launcher.docker_runs import node, remove_left
 from tests.launcher.runner import Runner
 from tests.launcher.targets.contract.contract import Bench
 
@@ -26,9 +29,19 @@ class ToyRunner(Runner):
         return [sys.executable, "-m", "tests.launcher.toy_target", *argv]
 
 
+def kill_keeper(run: Path, index: int) -> None:
+    newest = max((run / f"nodes/{index}").iterdir(), key=lambda path: int(path.name))
+    os.kill(json.loads((newest / "keeper.json").read_text())["pid"], signal.SIGKILL)
+
+
 def local(folder: Path, _: None) -> Iterator[Bench]:
     # They get SIGTERM when their launcher dies, however it dies.
-    yield Bench(name="local", launcher=Runner(folder), outlives_launcher=False)
+    yield Bench(
+        name="local",
+        launcher=Runner(folder),
+        outlives_launcher=False,
+        kill_node=kill_keeper,
+    )
 
 
 def toy(folder: Path, _: None) -> Iterator[Bench]:
@@ -38,18 +51,31 @@ def toy(folder: Path, _: None) -> Iterator[Bench]:
 def docker(folder: Path, _: None) -> Iterator[Bench]:
     from docker import from_env
 
-    runner = Runner(folder)
-    yield Bench(name="docker", launcher=runner)
-    assert remove_left(from_env(), runner.run_ids()) == []
+    runner, engine = Runner(folder), from_env()
+    kill = lambda run, index: node(engine, run.name, index).kill()  # noqa: E731
+    yield Bench(name="docker", launcher=runner, kill_node=kill)
+    assert remove_left(engine, runner.run_ids()) == []
 
 
 def hosts(folder: Path, network: Network) -> Iterator[Bench]:
-    from tests.hosts.typist import typing_on
+    from tests.hosts.typist import kill_node, typing_on
 
     with typing_on(network, folder) as typist:
         # They end when nobody hears their launcher.
         words = ("--set", "hosts.runtime=python")
-        yield Bench(name="hosts", launcher=typist, words=words, outlives_launcher=False)
+
+        def kill(run: Path, index: int) -> None:
+            kill_node(run.name, index)
+            # Nobody removes what torch has in memory where all that knew of it was killed.
+            network.hosts[index].run("sh", "-c", "rm -f /dev/shm/sem.mp-*")
+
+        yield Bench(
+            name="hosts",
+            launcher=typist,
+            words=words,
+            outlives_launcher=False,
+            kill_node=kill,
+        )
 
 
 def slurm(folder: Path, cluster: Cluster) -> Iterator[Bench]:
@@ -72,7 +98,8 @@ def kubernetes(folder: Path, _: None) -> Iterator[Bench]:
     controllers = Controllers(server, folder)
     kind = ("--kind", "job", "--set", "kubernetes.checkpoint=ephemeral")
     words = (*kind, "--image", DOCKER_IMAGE, "--set", "agent.in_image=false")
-    yield Bench(name="kubernetes", launcher=runner, words=words)
+    kill = lambda run, index: controllers.replace(run.name, index)  # noqa: E731
+    yield Bench(name="kubernetes", launcher=runner, words=words, kill_node=kill)
     left = controllers.left()
     controllers.close()
     server.close()

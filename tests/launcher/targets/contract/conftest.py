@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,4 +24,6 @@ def engine_of(request: pytest.FixtureRequest) -> tuple[str, Any]:
 def bench(engine_of: tuple[str, Any], tmp_path: Path) -> Iterator[Bench]:
     """The target for this test."""
     name, shared = engine_of
-    yield from BENCHES[name].make(tmp_path, shared)
+    with contextlib.contextmanager(BENCHES[name].make)(tmp_path, shared) as bench:
+        yield bench
+        bench.end()

@@ -9,7 +9,7 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,8 @@ class Bench:
     """Whether nodes go on when their launcher is killed."""
     has_doors: bool = True
     """Whether programs run in its nodes, and it holds nodes for runs to come."""
+    kill_node: Callable[[Path, int], object] = lambda run, index: None
+    """Has a node of the run with this folder lose its power."""
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -101,6 +103,12 @@ class Bench:
             )
         self.started.append(process)
         return process
+
+    def end(self) -> None:
+        """Kills the launchers that a test has left."""
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     def wait_up(self) -> None:
         """Until both workers have said that they are up."""
@@ -146,13 +154,6 @@ class Bench:
 
 class TargetContract:
     """Inherit, and give a fixture ``bench``."""
-
-    @pytest.fixture(autouse=True)
-    def _ended(self, bench: Bench) -> Iterator[None]:
-        yield
-        for process in bench.started:
-            process.kill()
-            process.wait()
 
     def test_a_script_is_planned_and_rendered_without_being_run(self, bench):
         bench.write(WAITING)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, hear_hangups
+from tests.launcher.runner import PREFIX, WAITING, Runner, hear_hangups
 from tests.waiting import wait_until
 
 BYTES = """
@@ -38,27 +38,6 @@ def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher):
         assert f"{prefix}café end" in lines
         assert f"{prefix}100%" in done.stderr.splitlines()
     assert len(lines) == 4
-
-
-def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher):
-    launcher.write((ROOT / "tests/examples/failing.py").read_text())
-    told = launcher.fails(1, "run", "job.yaml", "--on", "local", "--nnodes", "2")
-    failure = launcher.outcome["failure"]
-    assert (failure["first"]["rank"], failure["first"]["node_index"]) == (1, 1)
-    assert "first failure: rank 1 on node 1:" in told
-    assert "failed after it: rank 0 on node 0" in told
-    assert any("raise" in line for line in failure["first"]["log_tail"])
-
-
-def test_what_is_missing_is_told_before_anything_starts(launcher):
-    launcher.write("", PREFIX + "secrets: [NO_SUCH_TOKEN]\n")
-    told = launcher.fails(2, "run", "job.yaml", "--on", "local")
-    assert "NO_SUCH_TOKEN" in told
-    launcher.write("")
-    (launcher.folder / "train.py").unlink()
-    done = launcher.fails(2, "run", "job.yaml", "--on", "local")
-    assert "command: found train.py; no such file in" in done
-    assert launcher.run_ids() == []
 
 
 @pytest.mark.parametrize(

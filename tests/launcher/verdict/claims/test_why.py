@@ -107,7 +107,10 @@ while True: sum(range(100_000))
 }
 
 
-@pytest.mark.parametrize("what", STOPPED_WHILE)
+HERE = ("other collectives", "a thread that raised", "a computation")
+
+
+@pytest.mark.parametrize("what", HERE)
 def test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher, what):
     script, told, where = STOPPED_WHILE[what]
     launcher.write(script, TWO)

@@ -12,6 +12,7 @@ from launcher.api.why import read_named_run
 from launcher.runs.folder import RunFolder
 from launcher.verdict.verdict import decide_verdict
 from tests.launcher.runner import WAITING, Runner
+from tests.launcher.verdict.claims import test_why as claims
 from tests.launcher.verdict.test_why import LOCAL
 from tests.waiting import wait_until
 
@@ -56,3 +57,8 @@ def test_a_run_that_ended_well_has_no_verdict(launcher):
     done = launcher(*LOCAL)
     assert "  why " not in done.stderr
     assert launcher("why").stdout.endswith("(succeeded): it ended well\n")
+
+
+@pytest.mark.parametrize("what", [what for what in claims.STOPPED_WHILE if what not in claims.HERE])
+def test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher, what):
+    claims.test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher, what)

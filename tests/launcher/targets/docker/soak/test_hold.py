@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.held import JOB, SUMS, check_lost_nodes, folder_of_hold
-from tests.launcher.docker_runs import node, remove_left
-from tests.launcher.targets.docker.claims.test_hold import HOLD, held
-from tests.waiting import wait_until
+from tests.held import JOB, SUMS, folder_of_hold
+from tests.launcher.docker_runs import containers, remove_left
+from tests.launcher.runner import Runner
 
 pytestmark = pytest.mark.docker
+HOLD = ("hold", "--name", "dev", "--on", "docker", "--nproc-per-node", "1")
+LEAVES = """
+import pathlib
+left = [pathlib.Path(folder, "left") for folder in ("/tmp", "/dev/shm")]
+for path in left:
+    assert not path.exists(), path
+    path.mkdir()
+    (path / "more").touch()
+print("nothing is left", flush=True)
+"""
 
 
-def test_a_lost_container_is_replaced_while_a_run_uses_it_and_while_idle(held, engine):
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory, engine: Any) -> Iterator[Runner]:
+    """A hold ``dev`` of two containers, which a release leaves nothing of."""
+    launcher = Runner(tmp_path_factory.mktemp("dev"))
+    launcher.well(*HOLD, "--nnodes", "2")
+    yield launcher
+    assert launcher("release", "dev").returncode == 0
+    assert remove_left(engine, launcher.run_ids()) == []
+
+
+def test_runs_in_held_containers_start_none(held, engine):
+    held.write(LEAVES, JOB)
+    for _ in range(2):
+        done = held("run", "job.yaml", "--in", "dev")
+        assert done.stdout.count("nothing is left") == 2, done.stderr
+    run_ids = held.run_ids()
     hold = folder_of_hold(held).name
-    check_lost_nodes(held, lambda index: node(engine, hold, index).kill())
+    assert len(containers(engine, hold)) == 2
+    assert not [run for run in run_ids if run != hold and containers(engine, run)]
+    told = held.fails(2, "run", "--again", "latest")
+    assert "that run was in a hold; name the hold to use now" in told
 
 
 @pytest.mark.parametrize(
@@ -36,14 +62,3 @@ def test_what_held_containers_lack_is_refused(held, job, words, what):
     told = held.fails(2, "run", "job.yaml", "--in", "dev", *words)
     assert what in told, told
     assert ", free" in held("status", "dev").stdout
-
-
-def test_a_hold_whose_launcher_is_killed_ends_by_its_limit(launcher, engine):
-    launcher.well(*HOLD, "--idle-limit", "3")
-    hold = folder_of_hold(launcher)
-    os.kill(json.loads((hold / "launcher.json").read_text())["pid"], signal.SIGKILL)
-    wait_until(lambda: node(engine, hold.name, 0).status == "exited")
-    told = launcher.fails(2, "run", "job.yaml", "--in", "dev")
-    assert "the hold dev has ended" in told
-    # Whoever looked has removed what was left.
-    assert remove_left(engine, [hold.name]) == []

@@ -8,12 +8,8 @@ import subprocess
 
 import pytest
 
-from launcher.targets.agent_archive import read_agent_version
-from tests.debugged import STOPS, debug_rank_1
-from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, containers, has, node
-from tests.launcher.looks import TRAINS, check_profile
-from tests.launcher.runner import PREFIX, WAITING
+from tests.launcher.runner import WAITING
 from tests.launcher.targets.docker.claims.test_run import ELASTIC
 from tests.waiting import wait_until
 
@@ -36,29 +32,6 @@ def build_torch_only() -> None:
         check=True,
         capture_output=True,
     )
-
-
-def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launcher):
-    build_other_agent()
-    launcher.write("print('trained')\n", MOUNTED)
-    argv = ("run", "job.yaml", "--on", "docker", "--image", OTHER_AGENT_IMAGE)
-    done = launcher.well(*argv)
-    assert "trained" in done.stdout
-    named = (
-        f"{OTHER_AGENT_IMAGE} holds agent {OTHER_AGENT}, the launcher has {read_agent_version()}"
-    )
-    assert f"{named}: the launcher's is used" in done.stderr
-    told = launcher.fails(2, *argv, "--set", "agent.in_image=true")
-    assert f"agent.in_image: image {named}" in told
-    assert len(launcher.run_ids()) == 1
-
-
-def test_ranks_of_two_containers_trace_the_same_steps(launcher):
-    (launcher.folder / "job.yaml").write_text(PREFIX + TRAINS)
-    argv = ("run", "job.yaml", "--on", "docker", "--nnodes", "2", "--detach")
-    assert (done := launcher(*argv)).returncode == 0, done.stderr
-    check_profile(launcher, 2)
-    launcher("stop", "latest", "--grace", "0")
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(launcher, engine):
@@ -113,8 +86,3 @@ def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_t
     assert b"replacing it, the others wait for it" in stderr
     assert launcher.outcome["attempts"] == 1
     assert "worker-fault" not in launcher.outcome["restarts"]
-
-
-def test_a_rank_in_the_second_container_stops_in_pdb_in_this_terminal(launcher):
-    launcher.write(STOPS, MOUNTED)
-    debug_rank_1(launcher, "--on", "docker", "--nnodes", "2")

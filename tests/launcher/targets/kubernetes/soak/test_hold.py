@@ -7,15 +7,18 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.program.messages import FOLLOWED_S
+from tests.debugged import STOPS, debug_rank_1
 from tests.held import JOB, SUMS, TRAINS, folder_of_hold, is_up
 from tests.k8s.held_pods import Controller
+from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.runner import Runner
-from tests.launcher.targets.kubernetes.claims.test_hold import HOLD, held, pods
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -25,6 +28,29 @@ pytestmark = [
 ]
 
 
+HOLD = (
+    *("hold", "--name", "dev", "--on", "kubernetes", "--kind", "job", "--nnodes", "2"),
+    *("--nproc-per-node", "1", "--set", "agent.in_image=false"),
+)
+
+
+@pytest.fixture
+def pods(server: FakeCluster, tmp_path: Path) -> Iterator[Controller]:
+    server.lets_anybody_in = True
+    controller = Controller(server, tmp_path)
+    yield controller
+    controller.close()
+
+
+@pytest.fixture
+def held(pods: Controller, server: FakeCluster, tmp_path: Path) -> Iterator[Runner]:
+    launcher = Runner(tmp_path)
+    launcher.well(*HOLD)
+    yield launcher
+    launcher.well("release", "dev", "-n", "team")
+    assert not [key for key in server.objects if key[0] in ("jobs", "pods")]
+
+
 def finish(held: Runner, pods: Controller) -> None:
     """Has the script that trains end."""
     run = (held.folder / "runs/latest").resolve().name
@@ -32,13 +58,7 @@ def finish(held: Runner, pods: Controller) -> None:
         container.exec_run(["touch", f"/launcher/run/held/runs/{run}/go"])
 
 
-def test_a_lost_pod_of_a_hold_is_replaced(held, pods):
-    pods.lose(1)
-    pods.start(1)
-    wait_until(lambda: (folder_of_hold(held) / "nodes/1/1/ready").exists())
-    held.write(SUMS, JOB)
-    done = held.well("run", "job.yaml", "--in", "dev", "-n", "team")
-    assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+def test_what_held_pods_lack_is_refused(held):
     for job, words, what in (
         ("", ["--nnodes", "1"], "a run in dev takes all of its 2 nodes"),
         ("checkpoint_dir: /mnt\n", [], "checkpoint_dir: /mnt: nodes of dev see no folders"),
@@ -128,3 +148,12 @@ def test_a_hold_that_could_not_be_used_is_refused(server, tmp_path):
     refused = launcher.fails(2, *HOLD)
     assert "by kubectl exec, and you may not get pods in namespace team" in refused
     assert not [key for key in server.objects if key[0] == "jobs"]
+
+
+def test_a_rank_of_a_run_in_held_pods_is_debugged(held, server, pods):
+    held.write(STOPS, JOB)
+    debug_rank_1(held, "job.yaml", "--in", "dev")
+    assert [name for kind, name in server.objects if kind == "jobs"] == ["dev"]
+    for _, container in pods.running.values():
+        code, left = container.exec_run("ls /launcher/run/held/runs")
+        assert (code, left) == (0, b"")

@@ -7,6 +7,10 @@ import os
 import pty
 import subprocess
 
+import pytest
+
+from tests.launcher.targets.local.claims import test_run as claims
+
 
 def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher):
     launcher.write("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')\n")
@@ -41,3 +45,8 @@ def test_a_terminal_shows_one_progress_bar_and_whole_lines_of_the_others(launche
     assert "\rstep 3/5" in text.replace("\x1b[K", "")
     assert "\x1b[33m[0/1]\x1b[0m line 4\r\n" in text
     assert "progress bar" in text
+
+
+@pytest.mark.parametrize("example", ["raw_ddp.py", "fabric.py"])
+def test_a_script_that_knows_nothing_of_this_project_runs(launcher, example):
+    claims.test_a_script_that_knows_nothing_of_this_project_runs(launcher, example)
