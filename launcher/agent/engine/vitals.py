@@ -130,7 +130,10 @@ class TrainingBook:
 
     def _add(self, path: Path, event: Mapping[str, Any]) -> None:
         name, at = event["event"], float(event["at"])
-        if name == "train-started":
+        if name == "train-started" and event.get("heals"):
+            self._present = path
+            self._tally.heal()
+        elif name == "train-started":
             self._present, self._told, self._told_at = path, {}, 0.0
             self._tally.begin(at)
         elif path == self._present:
