@@ -41,10 +41,12 @@ class Group:
             StoreEndpoint(host="127.0.0.1", port=free_port(), node_index=place.index)
             for place in places
         )
+        self.command: tuple[str, ...] = ("script.py",)
         places[0].write(TELLING)
 
     def start(self, place: Place) -> None:
         place.plan(
+            *self.command,
             max_nodes=self.size,
             port=self.stores[0].port,
             stores=self.stores,
