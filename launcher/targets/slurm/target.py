@@ -163,8 +163,7 @@ class SlurmTarget(Target):
         if self.code is not None and plan.code is not None:
             unpack(self.code.data, Path(plan.run_dir, protocol.CODE_DIR))
         assert plan.agent is not None, "Slurm's nodes need the agent"
-        if not plan.agent.in_image:
-            Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
+        Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
         make_token(Path(plan.run_dir))
         task = NodeTask(node=plan.nodes[0], settings=plan.agent).to_json()
         write_atomically(Path(plan.run_dir, JOBS_DIR, TASK_FILE), task)
