@@ -30,7 +30,7 @@ TRIES, TRY_S = 30, 20
 """How often, and how many seconds apart, a controller that is away is asked to requeue."""
 SIGNALS = frozenset((signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD))
 OUTER = (
-    *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP_"),
+    *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP"),
     *("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_EXACT"),
     *("SLURM_RELATIVE", "SLURM_LABELIO", "SLURM_HOSTFILE", "SLURM_OVERCOMMIT", "SLURM_MPI_TYPE"),
     *("PMI_", "PMIX_", "OMPI_COMM_WORLD_"),

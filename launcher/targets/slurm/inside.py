@@ -80,8 +80,6 @@ def start_script(
         # The launcher finds its processes by it.
         protocol.RUN_ID: run.run_id,
     }
-    # In a shell of `srun --pty` these describe that step, not the one to come.
-    env = {name: text for name, text in env.items() if not name.startswith("SLURM_STEP")}
     if allocation.step:
         env["SLURM_OVERLAP"] = "1"
     write_job(run, allocation.job)
