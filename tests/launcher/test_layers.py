@@ -24,7 +24,7 @@ NOT_A_TARGET = {
     "job.conflicts": {"kubernetes"},
     "job.spec": {"docker", "kubernetes"},
     # Where agents learn which node they are.
-    "agent.node.identity": {"slurm"},
+    "agent.node.identity": {"slurm", "starter"},
     # A folder of the run.
     "agent.batch_job": {"slurm"},
     "targets.interpreter": {"local"},
