@@ -239,6 +239,8 @@ class Job:
     def come_back(self, code: int) -> Tuple[int, str]:
         """Requeues the job where that may help; returns the exit code and the last word."""
         shown = None
+        # It may have come while the folder was read, with srun's own end.
+        self.is_signalled |= signal.SIGTERM in signal.sigpending()
         if self.is_signalled and code >= 128:
             failed, said = ask("scontrol", "show", "job", "-o", self.id)
             shown = None if failed else said

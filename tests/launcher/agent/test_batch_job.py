@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from launcher.agent import __main__, batch_job
-from launcher.agent.batch_job import FAULT, OVER, PREEMPTED, REQUEUED, decide_next, fold_codes
+from launcher.agent.batch_job import (
+    FAULT,
+    OVER,
+    PREEMPTED,
+    REQUEUED,
+    Job,
+    decide_next,
+    fold_codes,
+    read_options,
+)
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
@@ -76,6 +87,29 @@ def test_a_job_comes_back_after_faults_of_the_platform_and_at_its_time_limit(
 
 def test_a_restart_that_was_counted_before_this_start_is_none():
     assert decide_next(143, "", True, RESTARTED, 1) == OVER
+
+
+def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
+    """As where scancel ends srun at once: a requeue would bring the job back."""
+    asked = []
+
+    def ask(*argv: str) -> tuple[bool, str]:
+        asked.append(argv)
+        return False, CANCELLED
+
+    monkeypatch.setattr(batch_job, "ask", ask)
+    options = [f"--run={tmp_path}", f"--checkpoints={tmp_path}", "--script=/s", "--grace=1"]
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    job = Job(read_options([*options, "--max-requeues=3", "--requeue"]), environ)
+    (tmp_path / "slurm").mkdir()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert job.come_back(143) == (143, OVER)
+    finally:
+        signal.sigtimedwait([signal.SIGTERM], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert asked == [("scontrol", "show", "job", "-o", "7")]
 
 
 @pytest.mark.parametrize("module", [batch_job, __main__])
