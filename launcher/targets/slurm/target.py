@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
-from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
@@ -33,7 +32,7 @@ from launcher.targets.agent_files import make_token
 from launcher.targets.hold import is_hold
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
-from launcher.targets.shared_folder import plan_as_run
+from launcher.targets.shared_folder import ask_to_stop, plan_as_run
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
@@ -46,7 +45,6 @@ from launcher.targets.slurm.follow import (
     wanted_elements,
 )
 from launcher.targets.slurm.job_starts import (
-    ask_to_stop,
     find_taken,
     find_unrecorded,
     newest_starts,
@@ -260,7 +258,7 @@ class SlurmTarget(Target):
         """Asks the agents to stop, and waits for the grace; returns whether all have ended."""
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
-                ask_to_stop(run, start, Cause.STOP_REQUESTED.value)
+                ask_to_stop(run.path / JOBS_DIR / f"{start.key}.stop")
         # Time to see the request late, and to record how they end.
         return self._has_ended(run, only, grace_s + 5.0 if grace_s else 0)
 

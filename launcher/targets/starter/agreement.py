@@ -15,13 +15,12 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
-from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.records import read_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
-from launcher.targets.shared_folder import changed_at
+from launcher.targets.shared_folder import ask_to_stop, changed_at
 from launcher.targets.starter.starters import NodePlace, plain
 
 STARTS_DIR = "starts"
@@ -54,8 +53,8 @@ class StartFiles:
     def begin(self) -> None:
         """Called by node 0 before it plans: removes what an earlier start of the same name left."""
         make_folders((str(self.ready.parent),))
-        for path in (self.ready, self.stop):
-            path.unlink(missing_ok=True)
+        self.ready.unlink(missing_ok=True)
+        self.stop.write_text("")
 
     def tell(self, plan: LaunchPlan) -> None:
         """Called by node 0 when the plan is in place."""
@@ -156,4 +155,4 @@ def last_start(run: RunFolder) -> float:
 def request_stop(run: RunFolder) -> None:
     """Asks the agents of all starts to stop."""
     for ready in (run.path / STARTS_DIR).glob("*.json"):
-        write_atomically(ready.with_suffix(".stop"), Cause.STOP_REQUESTED.value)
+        ask_to_stop(ready.with_suffix(".stop"))
