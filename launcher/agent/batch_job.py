@@ -78,7 +78,7 @@ def decide_next(
 # -- one start of a job --------------------------------------------------------------------------
 
 
-class Job:
+class BatchJob:
     """One start of a job, or of an element of an array."""
 
     def __init__(self, options: argparse.Namespace, environ: Dict[str, str]) -> None:
@@ -327,7 +327,7 @@ def main(argv: List[str]) -> int:
     """Returns the exit code. The standard input is the task of all nodes, a ``NodeTask``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    job, code, word = Job(read_options(argv), dict(os.environ)), 2, OVER
+    job, code, word = BatchJob(read_options(argv), dict(os.environ)), 2, OVER
     try:
         job.prepare(sys.stdin.read())
         refused, error = job.refuse(), job.unpack()

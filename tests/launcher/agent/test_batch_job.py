@@ -15,7 +15,7 @@ from launcher.agent.batch_job import (
     OVER,
     PREEMPTED,
     REQUEUED,
-    Job,
+    BatchJob,
     decide_next,
     fold_codes,
     read_options,
@@ -100,7 +100,7 @@ def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_job, "ask", ask)
     options = [f"--run={tmp_path}", f"--checkpoints={tmp_path}", "--script=/s", "--grace=1"]
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
-    job = Job(read_options([*options, "--max-requeues=3", "--requeue"]), environ)
+    job = BatchJob(read_options([*options, "--max-requeues=3", "--requeue"]), environ)
     (tmp_path / "slurm").mkdir()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
