@@ -90,10 +90,8 @@ class BatchJob:
             self.id = "{}_{}".format(environ["SLURM_ARRAY_JOB_ID"], self.element)
         self.restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
         self.key = f"{self.id}.{self.restarts}"
-        self.stop, self.started = (
-            self.files / f"{self.key}.stop",
-            self.files / f"{self.key}.started",
-        )
+        self.stop = self.files / f"{self.key}.stop"
+        self.started = self.files / f"{self.key}.started"
         self.nodes, self.listed = int(environ["SLURM_JOB_NUM_NODES"]), environ["SLURM_JOB_NODELIST"]
         self.env = {k: v for k, v in environ.items() if not k.startswith(OUTER)}
         self.env[STOP_FILE] = str(self.stop)
@@ -119,8 +117,12 @@ class BatchJob:
             made = self.files / f".{self.key}.new"
             with open(os.open(str(made), os.O_WRONLY | os.O_CREAT, mode), "w") as file:
                 file.write(text)
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.link(str(made), str(path))
+            except FileExistsError:
+                pass
+            except OSError:  # A file system without links.
+                shutil.copy(str(made), str(path))
             made.unlink()
 
     def prepare(self, task: str) -> None:

@@ -89,6 +89,27 @@ def test_a_restart_that_was_counted_before_this_start_is_none():
     assert decide_next(143, "", True, RESTARTED, 1) == OVER
 
 
+def job_in(run: Path) -> BatchJob:
+    options = [f"--run={run}", f"--checkpoints={run}", "--script=/s", "--grace=1"]
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    (run / "slurm").mkdir()
+    return BatchJob(read_options([*options, "--max-requeues=3", "--requeue"]), environ)
+
+
+def test_the_files_of_a_run_are_made_once_also_where_there_are_no_links(tmp_path, monkeypatch):
+    job, path = job_in(tmp_path), tmp_path / "token"
+
+    def link(*_: str) -> None:
+        raise PermissionError("Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", link)
+        job.make(path, "first", 0o600)
+    job.make(path, "second", 0o600)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("first", 0o600)
+    assert [*(tmp_path / "slurm").iterdir()] == []
+
+
 def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
     """As where scancel ends srun at once: a requeue would bring the job back."""
     asked = []
@@ -98,10 +119,7 @@ def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
         return False, CANCELLED
 
     monkeypatch.setattr(batch_job, "ask", ask)
-    options = [f"--run={tmp_path}", f"--checkpoints={tmp_path}", "--script=/s", "--grace=1"]
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
-    job = BatchJob(read_options([*options, "--max-requeues=3", "--requeue"]), environ)
-    (tmp_path / "slurm").mkdir()
+    job = job_in(tmp_path)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         os.kill(os.getpid(), signal.SIGTERM)
