@@ -2,17 +2,20 @@
 
 ``python agent.pyz worker SCRIPT ...`` is how the agent itself starts a fresh worker.
 ``python agent.pyz attach FOLDER`` connects a person to the debugger of a node.
+``python agent.pyz job ... srun ...`` is the first process of a batch job, in any Python from 3.6.
 """
-
-from __future__ import annotations
 
 import sys
 
 OLDEST_PYTHON = (3, 10)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: "list[str]") -> int:
     """Returns the exit code; ``argv`` is ``sys.argv``."""
+    if argv[1:2] == ["job"]:
+        from launcher.agent import batch_job
+
+        return batch_job.main(argv[2:])
     if sys.version_info < OLDEST_PYTHON:
         given, wanted = (".".join(map(str, v[:2])) for v in (sys.version_info, OLDEST_PYTHON))
         sys.stderr.write(

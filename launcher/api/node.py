@@ -46,4 +46,4 @@ def become_node(
     plan = node.join(make, text_of(ran))
     for line in node.tell(plan):
         note(line)
-    node.become(node.prepare(plan))
+    node.become(plan)

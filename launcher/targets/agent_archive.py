@@ -64,16 +64,16 @@ def read_compiled_archive() -> bytes:
     Compiling takes as long as everything else before a worker starts. So the archive is cached
     where Python caches this module's bytecode, if this process may write there.
     """
-    kept = Path(importlib.util.cache_from_source(f"{__file__[:-3]}_compiled.py"))
+    kept = Path(importlib.util.cache_from_source(f"{__file__[:-3]}_packed.py"))
     version = read_agent_version().encode()
     with contextlib.suppress(OSError):
         if (data := kept.read_bytes()).endswith(version):
-            return data
-    data = render_agent_archive(read_agent_sources(), bytecode=True, comment=version)
+            return data[: -len(version)]
+    data = render_agent_archive(read_agent_sources(), bytecode=True)
     if not sys.dont_write_bytecode:
         temporary = kept.with_name(f"{kept.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            temporary.write_bytes(data)
+            temporary.write_bytes(data + version)
             temporary.replace(kept)
     return data
 
@@ -109,11 +109,10 @@ def render_agent_archive(
     folder: str = AGENT_FOLDER,
     *,
     bytecode: bool = False,
-    comment: bytes = b"",
 ) -> bytes:
     """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure.
 
-    The archive's bytes end with ``comment``.
+    It has no comment: before 3.8 Python finds no archive that has one.
     """
     files: dict[str, str | bytes] = {
         f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()
@@ -128,7 +127,6 @@ def render_agent_archive(
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, files[path])
-        archive.comment = comment
     return output.getvalue()
 
 

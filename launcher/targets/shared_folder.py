@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nodes import plan_incarnation
@@ -45,6 +46,19 @@ def plan_as_run(plan: LaunchPlan) -> LaunchPlan:
     newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
     nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
     return replace(plan, nodes=tuple(nodes))
+
+
+def ask_to_stop(path: Path) -> None:
+    """Asks the agents whose ``STOP_FILE`` this is to stop; an earlier reason stays.
+
+    The file is there, empty, before they are, and is written in place: nodes may see a new file of
+    a network file system a minute late. On a full disk this does nothing.
+    """
+    with contextlib.suppress(OSError):
+        if path.read_text().strip():
+            return
+    with contextlib.suppress(OSError):
+        path.write_text(f"{Cause.STOP_REQUESTED.value}\n")
 
 
 def changed_at(path: Path) -> float:

@@ -24,7 +24,9 @@ NOT_A_TARGET = {
     "job.conflicts": {"kubernetes"},
     "job.spec": {"docker", "kubernetes"},
     # Where agents learn which node they are.
-    "agent.node.identity": {"slurm"},
+    "agent.node.identity": {"slurm", "starter"},
+    # A folder of the run.
+    "agent.batch_job": {"slurm"},
     "targets.interpreter": {"local"},
     # Docker's command line, and its driver for logs.
     "targets.docker_options": {"docker", "local"},
@@ -164,7 +166,7 @@ def test_only_these_modules_start_programs():
     here.add("code.git")
     # In a host, in a node, and in an image that is built there is no launcher.
     elsewhere = {f"{HOST}.processes", "doctor.program", "targets.docker.in_image"}
-    elsewhere.add("agent.engine.stacks")
+    elsewhere |= {"agent.engine.stacks", "agent.batch_job"}
     assert {m for m in modules() if _imports_subprocess(m)} == here | elsewhere
 
 

@@ -46,6 +46,7 @@ SOURCES: Mapping[str, Source] = {
     "trainjob": Source(index=(protocol.NODE_RANK,), is_pod=True),
     "indexed-job": Source(index=("JOB_COMPLETION_INDEX",), is_pod=True),
     "slurm": Source(index=(ARRAY_INDEX, "SLURM_PROCID"), is_task=True),
+    "starter": Source(index=(protocol.NODE_INDEX,), is_task=True),
 }
 """By name, as in ``AgentSettings.identity``. With ``plan``, each node has a plan of its own."""
 
@@ -63,7 +64,9 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
         return task
     if source.is_task:
         index = _read_task_index(task, environ)
-        addr = choose_address([environ[PEER]] if PEER in environ else [])
+        addr = task.node.local_addr
+        if task.settings.meet_dir:  # Else there are no others to reach it.
+            addr = choose_address([environ[PEER]] if PEER in environ else [])
     else:
         host = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
         index = _read_index(name, environ, host)

@@ -234,7 +234,9 @@ def end_by_queue(
     if last is not None:
         return end_of(run, last, jobs)
     names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
-    words = next((said for start in starts if (said := last_words(run, start))), "")
+    # Also of a script that ended before its program ran.
+    known = starts or [JobStart(job=j.number, element=j.element, restarts=0) for j in jobs]
+    words = next((said for start in known if (said := last_words(run, start))), "")
     ended = f"job {names} ended without recording why" + (
         f"; its log says: {words}" if words else ""
     )

@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
 
-LAST_WORD = """\
-bash "$0" & trap "kill $!" TERM
-until wait $!; code=$?; ! kill -0 $! 2>/dev/null; do :; done
-shopt -s nullglob
-[ "$code" -ge 128 ] || code=1
-[ "$(echo "$1"/*.started)" ] || : >"$1/$2.0.started"
-for started in "$1"/*.started; do
-  ended=${started%started}ended
-  [ -s "$ended" ] || echo "$code over" >"$ended"
-done
-"""
-"""Runs the batch script, and writes ``KEY.ended`` if the script did not: the job around it goes on,
-so Slurm does not report its end. An exit code below 128 then comes from a person's lines in
-``slurm.setup``, and becomes 1."""
-
 
 def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
     """This process, if it is a script or shell of an allocation; None elsewhere, also in a task."""
@@ -95,14 +80,12 @@ def start_script(
         # The launcher finds its processes by it.
         protocol.RUN_ID: run.run_id,
     }
-    # In a shell of `srun --pty` these describe that step, not the one to come.
-    env = {name: text for name, text in env.items() if not name.startswith("SLURM_STEP")}
     if allocation.step:
         env["SLURM_OVERLAP"] = "1"
-    words, script = run.path / JOBS_DIR, str(run.path / protocol.ARTIFACT_FILE)
     write_job(run, allocation.job)
-    argv = ("bash", "-c", LAST_WORD, script, str(words), str(allocation.job))
-    children.start(argv, cwd=str(Path.cwd()), env=env, console=words / f"{allocation.job}.log")
+    log = run.path / JOBS_DIR / f"{allocation.job}.log"
+    argv = ("bash", str(run.path / protocol.ARTIFACT_FILE))
+    children.start(argv, cwd=str(Path.cwd()), env=env, console=log)
 
 
 def cancel_step(run_id: str, job: int) -> None:

@@ -147,20 +147,6 @@ def find_taken(run: RunFolder, error: client.SlurmError) -> int:
     raise TargetError(error.what, f"{error.hint}; {later}") from error
 
 
-def ask_to_stop(run: RunFolder, start: JobStart, reason: str) -> None:
-    """Asks the agents of a start to stop; an earlier reason stays.
-
-    On a full disk this does nothing; whoever stops the run cancels the job all the same.
-    """
-    path = run.path / JOBS_DIR / f"{start.key}.stop"
-    with contextlib.suppress(OSError):
-        if path.read_text().strip():
-            return
-    with contextlib.suppress(OSError):
-        # In place: nodes might see a new file of that name much later.
-        path.write_text(f"{reason}\n")
-
-
 def last_words(run: RunFolder, start: JobStart) -> str:
     """The last line of the first node before its agent ran, or else of the script; may be empty."""
     for name in (f"node-{start.element or 0}.log", f"{start.name}.log"):

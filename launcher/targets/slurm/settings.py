@@ -8,15 +8,15 @@ from launcher.contract.node_plan import Mount
 from launcher.plan.target_settings import TargetSettings
 
 JOBS_DIR = "slurm"
-"""In the run folder: what the launcher and the batch script tell each other.
+"""In the run folder: what the launcher and the program of the batch job tell each other.
 
 ``KEY`` names one start of one job: ``JOBID.RESTARTS``, or ``ARRAYJOBID_ELEMENT.RESTARTS``.
 
 - ``JOBID.job``: a job that was submitted; its text is the array's elements, empty without an array
-- ``KEY.started``: the script runs; its text is the names of the nodes
-- ``KEY.stop``: asks the agents of that start to stop; the script makes it empty, and whoever asks
+- ``KEY.started``: the program runs; its text is the names of the nodes
+- ``KEY.stop``: asks the agents of that start to stop; the program makes it empty, and whoever asks
   writes the reason (``contract.causes``) into it
-- ``KEY.ended``: the script's last act: the exit code, and ``requeued`` or ``over``
+- ``KEY.ended``: the program's last act: the exit code, and ``requeued`` or ``over``
 - ``KEY.fault``: a fault of the platform ended the start; it counts against ``max_requeues``
 - ``JOBID.log``, ``ARRAYJOBID_ELEMENT.log``: what the script and srun print in all starts
 - ``node-INDEX.log``: what each node's srun task prints before its agent knows its own folder

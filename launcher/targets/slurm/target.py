@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
-from launcher.contract.agent_settings import NodeTask
-from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
@@ -28,13 +26,13 @@ from launcher.follow.requests import request_stop, write_size
 from launcher.follow.target import Artifact, Door, Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
-from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
+from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.agent_files import make_token
 from launcher.targets.hold import is_hold
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
-from launcher.targets.shared_folder import MEET_DIR, plan_as_run
+from launcher.targets.shared_folder import ask_to_stop, plan_as_run
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
@@ -47,7 +45,6 @@ from launcher.targets.slurm.follow import (
     wanted_elements,
 )
 from launcher.targets.slurm.job_starts import (
-    ask_to_stop,
     find_taken,
     find_unrecorded,
     newest_starts,
@@ -60,7 +57,7 @@ from launcher.targets.slurm.job_starts import (
 from launcher.targets.slurm.plan import TARGET, plan_facts
 from launcher.targets.slurm.queue_watch import LOOK_S
 from launcher.targets.slurm.script import render_script
-from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
+from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
 from launcher.targets.slurm_process import SlurmProcess
 
 if TYPE_CHECKING:
@@ -159,15 +156,11 @@ class SlurmTarget(Target):
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         run = RunFolder(Path(plan.run_dir))
-        make_folders((plan.checkpoint_dir, *(f"{plan.run_dir}/{name}" for name in _FOLDERS)))
+        make_folders((plan.checkpoint_dir, f"{plan.run_dir}/{JOBS_DIR}"))
         if self.code is not None and plan.code is not None:
             unpack(self.code.data, Path(plan.run_dir, protocol.CODE_DIR))
-        assert plan.agent is not None, "Slurm's nodes need the agent"
-        if not plan.agent.in_image:
-            Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
+        Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
         make_token(Path(plan.run_dir))
-        task = NodeTask(node=plan.nodes[0], settings=plan.agent).to_json()
-        write_atomically(Path(plan.run_dir, JOBS_DIR, TASK_FILE), task)
         if self._allocation is None:
             self._submit(run)
             return
@@ -265,7 +258,7 @@ class SlurmTarget(Target):
         """Asks the agents to stop, and waits for the grace; returns whether all have ended."""
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
-                ask_to_stop(run, start, Cause.STOP_REQUESTED.value)
+                ask_to_stop(run.path / JOBS_DIR / f"{start.key}.stop")
         # Time to see the request late, and to record how they end.
         return self._has_ended(run, only, grace_s + 5.0 if grace_s else 0)
 
@@ -373,9 +366,6 @@ class SlurmTarget(Target):
         if come := sorted(wanted - present):
             self._submit(run, tuple(come))
         return True
-
-
-_FOLDERS = (JOBS_DIR, MEET_DIR, protocol.NODES_DIR)
 
 
 def find_own_torch() -> tuple[str, str | None]:

@@ -1,7 +1,8 @@
-"""How the nodes of one start agree: node 0 writes the plan and says so in the run's folder.
+"""How the nodes of one start agree: node 0 writes the plan and their task into the run's folder.
 
-Node 0 writes ``RUN/starts/KEY.json`` when the plan is in place, or with the error that prevented
-it. ``KEY.stop`` asks the agents of that start to stop. ``KEY`` names the start.
+Node 0 writes ``RUN/starts/KEY.json`` when the plan is in place: the task (a ``NodeTask``) with
+which every agent is started, or the error that prevented it. ``KEY.stop`` asks the agents of that
+start to stop. ``KEY`` names the start.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent.node.identity import take_incarnation
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.records import read_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
+from launcher.targets.shared_folder import ask_to_stop, changed_at
 from launcher.targets.starter.starters import NodePlace, plain
 
 STARTS_DIR = "starts"
@@ -41,7 +42,7 @@ class StartFiles:
 
     @property
     def ready(self) -> Path:
-        """The file that says whether node 0's plan is in place."""
+        """The task of all nodes, which is there when node 0's plan is in place, or the error."""
         return self.run.path / STARTS_DIR / f"{self.key}.json"
 
     @property
@@ -52,13 +53,18 @@ class StartFiles:
     def begin(self) -> None:
         """Called by node 0 before it plans: removes what an earlier start of the same name left."""
         make_folders((str(self.ready.parent),))
-        for path in (self.ready, self.stop):
-            path.unlink(missing_ok=True)
+        self.ready.unlink(missing_ok=True)
+        self.stop.write_text("")
 
-    def tell(self, error: LauncherError | None = None) -> None:
-        """Called by node 0 when the plan is in place, or with the error that prevented it."""
-        told = {"error": error and {"what": error.what, "hint": error.hint}}
-        with contextlib.suppress(OSError) if error else contextlib.nullcontext():
+    def tell(self, plan: LaunchPlan) -> None:
+        """Called by node 0 when the plan is in place."""
+        assert plan.agent is not None, "these nodes need the agent"
+        write_atomically(self.ready, NodeTask(node=plan.nodes[0], settings=plan.agent).to_json())
+
+    def tell_error(self, error: LauncherError) -> None:
+        """Called by node 0 with what prevented a plan."""
+        told = {"error": {"what": error.what, "hint": error.hint}}
+        with contextlib.suppress(OSError):
             self.ready.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.ready, json.dumps(told))
 
@@ -132,13 +138,6 @@ def check_same_job(run: RunFolder, job_text: str, place: NodePlace, *, is_named:
     return True
 
 
-def claim_incarnation(run: RunFolder, index: int) -> int:
-    """The first incarnation of the node that no earlier start has taken; makes its folder."""
-    folder = run.node_dir(index, 0).parent
-    make_folders((str(folder),))
-    return take_incarnation(folder)
-
-
 def set_outcome_aside(run: RunFolder) -> None:
     """Renames the outcome of an earlier start, which no longer holds: the run goes on."""
     old = run.path / protocol.OUTCOME_FILE
@@ -147,7 +146,13 @@ def set_outcome_aside(run: RunFolder) -> None:
         old.replace(next(path for path in names if not path.exists()))
 
 
+def last_start(run: RunFolder) -> float:
+    """When the run was started last; -inf if never. Outcomes from before do not hold any more."""
+    ready = (run.path / STARTS_DIR).glob("*.json")
+    return max(map(changed_at, ready), default=float("-inf"))
+
+
 def request_stop(run: RunFolder) -> None:
     """Asks the agents of all starts to stop."""
     for ready in (run.path / STARTS_DIR).glob("*.json"):
-        write_atomically(ready.with_suffix(".stop"), Cause.STOP_REQUESTED.value)
+        ask_to_stop(ready.with_suffix(".stop"))

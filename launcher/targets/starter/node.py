@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from launcher.agent.addresses import choose_address
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import LauncherError, TargetError
@@ -20,18 +19,15 @@ from launcher.targets import children
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
-from launcher.targets.processes import Process, render_processes
 from launcher.targets.shared_folder import check_meeting
-from launcher.targets.slurm_process import read_slurm
 from launcher.targets.starter.agreement import (
     StartFiles,
     check_same_job,
-    claim_incarnation,
     find_files,
     name_run,
     set_outcome_aside,
 )
-from launcher.targets.starter.plan import nodes_of, plan_own_node
+from launcher.targets.starter.plan import StarterSettings, env_of_node, nodes_of
 from launcher.targets.starter.starters import NodePlace, find_place
 from launcher.targets.starter.target import StarterTarget
 
@@ -81,12 +77,12 @@ class StartedNode:
         try:
             plan = self._make(make, job_text)
         except LauncherError as error:
-            self.files.tell(error)
+            self.files.tell_error(error)
             raise
         except BaseException as error:
-            self.files.tell(TargetError(f"{type(error).__name__}: {error}"))
+            self.files.tell_error(TargetError(f"{type(error).__name__}: {error}"))
             raise
-        self.files.tell()
+        self.files.tell(plan)
         return plan
 
     def _make(self, make: Make, job_text: str) -> LaunchPlan:
@@ -115,31 +111,26 @@ class StartedNode:
             lines.append(f"run {plan.run_id}: {size}; folder {plan.run_dir}")
         return lines + [f"note: {note}" for note in self._target.notes]
 
-    def prepare(self, plan: LaunchPlan) -> Process:
-        """Claims a new incarnation of the node; returns the agent that this process becomes.
+    def become(self, plan: LaunchPlan) -> NoReturn:
+        """Replaces this process by the node's agent, which the starter's signals thus reach.
 
         Raises ``InputError`` if this node cannot run its part of the plan.
         """
+        env = self.prepare(plan)
+        # The starter's own variables stay: the agent removes them from its workers' environment.
+        archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
+        argv = (StarterSettings.of(plan).python, archive, str(self.files.ready))
+        children.become(argv, cwd=plan.nodes[0].workdir or ".", env={**self._environ, **env})
+
+    def prepare(self, plan: LaunchPlan) -> dict[str, str]:
+        """Checks this node; returns the variables of its agent."""
         read_secrets(plan.nodes[0].secrets, self._environ)
         check_here(plan.nodes[0])
         gpus = read_gpus() if plan.accelerator == "cuda" else ()
-        incarnation = claim_incarnation(self.files.run, self.place.index)
+        env = env_of_node(plan, self.place.index, socket.gethostname(), gpus)
         if self.place.index == 0:
-            # After the claim: before it, all nodes have ended, and any reader writes it again.
             set_outcome_aside(self.files.run)
-        host, slurm = socket.gethostname(), read_slurm(self._environ)
-        address = choose_address([slurm.peer] if slurm and slurm.peer else [])
-        node = plan_own_node(plan, self.place.index, incarnation, host, address, gpus)
-        artifact = render_processes(replace(plan, nodes=(node,)))
-        write_agent_files(artifact.agent)
-        return artifact.processes[0]
-
-    def become(self, process: Process) -> NoReturn:
-        """Replaces this process by the agent, which the starter's signals thus reach."""
-        # The starter's own variables stay: the agent removes them from its workers' environment.
-        own = {protocol.STOP_FILE: str(self.files.stop)}
-        env = {**self._environ, **dict(process.env), **own}
-        children.become(process.argv, cwd=process.cwd, env=env)
+        return {**env, protocol.STOP_FILE: str(self.files.stop)}
 
 
 def unbind(environ: Mapping[str, str]) -> list[str]:

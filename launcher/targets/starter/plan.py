@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError, KeyInputError
-from launcher.contract.node_plan import NodePlan
 from launcher.follow.requests import count_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
-from launcher.plan.nodes import plan_node_like
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.processes import ProcessSettings
 from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT
@@ -83,6 +81,7 @@ def plan_facts(
         ports=(PLACEHOLDER_PORT,),
         nodes=tuple(nodes) if count > 1 else (),
         agent=AgentSettings(
+            identity=TARGET,
             health_port=job.agent.health.port,
             tee=True,
             meet_dir=f"{folder}/{MEET_DIR}" if count > 1 else "",
@@ -91,14 +90,13 @@ def plan_facts(
     )
 
 
-def plan_own_node(
-    plan: LaunchPlan, index: int, incarnation: int, host: str, address: str, gpus: tuple[str, ...]
-) -> NodePlan:
-    """The plan of node ``index``, which starts now on ``host``; others reach it at ``address``.
+def env_of_node(plan: LaunchPlan, index: int, host: str, gpus: tuple[str, ...]) -> dict[str, str]:
+    """The variables of node ``index``, which starts on ``host`` with these ``gpus``.
 
-    ``gpus`` are the host's. Raises ``InputError`` if they are fewer than node 0 has.
+    Raises ``InputError`` if they are fewer than node 0 has.
     """
-    node = plan.nodes[index]
+    node = plan.nodes[0]
+    own = {**dict(node.env), protocol.NODE_INDEX: str(index)}
     wanted = len(node.device_ids)
     if len(gpus) < wanted:
         raise InputError(
@@ -106,6 +104,4 @@ def plan_own_node(
             "each node, as node 0 has them",
             f"ask the scheduler for {wanted} on each node, or --nproc-per-node {len(gpus) or 1}",
         )
-    node = plan_node_like(node, index, node.name, incarnation)
-    alone = len(plan.nodes) == 1
-    return replace(node, local_addr=node.local_addr if alone else address, device_ids=gpus[:wanted])
+    return own | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus[:wanted])} if wanted else {})

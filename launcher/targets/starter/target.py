@@ -28,7 +28,7 @@ from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.processes import ProcessArtifact, render_processes
 from launcher.targets.shared_folder import changed_at, plan_as_run
-from launcher.targets.starter.agreement import request_stop
+from launcher.targets.starter.agreement import last_start, request_stop
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
 
 if TYPE_CHECKING:
@@ -97,14 +97,19 @@ class StarterTarget(Target):
     def observe(self, plan: LaunchPlan) -> Observation:
         run, current = RunFolder(Path(plan.run_dir)), self.as_run(plan).nodes
         incarnations = {node.node_index: node.incarnation for node in current}
-        told = {index: read_node_outcome(run, index, n) for index, n in incarnations.items()}
-        ended = {index: n for index, n in incarnations.items() if told[index] is not None}
+        began = last_start(run)
+        told = {
+            index: read_node_outcome(run, index, n)
+            for index, n in incarnations.items()
+            if changed_at(run.node_dir(index, n) / protocol.OUTCOME_FILE) > began
+        }
+        ended = {index: n for index, n in incarnations.items() if told.get(index)}
         others = {index: n for index, n in incarnations.items() if index not in ended}
         left = find_left_behind(run, others, ended, plan.stop_grace_s)
         return Observation(
             run_id=plan.run_id,
             nodes=tuple(
-                _observed(index, incarnation, told[index], is_over=index in left)
+                _observed(index, incarnation, told.get(index), is_over=index in left)
                 for index, incarnation in incarnations.items()
             ),
         )
@@ -169,15 +174,9 @@ def find_left_behind(
 ) -> frozenset[int]:
     """Which nodes ``without_outcome`` have ended: they are silent, and the others ended long ago.
 
-    Both arguments give the incarnation of each node. Outcomes of an earlier start of the run do not
-    count, since nodes of the new start may not have begun yet.
+    Both arguments give the incarnation of each node.
     """
-    newest = max((*without_outcome.values(), *ended.values()), default=0)
-    ends = [
-        changed_at(run.node_dir(index, incarnation) / protocol.OUTCOME_FILE)
-        for index, incarnation in ended.items()
-        if incarnation == newest
-    ]
+    ends = [changed_at(run.node_dir(*node) / protocol.OUTCOME_FILE) for node in ended.items()]
     if not ends or not without_outcome or (now := _read_now(run.path)) is None:
         return frozenset()
     if now - max(ends) <= grace_s + LEFT_BEHIND_S:

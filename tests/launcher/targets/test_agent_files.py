@@ -172,15 +172,23 @@ def test_a_node_takes_the_bytecode_of_its_own_python_alone(tmp_path, monkeypatch
 def test_the_compiled_archive_is_kept_and_made_anew_for_other_sources(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    kept = Path(cache_from_source(f"{agent_archive.__file__[:-3]}_compiled.py"))
+    kept = Path(cache_from_source(f"{agent_archive.__file__[:-3]}_packed.py"))
     make = agent_archive.read_compiled_archive.__wrapped__
     assert sources_in(make()) == sources_in(make())  # its folder is not there
     kept.parent.mkdir(parents=True)
     made = make()
-    assert kept.read_bytes() == made
+    assert make() == made
+    assert kept.read_bytes() == made + agent_archive.read_agent_version().encode()
     monkeypatch.setattr(agent_archive, "read_agent_version", lambda: "another")
-    assert make().endswith(b"another")
-    assert kept.read_bytes().endswith(b"another")
+    kept.write_bytes(b"of yesterday")
+    assert make() == made
+    assert kept.read_bytes() == made + b"another"
+
+
+def test_pythons_before_3_8_find_the_archive_too():
+    # They look for the end of the directory at the end of the file.
+    for made in (agent_archive.read_archive(), agent_archive.read_compiled_archive()):
+        assert made[-22:].startswith(b"PK\5\6")
 
 
 def test_running_agents_keep_their_archive_when_a_node_is_replaced(make_plan, tmp_path):

@@ -12,11 +12,19 @@ import pytest
 from launcher.targets.slurm.script import render_script
 from tests.launcher.targets.slurm.test_script import plan
 from tests.slurm.cluster import Cluster
+from tests.slurm.typist import ROOT
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
-AGENT = """
+AGENT = (
+    f"""
 import json, os, pathlib, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+if sys.argv[1] == "job":
+    from launcher.agent import batch_job
+    sys.exit(batch_job.main(sys.argv[2:]))
+"""
+    + """
 run = pathlib.Path(os.environ["LAUNCHER_STOP_FILE"]).parents[1]
 index = os.environ.get("SLURM_ARRAY_TASK_ID", os.environ["SLURM_PROCID"])
 start = len(list(run.glob(f"nodes/{index}/*")))
@@ -37,6 +45,7 @@ while not (run / "go").exists():
     time.sleep(0.1)
 end(0)
 """
+)
 """Ends each start with the next of its node's codes; where that is null, when it is told to."""
 
 

@@ -36,6 +36,16 @@ def test_a_node_under_slurm_has_the_index_of_its_array_element_or_task(environ, 
     assert dict(node.env)[protocol.NODE_INDEX] == str(index)
 
 
+def test_a_node_of_somebody_else_s_starter_is_told_its_index_and_finds_its_address():
+    environ = {protocol.NODE_INDEX: "2", "SLURM_PROCID": "1", "SLURM_ARRAY_TASK_ID": "3"}
+    node = identify(task_of("starter"), environ).node
+    assert (node.node_index, node.local_addr) == (2, choose_address([]))
+    # One that is alone keeps the loopback, which its plan has.
+    task = task_of("starter", max_nodes=1)
+    task = replace(task, settings=replace(task.settings, meet_dir=""))
+    assert identify(task, environ).node == task.node
+
+
 def test_a_single_node_in_an_element_of_somebody_s_array_is_the_first():
     environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_ARRAY_TASK_ID": "3"}
     assert identify(task_of(max_nodes=1), environ).node.node_index == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.plan.nnodes import decide_nnodes
 from launcher.targets.slurm.inside import (
-    LAST_WORD,
     describe_unused,
     find_allocation,
     nodes_of,
@@ -107,21 +105,3 @@ def test_keys_of_a_job_that_is_there_already_are_named():
     what = "not asked of Slurm, as the run uses an existing allocation"
     assert line == f"slurm.partition, slurm.time: {what}"
     assert describe_unused(parse_job("name: a\ncommand: [train.py]\n", "job.yaml")) == []
-
-
-@pytest.mark.parametrize(
-    ("script", "ended"),
-    [
-        # In the lines of slurm.setup, whose codes are a person's.
-        ("exit 3", {"7.0.ended": "1 over"}),
-        ("kill -KILL $$", {"7.0.ended": "137 over"}),
-        ("echo n1 >7.1.started; kill -KILL $$", {"7.1.ended": "137 over"}),
-        ("echo n1 >7.0.started; echo 0 over >7.0.ended", {"7.0.ended": "0 over"}),
-    ],
-)
-def test_a_script_that_ends_without_its_last_word_has_it_said(tmp_path, script, ended):
-    (tmp_path / "script.sh").write_text(script)
-    argv = ["bash", "-c", LAST_WORD, "script.sh", str(tmp_path), "7"]
-    subprocess.run(argv, cwd=tmp_path, check=True)
-    found = {path.name: path.read_text().strip() for path in tmp_path.glob("*.ended")}
-    assert found == ended

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,9 @@ import pytest
 from launcher.contract.errors import InputError
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import CodePlan, LaunchPlan, plan_run
-from launcher.targets.slurm import script
 from launcher.targets.slurm.plan import plan_facts
 from launcher.targets.slurm.script import name_for_apptainer, name_for_pyxis, render_script
+from launcher.targets.slurm.settings import SlurmSettings
 from tests.waiting import wait_until
 
 STAND_IN = """\
@@ -27,13 +28,22 @@ STAND_IN = """\
 printf '%s\\n' "{name} $*" >>"$CALLS"
 [ ! -e "$DOES/{name}" ] || . "$DOES/{name}"
 """
+AGENT = f"""\
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[4])!r})
+from launcher.agent import __main__, batch_job
+for name, value in {{waits}}.items():
+    setattr(batch_job, name, value)
+sys.exit(__main__.main(sys.argv))
+"""
+"""In the place of ``agent.pyz``: the sources, with other times to wait."""
 NONE: Mapping[str, str] = MappingProxyType({})
 OUTCOME = {"schema": 1, "node_index": 0, "incarnation": 0}
 
 
 def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> LaunchPlan:
-    """A plan whose nodes run ``/opt/python`` unless the keys say otherwise."""
-    keys["slurm"] = {"python": "/opt/python", **keys.get("slurm", {})}
+    """A plan whose nodes run this Python unless the keys say otherwise."""
+    keys["slurm"] = {"python": sys.executable, **keys.get("slurm", {})}
     job = JobSpec.model_validate({"name": "digits", "command": ["train.py"], **keys})
     facts = plan_facts(job, run_root=root, cwd=cwd, torch_version="2.13.0", sends_code=False)
     return plan_run(job, facts, run_id="digits-0a1b2c")
@@ -61,7 +71,10 @@ def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> La
     ],
 )
 def test_the_whole_script_on_slurm(expect_golden, name, keys):
-    expect_golden(name, render_script(plan(**keys)))
+    keys["slurm"] = {"python": "/opt/python", **keys.get("slurm", {})}
+    text = render_script(plan(**keys))
+    expect_golden(name, text)
+    assert len(text.splitlines()) <= 30  # One screen.
 
 
 def test_words_with_spaces_reach_sbatch_and_a_percent_is_no_pattern():
@@ -76,12 +89,12 @@ def test_words_with_spaces_reach_sbatch_and_a_percent_is_no_pattern():
 class Job:
     """One job's script in a folder of the test's own."""
 
-    def __init__(self, folder: Path, made: LaunchPlan, embed: bool = False) -> None:
+    def __init__(self, folder: Path, made: LaunchPlan, embed: bool = False, **waits: float) -> None:
         self.folder = folder
         self.run = Path(made.run_dir)
         self.files = self.run / "slurm"
         self.files.mkdir(parents=True)
-        (self.run / "agent.pyz").write_text("the agent")
+        (self.run / "agent.pyz").write_text(AGENT.format(waits=waits))
         self.script = folder / "script.sh"
         self.script.write_text(render_script(made, embed=embed))
         self._calls, self._does, programs = folder / "calls", folder / "does", folder / "bin"
@@ -171,7 +184,7 @@ def test_one_agent_is_started_on_each_node_and_told_where_to_look_for_a_stop(job
     job.agents_end(0, 0)
     assert job.run_once() == "0 over"
     (call,) = job.calls("srun")
-    assert call.endswith(f"/opt/python {job.run}/agent.pyz {job.files}/node-plan.json")
+    assert call.endswith(f"{sys.executable} {job.run}/agent.pyz {job.files}/node-plan.json")
     for option in ("--ntasks=2", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none"):
         assert option in call.split()
     assert (job.folder / "does/stop").read_text().strip() == str(job.files / "7.0.stop")
@@ -241,6 +254,14 @@ def test_what_the_setup_asks_of_its_shell_does_not_end_the_script(tmp_path):
     job.agents_end(143, srun=143)
     job.does("srun", 'echo preempted >"$LAUNCHER_STOP_FILE"')
     assert job.run_once() == "143 requeued"
+
+
+@pytest.mark.parametrize("line", ["exit 3", "kill -TERM $$"])
+def test_first_lines_that_end_a_script_inside_of_an_allocation_say_so(tmp_path, line):
+    made = plan(str(tmp_path / "runs"), nnodes=2, slurm={"setup": [line]})
+    job = Job(tmp_path, replace(made, own=replace(SlurmSettings.of(made), inside=7, notice_s=0)))
+    job.start(restarts=1).wait(30)
+    assert (job.ended(1), (job.files / "7.1.started").read_text()) == ("1 over", "")
 
 
 def test_a_time_limit_twice_without_a_checkpoint_between_ends_the_run(job):
@@ -334,9 +355,8 @@ def test_a_refusal_of_both_says_what_to_type(job):
     assert f"fix: sbatch {job.run}/artifact.sh" in job.log()
 
 
-def test_a_controller_that_is_away_is_asked_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "TRY_S", 1)
-    job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2))
+def test_a_controller_that_is_away_is_asked_again(tmp_path):
+    job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2), TRY_S=0.1)
     job.agents_end(195)
     job.does(
         "scontrol",
@@ -366,8 +386,6 @@ def test_variables_that_would_bind_or_place_tasks_do_not_reach_srun(job):
         "SLURM_GPUS_PER_TASK": "1",
         "PMI_RANK": "3",
         "OMPI_COMM_WORLD_RANK": "3",
-        "MASTER_ADDR": "elsewhere",
-        "LT_DEVICES": "4",
     }
     job.run_once(env={**stale, "SLURM_GPUS_PER_NODE": "8", "MINE": "1"})
     seen = dict(line.partition("=")[::2] for line in (job.folder / "does/env").read_text().split())
@@ -390,7 +408,7 @@ def test_code_is_unpacked_once_and_whole(tmp_path):
 
 def test_without_the_agents_file_the_script_says_where_to_put_it(job):
     (job.run / "agent.pyz").unlink()
-    assert job.run_once() == "2 over"
+    assert job.start().wait(30) == 2
     assert f"error: no {job.run}/agent.pyz: copy it there, or render with --embed" in job.log()
 
 
@@ -421,7 +439,7 @@ def srun_words(folder: Path, runtime: str) -> list[str]:
     job.does("srun", 'printf "%s\\n" "$@" >"$DOES/words"; exit 0')
     job.run_once()
     words = (folder / "does/words").read_text().splitlines()
-    assert words[-3:] == ["/opt/python", f"{job.run}/agent.pyz", f"{job.files}/node-plan.json"]
+    assert words[-3:] == [sys.executable, f"{job.run}/agent.pyz", f"{job.files}/node-plan.json"]
     return words[words.index("--gpu-bind=none") + 1 : -3]
 
 

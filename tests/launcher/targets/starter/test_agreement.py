@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.node.identity import take_incarnation
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
@@ -26,12 +27,11 @@ from launcher.targets.starter.agreement import (
     STALE_LIMIT_S,
     StartFiles,
     check_same_job,
-    claim_incarnation,
     find_files,
     name_run,
 )
 from launcher.targets.starter.node import StartedNode
-from launcher.targets.starter.plan import StarterSettings, nodes_of, plan_facts, plan_own_node
+from launcher.targets.starter.plan import StarterSettings, env_of_node, nodes_of, plan_facts
 from launcher.targets.starter.starters import NodePlace
 from launcher.targets.starter.target import LEFT_BEHIND_S, SILENT_S, StarterTarget
 from tests.waiting import StoppedClock
@@ -64,7 +64,7 @@ def run(plan: LaunchPlan) -> RunFolder:
 def test_others_take_the_plan_once_node_0_says_that_it_is_there(run, plan):
     files = StartFiles(run=run, key="77-0")
     files.begin()
-    clock = StoppedClock(1000.0, lambda now: files.tell() if now > 1005 else None)
+    clock = StoppedClock(1000.0, lambda now: files.tell(plan) if now > 1005 else None)
     assert files.wait_for_plan(clock) == plan
     assert clock.now < 1010
 
@@ -79,7 +79,7 @@ def test_others_give_up_where_node_0_says_nothing(run):
 
 def test_others_end_with_what_kept_node_0_from_a_plan(run):
     files, clock = StartFiles(run=run, key="77-0"), StoppedClock(1000.0)
-    files.tell(InputError("no such file gone.py", "check the path"))
+    files.tell_error(InputError("no such file gone.py", "check the path"))
     with pytest.raises(InputError, match="node 0 did not start: no such file") as caught:
         files.wait_for_plan(clock)
     assert caught.value.hint == "check the path"
@@ -87,12 +87,12 @@ def test_others_end_with_what_kept_node_0_from_a_plan(run):
 
 def test_an_error_of_an_earlier_start_of_that_name_does_not_count(run, plan):
     files = StartFiles(run=run, key="77-0")
-    files.tell(InputError("of yesterday", ""))
+    files.tell_error(InputError("of yesterday", ""))
 
     def start(now: float) -> None:
         if now > 1000 + STALE_LIMIT_S / 2:
             files.begin()
-            files.tell()
+            files.tell(plan)
 
     assert files.wait_for_plan(StoppedClock(1000.0, start)) == plan
 
@@ -134,13 +134,16 @@ def test_another_number_than_the_job_has_is_an_error_with_the_fix(make_job, nnod
     assert f"--nnodes {nodes}" in caught.value.hint
 
 
-def test_each_node_gets_its_own_index_address_and_gpus(plan):
-    node = plan_own_node(plan, 1, 2, "gpu2", "10.0.0.2", ("4", "5", "6"))
-    assert (node.node_index, node.incarnation, node.local_addr) == (1, 2, "10.0.0.2")
-    assert node.device_ids == ("4", "5")
-    assert node.log_dir.endswith("nodes/1/2")
+def test_each_node_gets_its_own_index_and_gpus(plan):
+    env = env_of_node(plan, 1, "gpu2", ("4", "5", "6"))
+    assert (env[protocol.NODE_INDEX], env["CUDA_VISIBLE_DEVICES"]) == ("1", "4,5")
     with pytest.raises(InputError, match=r"node 1 \(gpu2\) has 1 GPUs, and .* for 2"):
-        plan_own_node(plan, 1, 0, "gpu2", "10.0.0.2", ("4",))
+        env_of_node(plan, 1, "gpu2", ("4",))
+
+
+def claim_incarnation(run: RunFolder, index: int) -> None:
+    """As the node's agent does at its start."""
+    take_incarnation(run.node_dir(index, 0).parent)
 
 
 def end_node(run: RunFolder, index: int, reason: Cause, incarnation: int = 0) -> Path:
@@ -214,10 +217,14 @@ def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(run, plan, tmp_p
         claim_incarnation(run, index)
         age(show_life(run, index), 7200)
         age(end_node(run, index, Cause.PREEMPTED), 7200)
+    files = StartFiles(run=run, key="77-1")
+    files.begin()
+    files.tell(plan)
+    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
     claim_incarnation(run, 0)
     # Its agent may wait for room on a disk before it shows life.
     age(run.node_dir(0, 1), waited_s)
-    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.EXITED]
+    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
     assert fold(run, StarterTarget(tmp_path), 1000.0) is None
     assert run.read_outcome() is None
 
@@ -249,13 +256,16 @@ def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
 def test_a_stop_that_no_node_answers_says_what_ends_it(run, plan, tmp_path):
     files = StartFiles(run=run, key="77-0")
     files.begin()
-    files.tell()
+    files.tell(plan)
     for index in (0, 1):
         claim_incarnation(run, index)
     clock = StoppedClock(1000.0)
     target = StarterTarget(tmp_path, clock=clock)
+    seen = files.stop.stat().st_ino
     target.stop(run.run_id, 10)
-    assert files.stop.read_text() == Cause.STOP_REQUESTED.value
+    assert files.stop.read_text().strip() == Cause.STOP_REQUESTED.value
+    # Nodes may see a new file of a network file system a minute late.
+    assert files.stop.stat().st_ino == seen
     assert clock.now < 1030
     assert target.notes == [
         "no end reported by node 0, node 1; what still runs ends with srun (job 77)"

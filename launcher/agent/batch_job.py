@@ -1,0 +1,347 @@
+"""``python agent.pyz job OPTIONS srun ...``: the first process of a batch job. It starts the nodes,
+and decides whether the job comes back.
+
+With a container it runs outside of it, where Slurm's commands are: in any Python from 3.6 on, and
+with the standard library alone. What it relies on was measured:
+docs/decisions/0023-the-batch-script-of-slurm.md. Its files: ``targets.slurm.settings``.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+STOP_FILE, DISK_FULL, PREEMPTED = "LAUNCHER_STOP_FILE", 198, "preempted"
+"""As ``contract`` has them, which such Pythons cannot read."""
+OVER, REQUEUED, FAULT = "over", "requeued", "fault"
+SRUN_SLACK_S = 20
+"""How long srun may outlive its agents, or the grace of a stop; less than NOTICE_MARGIN_S."""
+LOOK_S = 5.0
+"""Seconds between two looks at the folder for agents that have ended while srun goes on."""
+TRIES, TRY_S = 30, 20
+"""How often, and how many seconds apart, a controller that is away is asked to requeue."""
+SIGNALS = frozenset((signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD))
+OUTER = (
+    *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP"),
+    *("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_EXACT"),
+    *("SLURM_RELATIVE", "SLURM_LABELIO", "SLURM_HOSTFILE", "SLURM_OVERCOMMIT", "SLURM_MPI_TYPE"),
+    *("PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
+)
+"""How variables of an outer job begin, and options that srun would take from the environment."""
+
+
+# -- what is decided: pure -------------------------------------------------------------------------
+
+
+def fold_codes(agents: List[int], srun: int) -> int:
+    """The exit code of a start by those of its agents that have told theirs, else by srun's.
+
+    A failed training counts first; then any agent that saw the training's end, since srun and the
+    others fail where a node is lost.
+    """
+    failed = [code for code in agents if 0 < code < 128]
+    return failed[-1] if failed else 0 if 0 in agents else max([*agents] or [srun])
+
+
+def decide_next(
+    code: int, asked: str, is_signalled: bool, shown: Optional[str], restarts: int
+) -> str:
+    """``over``; ``requeued``, by Slurm itself; or why the job is to be requeued: a ``fault`` of the
+    platform, or ``preempted``.
+
+    ``asked`` is why the agents were asked to stop, empty if they were not. ``is_signalled``: Slurm
+    has ended the start; scontrol has then ``shown`` the job, None if the controller is away.
+    """
+    # After a full disk too: the next start would find it as full.
+    if code < 128 or code == DISK_FULL:
+        return OVER
+    if is_signalled:
+        if shown is None:
+            return REQUEUED  # The queue tells what is true.
+        found = re.search(r" Restarts=([0-9]+)", shown)
+        if found and int(found.group(1)) > restarts:
+            return REQUEUED
+        if " Reason=TimeLimit " not in shown:
+            return OVER  # A requeue would bring back what scancel ended.
+        asked = asked or PREEMPTED
+    return {"": FAULT, PREEMPTED: PREEMPTED}.get(asked, OVER)
+
+
+# -- one start of a job --------------------------------------------------------------------------
+
+
+class BatchJob:
+    """One start of a job, or of an element of an array."""
+
+    def __init__(self, options: argparse.Namespace, environ: Dict[str, str]) -> None:
+        self.options, self.run, self.files = options, options.run, options.run / "slurm"
+        self.element, self.id = "", environ["SLURM_JOB_ID"]
+        if options.array:
+            # Not SLURM_JOB_ID: one element has the array's, and requeueing it ends all others.
+            self.element = environ["SLURM_ARRAY_TASK_ID"]
+            self.id = "{}_{}".format(environ["SLURM_ARRAY_JOB_ID"], self.element)
+        self.restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        self.key = f"{self.id}.{self.restarts}"
+        self.stop = self.files / f"{self.key}.stop"
+        self.started = self.files / f"{self.key}.started"
+        self.nodes, self.listed = int(environ["SLURM_JOB_NUM_NODES"]), environ["SLURM_JOB_NODELIST"]
+        self.env = {k: v for k, v in environ.items() if not k.startswith(OUTER)}
+        self.env[STOP_FILE] = str(self.stop)
+        self.is_signalled = False
+
+    def each(self, kind: str) -> List[Path]:
+        """The files of this kind of all starts of the run, or of its node in all arrays."""
+        of_node = f"_{self.element}.*" if self.element else ""
+        return [*self.files.glob(f"[0-9]*{of_node}.{kind}")]
+
+    def tell(self, kind: str, text: str) -> None:
+        """Writes a file of this start at once; in the place that it has, if it has one."""
+        made = self.files / f".{self.key}.{kind}"
+        with contextlib.suppress(OSError):
+            file = os.open(str(made), os.O_WRONLY | os.O_CREAT, 0o666)
+            os.write(file, f"{text}\n".encode())
+            os.close(file)
+            made.replace(self.files / f"{self.key}.{kind}")
+
+    def make(self, path: Path, text: str, mode: int = 0o666) -> None:
+        """Writes a file of the run. Elements start at the same time: the first one's counts."""
+        if not read(path):
+            made = self.files / f".{self.key}.new"
+            with open(os.open(str(made), os.O_WRONLY | os.O_CREAT, mode), "w") as file:
+                file.write(text)
+            try:
+                os.link(str(made), str(path))
+            except FileExistsError:
+                pass
+            except OSError:  # A file system without links.
+                shutil.copy(str(made), str(path))
+            made.unlink()
+
+    def prepare(self, task: str) -> None:
+        """Makes what the nodes and the launcher need. Raises ``OSError``."""
+        for folder in (self.files, self.run / "nodes", self.run / "meet", self.options.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        # Empty until somebody asks: on NFS, nodes may see a new file a minute late.
+        self.stop.open("a").close()
+        # The last word has its place, also when the disk is full.
+        with contextlib.suppress(OSError):
+            (self.files / f".{self.key}.ended").write_text(f"{'':60}\n")
+        _, hosts = ask("scontrol", "show", "hostnames", self.listed)
+        self.tell("started", " ".join(hosts.split()))
+        self.make(self.files / "node-plan.json", task)
+        self.make(self.run / "artifact.sh", self.options.script.read_text())
+        self.make(self.run / "token", os.urandom(32).hex(), 0o600)
+
+    def unpack(self) -> str:
+        """Unpacks the code, whole or not at all; returns the error. Elements do it all at once."""
+        archive, made = self.run / "code.tar.gz", self.files / f".{self.key}.code"
+        if not self.options.code or (self.run / "code").is_dir():
+            return ""
+        if not archive.exists():
+            return f"no {archive}, made with: {self.options.code}"
+        made.mkdir(exist_ok=True)
+        failed, said = ask("tar", "-xzf", str(archive), "--no-same-owner", "-C", str(made))
+        with contextlib.suppress(OSError):
+            if not failed:
+                made.rename(self.run / "code")
+        shutil.rmtree(str(made), ignore_errors=True)
+        return "" if (self.run / "code").is_dir() else f"cannot unpack {archive}: {said}"
+
+    def refuse(self) -> Optional[int]:
+        """The exit code of a start that has nothing to do; None if the nodes are to be started."""
+        asked = {read(path) for path in self.files.glob(f"{self.id}.*.stop")}
+        if asked & {"stop-requested", "interrupted"}:
+            return 143
+        if self.element:
+            ended = {read(path) for path in self.files.glob("[0-9]*.ended")}
+            over = ended & {"0 over", "1 over"}
+            if over:
+                say("the run is over")
+                return int(max(over)[0])
+        return self.end_idle() if self.idle() > 1 + max(2, self.options.max_requeues) else None
+
+    def idle(self) -> int:
+        """How many starts there were since the last file below CHECKPOINT_DIR."""
+        newest = float("-inf")
+        for folder, folders, files in os.walk(str(self.options.checkpoints)):
+            # Each membership leaves a file there.
+            folders[:] = [name for name in folders if name != "generations"]
+            newest = max([newest, *(changed_at(Path(folder, name)) for name in files)])
+        return sum(changed_at(path) >= newest for path in self.each("started"))
+
+    def end_idle(self) -> int:
+        none = f"{self.idle()} starts in a row left nothing new in {self.options.checkpoints}"
+        say(f"error: {none}; fix: save there, or raise slurm.time")
+        return 1
+
+    # -- the nodes ---------------------------------------------------------------------------------
+
+    def ask_to_stop(self) -> None:
+        if not read(self.stop):
+            with contextlib.suppress(OSError):
+                self.stop.write_text(f"{PREEMPTED}\n")
+
+    def told(self) -> List[int]:
+        """The exit codes of this start's agents, from the outcomes that they leave."""
+        began, codes = changed_at(self.started), []
+        for path in (self.run / "nodes").glob(f"{self.element or '*'}/*/outcome.json"):
+            if changed_at(path) > began:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    codes.append(int(json.loads(read(path))["exit_code"]))
+        return codes
+
+    def run_nodes(self) -> int:
+        """Starts the nodes, and waits for them; returns the exit code of this start."""
+        if self.options.early:
+            self.ask_to_stop()
+        try:
+            srun = subprocess.Popen(
+                self.options.srun,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) and None,
+            )
+        except OSError as error:
+            say(f"error: {error}")
+            return 127
+        code = self.wait(srun)
+        return fold_codes(self.told(), code if code >= 0 else 128 - code)
+
+    def wait(self, srun: "subprocess.Popen[bytes]") -> int:
+        """Waits for srun; ends one that hangs, or that waits for Slurm to notice a lost node."""
+        look_at = asked_at = over_at = 0.0
+        while srun.poll() is None:
+            seen = signal.sigtimedwait(SIGNALS, 1.0)
+            signum, now = seen and seen.si_signo, time.monotonic()
+            if signum == signal.SIGUSR1:
+                self.ask_to_stop()
+            self.is_signalled |= signum == signal.SIGTERM
+            if now < look_at:
+                continue
+            look_at = now + LOOK_S + self.nodes // 20  # A look reads the folders of all nodes.
+            asked_at = asked_at or (now if read(self.stop) else 0.0)
+            has_waited = bool(asked_at) and now - asked_at >= self.options.grace
+            if has_waited or len(self.told()) >= self.nodes:
+                over_at = over_at or now
+            if over_at and now - over_at >= SRUN_SLACK_S:
+                say("srun goes on without its agents: killed")
+                srun.kill()
+        return srun.wait()
+
+    # -- whether the job comes back ----------------------------------------------------------------
+
+    def come_back(self, code: int) -> Tuple[int, str]:
+        """Requeues the job where that may help; returns the exit code and the last word."""
+        shown = None
+        # It may have come while the folder was read, with srun's own end.
+        self.is_signalled |= signal.SIGTERM in signal.sigpending()
+        if self.is_signalled and code >= 128:
+            failed, said = ask("scontrol", "show", "job", "-o", self.id)
+            shown = None if failed else said
+        then = decide_next(code, read(self.stop), self.is_signalled, shown, self.restarts)
+        if then == FAULT:
+            self.tell(FAULT, str(code))
+            faults = len(self.each(FAULT))
+            if faults > self.options.max_requeues:
+                say(f"error: {faults} faults of the platform")
+                return code, OVER
+        if then == PREEMPTED and self.idle() >= 2:
+            return self.end_idle(), OVER
+        return code, then if then in (OVER, REQUEUED) else self.requeue()
+
+    def requeue(self) -> str:
+        for _ in range(TRIES):
+            # It ends all processes of this start, but the command has SIGTERM blocked as this has.
+            failed, said = ask("scontrol", "requeue", self.id)
+            if not failed or "pending execution" in said:
+                return REQUEUED
+            if not re.search("ontact|onnect|imed out", said):
+                say(f"{said}; another job follows instead")
+                if self.submit():
+                    return REQUEUED
+                break
+            say(said)
+            time.sleep(TRY_S)
+        say(f"error: the job could not be requeued; fix: sbatch {self.run}/artifact.sh")
+        return OVER
+
+    def submit(self) -> bool:
+        options = [f"--dependency=afterany:{self.id}"]
+        options += [f"--array={self.element}"] if self.element else []
+        failed, said = ask("sbatch", "--parsable", *options, f"{self.run}/artifact.sh")
+        if not failed:
+            job = said.splitlines()[-1].split(";")[0]
+            (self.files / f"{job}.job").write_text(f"{self.element}\n")
+        return not failed
+
+
+def ask(*argv: str) -> Tuple[bool, str]:
+    """Whether a command failed, and what it said."""
+    try:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    except OSError as error:
+        return True, str(error)
+    return done.returncode != 0, done.stdout.decode(errors="replace").strip()
+
+
+def read(path: Path) -> str:
+    """A file's text; empty if there is none."""
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace").strip()
+    return ""
+
+
+def changed_at(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_mtime
+    return float("-inf")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"launcher: {text}\n")
+    sys.stdout.flush()
+
+
+def read_options(argv: List[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="agent.pyz job")
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="CHECKPOINT_DIR")
+    parser.add_argument("--script", type=Path, required=True, help="the batch script")
+    parser.add_argument("--code", help="what makes code.tar.gz, which is to be unpacked")
+    parser.add_argument("--grace", type=int, required=True, help="seconds for a stop")
+    parser.add_argument("--requeue", action="store_true", help="bring the job back")
+    parser.add_argument("--max-requeues", type=int, required=True, help="after so many faults")
+    parser.add_argument("--array", action="store_true", help="each element is a node")
+    parser.add_argument("--early", action="store_true", help="the end of its time is near")
+    parser.add_argument("srun", nargs=argparse.REMAINDER, help="starts an agent on each node")
+    return parser.parse_args(argv)
+
+
+def main(argv: List[str]) -> int:
+    """Returns the exit code. The standard input is the task of all nodes, a ``NodeTask``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    job, code, word = BatchJob(read_options(argv), dict(os.environ)), 2, OVER
+    try:
+        job.prepare(sys.stdin.read())
+        refused, error = job.refuse(), job.unpack()
+        if refused is not None:
+            code = refused
+        elif error:
+            say(f"error: {error}")
+        else:
+            code = job.run_nodes()
+            code, word = job.come_back(code) if job.options.requeue else (code, OVER)
+    except OSError as found:
+        say(f"error: {found}")
+    finally:
+        job.tell("ended", f"{code} {word}")
+    return code

@@ -1,0 +1,143 @@
+"""What the first process of a batch job decides, as tables. Needs no Slurm."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import __main__, batch_job
+from launcher.agent.batch_job import (
+    FAULT,
+    OVER,
+    PREEMPTED,
+    REQUEUED,
+    BatchJob,
+    decide_next,
+    fold_codes,
+    read_options,
+)
+from launcher.contract import protocol
+from launcher.contract.causes import Cause
+from launcher.contract.errors import ExitCode
+
+
+@pytest.mark.parametrize(
+    ("agents", "srun", "code"),
+    [
+        ([0, 0], 0, 0),
+        # A lost node makes srun fail, though the others have ended the training.
+        ([0], 143, 0),
+        ([194, 0], 194, 0),
+        # A failed training counts before all others.
+        ([194, 1], 194, 1),
+        ([0, 2], 2, 2),
+        ([195, 193], 193, 195),
+        # No agent has told its own.
+        ([], 137, 137),
+        ([], 127, 127),
+        ([], 0, 0),
+    ],
+)
+def test_the_code_of_a_start_is_that_of_its_agents(agents, srun, code):
+    assert fold_codes(agents, srun) == code
+
+
+TIME_LIMIT, RESTARTED = " Reason=TimeLimit Restarts=0 ", " Reason=None Restarts=1 "
+CANCELLED = " Reason=None Restarts=0 "
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "shown", "then"),
+    [
+        # ``shown`` is "-" where Slurm has sent no signal, None where its controller is away.
+        (0, "", "-", OVER),
+        (1, "", "-", OVER),
+        (127, "", "-", OVER),
+        (0, "preempted", TIME_LIMIT, OVER),
+        (198, "", "-", OVER),
+        (198, "preempted", TIME_LIMIT, OVER),
+        (195, "", "-", FAULT),
+        (137, "", "-", FAULT),
+        (143, "preempted", "-", PREEMPTED),
+        (195, "preempted", "-", PREEMPTED),
+        (143, "stop-requested", "-", OVER),
+        (130, "interrupted", "-", OVER),
+        (143, "", None, REQUEUED),
+        (143, "stop-requested", None, REQUEUED),
+        (143, "", RESTARTED, REQUEUED),
+        (143, "preempted", RESTARTED, REQUEUED),
+        (143, "", CANCELLED, OVER),
+        (143, "preempted", CANCELLED, OVER),
+        (143, "", "JobId=7", OVER),
+        (143, "", TIME_LIMIT, PREEMPTED),
+        (143, "preempted", TIME_LIMIT, PREEMPTED),
+        (143, "stop-requested", TIME_LIMIT, OVER),
+    ],
+)
+def test_a_job_comes_back_after_faults_of_the_platform_and_at_its_time_limit(
+    code, asked, shown, then
+):
+    is_signalled = shown != "-"
+    assert decide_next(code, asked, is_signalled, shown if is_signalled else None, 0) == then
+
+
+def test_a_restart_that_was_counted_before_this_start_is_none():
+    assert decide_next(143, "", True, RESTARTED, 1) == OVER
+
+
+def job_in(run: Path) -> BatchJob:
+    options = [f"--run={run}", f"--checkpoints={run}", "--script=/s", "--grace=1"]
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    (run / "slurm").mkdir()
+    return BatchJob(read_options([*options, "--max-requeues=3", "--requeue"]), environ)
+
+
+def test_the_files_of_a_run_are_made_once_also_where_there_are_no_links(tmp_path, monkeypatch):
+    job, path = job_in(tmp_path), tmp_path / "token"
+
+    def link(*_: str) -> None:
+        raise PermissionError("Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", link)
+        job.make(path, "first", 0o600)
+    job.make(path, "second", 0o600)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("first", 0o600)
+    assert [*(tmp_path / "slurm").iterdir()] == []
+
+
+def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
+    """As where scancel ends srun at once: a requeue would bring the job back."""
+    asked = []
+
+    def ask(*argv: str) -> tuple[bool, str]:
+        asked.append(argv)
+        return False, CANCELLED
+
+    monkeypatch.setattr(batch_job, "ask", ask)
+    job = job_in(tmp_path)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert job.come_back(143) == (143, OVER)
+    finally:
+        signal.sigtimedwait([signal.SIGTERM], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert asked == [("scontrol", "show", "job", "-o", "7")]
+
+
+@pytest.mark.parametrize("module", [batch_job, __main__])
+def test_any_python_from_3_6_reads_it(module):
+    tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 6))
+    assert "__future__" not in {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    at_top = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+    assert not [n for n in at_top if (n.module or "").startswith("launcher")]
+
+
+def test_its_words_are_those_of_the_contract():
+    own = (batch_job.STOP_FILE, batch_job.DISK_FULL, batch_job.PREEMPTED)
+    assert own == (protocol.STOP_FILE, ExitCode.DISK_FULL.value, Cause.PREEMPTED.value)
