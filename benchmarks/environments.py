@@ -11,6 +11,7 @@ from benchmarks.commands import read
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 FOLDER = CACHE / "fabric-train-benchmarks"
+INSTALL_S = 1200.0
 
 
 def find_environment(requirement: str) -> Path:
@@ -27,6 +28,6 @@ def find_environment(requirement: str) -> Path:
         read((sys.executable, "-m", "venv", "--clear", str(folder)))
         # The build for CPUs is found where torch is asked for alone.
         for wanted in ((torch,), (torch, requirement)):
-            read((str(programs / "pip"), "install", "--quiet", *wanted))
+            read((str(programs / "pip"), "install", "--quiet", *wanted), INSTALL_S)
         ready.touch()
     return programs

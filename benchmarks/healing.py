@@ -68,13 +68,15 @@ def find_recovery(
     living = [one for one in told if one.pid not in lost_pids]
     before = [one.step for one in living if one.at < lost_at or one.world_size != size]
     after = [one for one in living if one.at >= lost_at and one.world_size == size]
-    new = min((one for one in after if one.step > max(before)), key=lambda one: one.at, default=None)
-    if new is None:
+    newest = max(before)
+    new = [one for one in after if one.step > newest]
+    if not new:
         return None
-    if new.step > max(before) + 1:
-        raise BenchmarkError(f"after step {max(before)} came step {new.step}")
-    again = {one.step for one in after if one.step < new.step}
-    return Recovery(seconds=new.at - lost_at, again=len(again))
+    first = min(new, key=lambda one: one.at)
+    if first.step > newest + 1:
+        raise BenchmarkError(f"after step {newest} came step {first.step}")
+    again = {one.step for one in after if one.step <= newest}
+    return Recovery(seconds=first.at - lost_at, again=len(again))
 
 
 class Torchft(Group):
@@ -102,10 +104,10 @@ def healings() -> Generator[Trial]:
     """A node killed, on all sides; then ours alone: other losses, newcomers, the cost of a step."""
     yield compare_losses()
     for what, (nodes, victims) in LOSSES.items():
-        yield lose_ours(what, partial(lose, _ours(nodes), victims=victims), KILLED_GOAL)
+        yield lose_ours(what, partial(lose, agents(nodes), victims=victims), KILLED_GOAL)
     yield lose_ours(
         f"node frozen, detection limit {LIMIT_S} s",
-        partial(lose, _ours(2, LIMIT_S), signum=signal.SIGSTOP),
+        partial(lose, agents(2, LIMIT_S), signum=signal.SIGSTOP),
         Goal(of="seconds", most=LIMIT_S + SLACK_S),
     )
     for size, table_mb in TABLES_MB.items():
@@ -132,7 +134,7 @@ def compare_losses() -> Trial:
         ),
         "ft_launcher": (lose_under_ft_launcher, NVRX, None),
     }
-    samples: dict[str, Sample] = {"ours": partial(lose, _ours(2))}
+    samples: dict[str, Sample] = {"ours": partial(lose, agents(2))}
     rows: list[Comparison] = []
     for peer, (sample, requirement, goal) in peers.items():
         fault = _find_fault(requirement)
@@ -179,7 +181,7 @@ def lose_under_ft_launcher() -> Recovery:
 
 def time_pause(table_mb: float) -> float:
     """Seconds from a node's last step alone to its first step with a second one that comes."""
-    with group_of(_ours(2, words=(str(table_mb),))) as group:
+    with group_of(agents(2, words=(str(table_mb),))) as group:
         group.start(1)
         _train_on(group, 1)
         (pid,) = group.pids()
@@ -195,7 +197,7 @@ def time_pause(table_mb: float) -> float:
 
 def time_steps() -> Round:
     """The mean seconds of a step of both kinds, from blocks in turn in the same processes."""
-    with group_of(_ours(2, side="ours_and_plain", pause_s=0)) as group:
+    with group_of(agents(2, side="ours_and_plain", pause_s=0)) as group:
         group.start(2)
         file = group.file.with_name("seconds.json")
         group.trees.wait_for(file.exists, "all steps")
@@ -267,7 +269,7 @@ def _train_on(group: Group, size: int) -> None:
     group.trees.wait_for(has_trained, f"{WARM_STEPS} steps of {size} nodes")
 
 
-def _ours(
+def agents(
     nodes: int,
     limit_s: int | None = None,
     side: str = "ours",

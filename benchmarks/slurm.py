@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.commands import ROOT, find_launcher, find_torchrun, free_port, run
+from benchmarks.commands import find_launcher, find_torchrun, free_port, run
 from benchmarks.groups import (
     BUSY,
     ENVIRONMENT,

@@ -1,4 +1,4 @@
-"""One small language model under four ways to survive a lost node: ``healing.py FILE PAUSE_S SIDE``.
+"""One language model under ways to survive a lost node: ``healing.py FILE PAUSE_S SIDE ...``.
 
 After each optimizer step, ``<monotonic seconds> <world size> <rank> <pid> <step>`` is appended to
 FILE, and the loop sleeps. It runs until it is killed. The module imports nothing but torch at its
@@ -29,7 +29,7 @@ BLOCK, BLOCKS = 20, 16
 
 
 class LanguageModel(nn.Module):
-    """``table_mb``: megabytes of weights that are kept and not trained, for a state of that size."""
+    """``table_mb``: megabytes of weights beside it that are not trained, for a larger state."""
 
     def __init__(self, table_mb: float) -> None:
         super().__init__()
