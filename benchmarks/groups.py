@@ -197,6 +197,7 @@ def group_of(
     """A group in a folder of its own; both are gone afterwards."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        Trees(Path(folder), ENVIRONMENT) as trees,
+        # A killed node leaves its temporary files.
+        Trees(Path(folder), {**ENVIRONMENT, "TMPDIR": folder}) as trees,
     ):
         yield (kind or Group)(setting, trees)

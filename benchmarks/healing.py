@@ -132,7 +132,8 @@ def compare_losses() -> Trial:
             TORCHFT,
             TORCHFT_GOAL,
         ),
-        "ft_launcher": (lose_under_ft_launcher, NVRX, None),
+        "ft_launcher's defaults": (lose_under_ft_launcher, NVRX, None),
+        "tuned ft_launcher": (partial(lose_under_ft_launcher, TUNED), NVRX, None),
     }
     samples: dict[str, Sample] = {"ours": partial(lose, agents(2))}
     rows: list[Comparison] = []
@@ -173,10 +174,10 @@ def lose(
         return _await(group, find, "a new step of the survivors")
 
 
-def lose_under_ft_launcher() -> Recovery:
-    """The same for NVIDIA's."""
+def lose_under_ft_launcher(conf: Mapping[str, str] = MappingProxyType({})) -> Recovery:
+    """The same for NVIDIA's, which has torchrun's rendezvous."""
     program = str(find_environment(NVRX) / "ft_launcher")
-    return lose(_restarted(program=(program, "--ignore-missing-fault-tol-cfg")))
+    return lose(_restarted(conf, (program, "--ignore-missing-fault-tol-cfg")))
 
 
 def time_pause(table_mb: float) -> float:
