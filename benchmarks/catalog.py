@@ -9,6 +9,7 @@ from __future__ import annotations
 from benchmarks.again import agains
 from benchmarks.command_line import answers, helps, renders
 from benchmarks.containers import containers
+from benchmarks.healing import healings
 from benchmarks.hosts import hosts
 from benchmarks.looking import looking
 from benchmarks.manifests import manifests
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "resume": Benchmark(trials=resumes, limit_s=120),
     "recovery": Benchmark(trials=recoveries, limit_s=180),
     "losses": Benchmark(trials=losses, limit_s=240),
+    "healing": Benchmark(trials=healings, limit_s=120),
     "containers": Benchmark(trials=containers, limit_s=120),
     "rendezvous": Benchmark(trials=rendezvous, limit_s=300),
     "hosts": Benchmark(trials=hosts, limit_s=300),

@@ -136,10 +136,10 @@ def answering(
                 _wait(child, KILL_AFTER_S)
 
 
-def read(argv: Sequence[str]) -> str:
+def read(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     """What a short command prints. Raises BenchmarkError where it fails."""
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BenchmarkError(f"{' '.join(argv)}: {error}") from error
     if done.returncode != 0:

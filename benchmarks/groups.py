@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     # Without it, torchrun's quick restarts may hang: not what is compared here.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "PYTHONPATH": str(ROOT),
 }
 BUSY, SLEEPS = 0.02, 3600.0
 """Seconds between two collectives of a worker."""
@@ -32,31 +33,41 @@ BUSY, SLEEPS = 0.02, 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What both sides run; ``conf`` is the rendezvous' own, of the side's backend."""
+    """What both sides run; ``conf`` is the rendezvous' own, of the side's backend.
+
+    ``script`` is called with the file to tell in, ``pause_s`` and ``words``.
+    """
 
     side: Literal["agent", "torchrun"]
     nproc: int = 1
     max_nodes: int = 1
     pause_s: float = BUSY
     conf: Mapping[str, str] = field(default_factory=dict)
+    script: Path = SCRIPT
+    words: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()
+    """Another program with torchrun's options, and options of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One line of the script: a collective ended on one worker."""
+    """One line of the script: a collective ended on one worker, in this step if it counts them."""
 
     at: float
     world_size: int
     rank: int
     pid: int
+    step: int = 0
 
 
 def parse_collectives(text: str) -> tuple[Collective, ...]:
     """Whole lines only: the last one may be half written."""
     words = (line.split() for line in text.splitlines(keepends=True) if line.endswith("\n"))
     return tuple(
-        Collective(at=float(at), world_size=int(size), rank=int(rank), pid=int(pid))
-        for at, size, rank, pid in words
+        Collective(
+            at=float(at), world_size=int(size), rank=int(rank), pid=int(pid), step=int(*step)
+        )
+        for at, size, rank, pid, *step in words
     )
 
 
@@ -74,7 +85,7 @@ class Group:
     def __init__(self, setting: Setting, trees: Trees) -> None:
         self.setting, self.trees = setting, trees
         self.nodes: list[subprocess.Popen[bytes]] = []
-        self._file = trees.folder / "collectives"
+        self.file = trees.folder / "collectives"
         self._ports = [free_port() for _ in range(setting.max_nodes)]
         if setting.side == "agent":
             self._archive = trees.folder / "agent.pyz"
@@ -82,10 +93,12 @@ class Group:
 
     def start_node(self) -> subprocess.Popen[bytes]:
         """The next node."""
-        index = len(self.nodes)
-        argv = self._agent(index) if self.setting.side == "agent" else self._torchrun(index)
-        self.nodes.append(self.trees.start(argv))
+        self.nodes.append(self.trees.start(self.describe_node(len(self.nodes))))
         return self.nodes[-1]
+
+    def describe_node(self, index: int) -> tuple[str, ...]:
+        """The command of one node."""
+        return self._agent(index) if self.setting.side == "agent" else self._torchrun(index)
 
     def start(self, nodes: int) -> None:
         """So many nodes, until all their workers have been in a collective together."""
@@ -99,7 +112,7 @@ class Group:
         self.trees.wait_for(all_in, f"a world of {size}")
 
     def told(self) -> tuple[Collective, ...]:
-        return parse_collectives(self._file.read_text()) if self._file.exists() else ()
+        return parse_collectives(self.file.read_text()) if self.file.exists() else ()
 
     def pids(self) -> frozenset[int]:
         return frozenset(one.pid for one in self.told())
@@ -117,7 +130,8 @@ class Group:
         return found[0].at
 
     def _command(self) -> tuple[str, ...]:
-        return (str(SCRIPT), str(self._file), str(self.setting.pause_s))
+        setting = self.setting
+        return (str(setting.script), str(self.file), str(setting.pause_s), *setting.words)
 
     def _agent(self, index: int) -> tuple[str, ...]:
         setting, folder = self.setting, self.trees.folder
@@ -159,7 +173,7 @@ class Group:
 
     def _torchrun(self, index: int) -> tuple[str, ...]:
         setting = self.setting
-        argv = [*find_torchrun(), f"--nproc-per-node={setting.nproc}"]
+        argv = [*(setting.torchrun or find_torchrun()), f"--nproc-per-node={setting.nproc}"]
         argv += [f"--max-restarts={RESTARTS}"]
         if setting.max_nodes == 1:
             return (*argv, "--standalone", *self._command())
@@ -177,10 +191,13 @@ class Group:
 
 
 @contextmanager
-def group_of(setting: Setting) -> Iterator[Group]:
+def group_of(
+    setting: Setting, kind: Callable[[Setting, Trees], Group] | None = None
+) -> Iterator[Group]:
     """A group in a folder of its own; both are gone afterwards."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        Trees(Path(folder), ENVIRONMENT) as trees,
+        # A killed node leaves its temporary files.
+        Trees(Path(folder), {**ENVIRONMENT, "TMPDIR": folder}) as trees,
     ):
-        yield Group(setting, trees)
+        yield (kind or Group)(setting, trees)

@@ -63,8 +63,10 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Our median over theirs: below 1 we are faster."""
-        return self.ours.median_s / self.theirs.median_s if self.theirs else None
+        """Our median over theirs: below 1 we are faster. None where theirs is nothing."""
+        if self.theirs is None or self.theirs.median_s == 0:
+            return None
+        return self.ours.median_s / self.theirs.median_s
 
     @property
     def judged(self) -> tuple[float, Interval | None] | None:

@@ -212,7 +212,7 @@ def describe_stock_loss(victim: int, setting: Setting, *, freezes: bool = False)
 # -- within ------------------------------------------------------------------------------------
 def _lose(group: Group, victim: int, *, freezes: bool) -> float:
     signum = signal.SIGSTOP if freezes else signal.SIGKILL
-    return group.trees.kill(group.nodes[victim], signum)
+    return group.trees.kill(group.nodes[victim], signum=signum)
 
 
 def _agents(limit_s: int | None = None, pause_s: float = BUSY) -> Setting:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.commands import ROOT, find_launcher, find_torchrun, free_port, run
+from benchmarks.commands import find_launcher, find_torchrun, free_port, run
 from benchmarks.groups import (
     BUSY,
     ENVIRONMENT,
@@ -202,7 +202,7 @@ def environment_of(cluster: Cluster) -> dict[str, str]:
     """Of both sides: the cluster's commands, and torchrun beside this interpreter."""
     path = f"{Path(find_torchrun()[0]).parent}:{cluster.env['PATH']}"
     conf = {"SLURM_CONF": cluster.env["SLURM_CONF"], "PATH": path}
-    return {**ENVIRONMENT, **conf, "PYTHONPATH": str(ROOT)}
+    return {**ENVIRONMENT, **conf}
 
 
 def _lose(cluster: Cluster, folder: Path, names: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -61,16 +62,19 @@ class Trees:
         self._roots.append(root)
         return root
 
-    def kill(self, root: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGKILL) -> float:
-        """SIGKILL, or SIGSTOP, to a whole tree, root first; the instant before it."""
-        process = psutil.Process(root.pid)
-        tree = [process, *process.children(recursive=True)]
+    def kill(
+        self, *roots: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGKILL
+    ) -> float:
+        """SIGKILL, or SIGSTOP, to whole trees, each root first; the instant before it."""
+        processes = [psutil.Process(root.pid) for root in roots]
+        trees = [[process, *process.children(recursive=True)] for process in processes]
         at = time.monotonic()
-        for one in tree:
+        for one in itertools.chain(*trees):
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.send_signal(signum)
         if signum == signal.SIGKILL:
-            root.wait()
+            for root in roots:
+                root.wait()
         return at
 
     def living(self) -> list[psutil.Process]:

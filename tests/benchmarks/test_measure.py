@@ -32,6 +32,7 @@ def row(ours: float, theirs: float | None = None, goal: Goal | None = None, note
         (1.0, 2.0, Goal(of="ratio", most=0.5), True),
         (1.1, 2.0, Goal(of="ratio", most=0.5), False),
         (1.1, None, Goal(of="ratio", most=0.5), None),
+        (0.0, 0.0, Goal(of="ratio", most=0.5), None),
         (0.25, None, Goal(of="seconds", most=0.25), True),
         (0.26, 9.0, Goal(of="seconds", most=0.25), False),
     ],

@@ -1,0 +1,9 @@
+"""The healing benchmark: one real sample of ours."""
+
+from __future__ import annotations
+
+from benchmarks.healing import agents, lose
+
+
+def test_a_killed_node_costs_no_step():
+    assert lose(agents(2)).again == 0
