@@ -28,6 +28,15 @@ class Stateful(Protocol):
         ...
 
 
+def send_model(model: nn.Module, ranks: Ranks, *, source: int, receives: bool) -> None:
+    """Gives the weights and buffers of rank ``source`` to those that ``receives``; all call it."""
+    if ranks.group is None:
+        return
+    with torch.no_grad():
+        for piece in cut([one.detach() for one in (*model.parameters(), *model.buffers())]):
+            _send(piece, ranks, source=source, receives=receives)
+
+
 def send_state(
     model: nn.Module,
     optimizer: Optimizer,
@@ -40,7 +49,6 @@ def send_state(
 
     ``model`` has the same weights and buffers, and ``optimizer`` the same groups, on all ranks.
     """
-    own = [*model.parameters(), *model.buffers()]
     moments: list[Tensor] = []
     outline: list[Any] = [None]
     if not receives:
@@ -50,8 +58,9 @@ def send_state(
     state, shapes = outline[0]
     if receives:
         moments = [torch.empty(shape, dtype=kind, device=device) for shape, kind, device in shapes]
+    send_model(model, ranks, source=source, receives=receives)
     with torch.no_grad():
-        for piece in cut([one.detach() for one in own] + moments):
+        for piece in cut(moments):
             _send(piece, ranks, source=source, receives=receives)
     if receives:
         optimizer.load_state_dict(_put_back(state, moments))
@@ -89,6 +98,11 @@ def cut(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _send(piece: list[Tensor], ranks: Ranks, *, source: int, receives: bool) -> None:
+    if len(piece) == 1 and piece[0].is_contiguous():
+        # A large one, without a copy.
+        group = None if piece[0].is_cuda else ranks.group
+        dist.broadcast(piece[0].view(-1).view(torch.uint8), src=source, group=group)
+        return
     if receives:
         flat = piece[0].new_empty(sum(one.numel() for one in piece))
     else:

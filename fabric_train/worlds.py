@@ -4,7 +4,7 @@
     for world in worlds:                               # for each group of nodes
         with world:
             world.share(model, optimizer)              # who lacks the state gets it from who has it
-            replica = DistributedDataParallel(model)
+            replica = DistributedDataParallel(model, init_sync=False)  # they are equal
             while (worlds.step or 0) < steps:
                 with world.step():                     # what belongs to one optimizer step
                     loss(replica(batch)).backward()
@@ -44,7 +44,7 @@ from fabric_train.agent_link import AgentLink, Message
 from fabric_train.agreement import Agreement
 from fabric_train.breaking import Breaker, is_group_failure, leave_groups
 from fabric_train.errors import DivergedError, InputError
-from fabric_train.handover import Stateful, send_parts, send_state
+from fabric_train.handover import Stateful, send_model, send_parts, send_state
 from fabric_train.lineage import FencedError
 from fabric_train.ranks import FORM_LIMIT_S, Ranks
 from fabric_train.store import open_store, wait_for_all
@@ -203,6 +203,9 @@ class Worlds:
             self._generation = env.generation or 0
             self._next, self._lost = None, ""
             if env.world and self._link:
+                # Else NCCL's own threads end the process at an error, or while a group is ended.
+                os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+                os.environ |= {"TORCH_NCCL_ENABLE_MONITORING": "0"}
                 self._breaker = Breaker(env.world.master_port)
         if env.world is None or self._link is None:
             return env
@@ -328,6 +331,9 @@ class TrainingWorld:
     def share(self, model: nn.Module, optimizer: Optimizer, *parts: Stateful) -> bool:
         """Gives the newest state of all ranks to those that have an older one or none.
 
+        In the first world all get the weights of rank 0. So DistributedDataParallel need not send
+        them again.
+
         ``model`` without wrappers; ``parts``: what else a step changes, such as a schedule. All
         ranks must call it, before the model is wrapped. Returns ``is_live``.
         """
@@ -336,6 +342,7 @@ class TrainingWorld:
         self._copies = [each.clone() for each in self._batch_norms]
         optimizer.zero_grad(set_to_none=True)
         if self.source is None:
+            send_model(model, self.ranks, source=0, receives=self.rank != 0)
             return False
         worlds = self._worlds
         receives = worlds.step != self.newest
@@ -345,7 +352,6 @@ class TrainingWorld:
             send_state(model, optimizer, self.ranks, source=self.source, receives=receives)
         send_parts(parts, self.ranks, source=self.source)
         worlds.step = self.newest
-        self._copies = [each.clone() for each in self._batch_norms]
         return True
 
     @contextmanager

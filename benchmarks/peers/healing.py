@@ -82,7 +82,7 @@ def ours(teller: Teller, table_mb: str = "0") -> None:
     for world in worlds:
         with world:
             world.share(model, optimizer)
-            replica = DistributedDataParallel(model)
+            replica = DistributedDataParallel(model, init_sync=False)
             while True:
                 with world.step():
                     find_loss(replica, worlds.step or 0, world.rank).backward()
@@ -103,7 +103,7 @@ def ours_and_plain(teller: Teller) -> None:
     for world in worlds:
         with world:
             world.share(model, optimizer)
-            replica = DistributedDataParallel(model)
+            replica = DistributedDataParallel(model, init_sync=False)
 
             def take_step(replica: nn.Module = replica, rank: int = world.rank) -> None:
                 find_loss(replica, 0, rank).backward()

@@ -234,6 +234,7 @@ class BatchJob:
             if over_at and now - over_at >= SRUN_SLACK_S:
                 say("srun goes on without its agents: killed")
                 srun.kill()
+        # Ended by SIGKILL, sent in the loop above, or it has ended.
         return srun.wait()
 
     # -- whether the job comes back ----------------------------------------------------------------
@@ -286,6 +287,7 @@ class BatchJob:
 def ask(*argv: str) -> Tuple[bool, str]:
     """Whether a command failed, and what it said."""
     try:
+        # Ended by Slurm's own limit of a message to its controller.
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
         return True, str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
     job = job_in(tmp_path)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         assert job.come_back(143) == (143, OVER)
     finally:
         signal.sigtimedwait([signal.SIGTERM], 0)
