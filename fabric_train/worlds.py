@@ -18,6 +18,7 @@ there is one world.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -108,8 +109,10 @@ class Worlds:
         path = os.environ.get(AGENT_SOCKET)
         self._link: AgentLink | None = None
         if in_place and env.world is not None and env.generation is not None and path:
-            self._link = AgentLink(Path(path), env.world.local_rank, self._hear)
-            register_optimizer_step_pre_hook(self._before_update)
+            # Without its socket the agent has said that a loss costs a restart.
+            with contextlib.suppress(OSError):
+                self._link = AgentLink(Path(path), env.world.local_rank, self._hear)
+                register_optimizer_step_pre_hook(self._before_update)
 
     def __iter__(self) -> Iterator[TrainingWorld]:
         """Forms one world after the other, until the block of one ends by itself. Blocks."""
