@@ -95,6 +95,7 @@ class Worlds:
         state is not one to continue from. Set it after a checkpoint was loaded."""
         self.heals = 0
         """How often the training went on here in another world."""
+        self._in_place = in_place
         self._backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
         self._changed = threading.Condition()
         self._generation, self._lost = -1, ""
@@ -102,7 +103,7 @@ class Worlds:
         self._breaker: Breaker | None = None
         self._is_forming, self._is_done = False, False
         self._in_step: TrainingWorld | None = None
-        self._left_at = 0.0
+        self._had_state, self._left_at = False, 0.0
         self._old: list[dist.ProcessGroup] = []
         self._excepthook = sys.excepthook
         self._first = env = env or parse_worker_env(os.environ)
@@ -177,7 +178,8 @@ class Worlds:
             try:
                 env = self._enter()
                 if self._link is None:
-                    return TrainingWorld(self, env)
+                    ranks = Ranks.of_world(GROUP_TIMEOUT_S) if self._in_place else None
+                    return TrainingWorld(self, env, ranks)
                 world = self._agree(env)
                 self._is_forming = False
                 if not self._lost:
@@ -211,6 +213,8 @@ class Worlds:
                 os.environ |= {"TORCH_NCCL_ENABLE_MONITORING": "0"}
                 self._breaker = Breaker(env.world.master_port)
         if env.world is None or self._link is None:
+            if env.world and self._in_place and not dist.is_initialized():
+                dist.init_process_group(self._backend)
             return env
         store = open_store(env.world, lambda: bool(self._lost))
         wait_for_all(store, env.world)
@@ -229,10 +233,10 @@ class Worlds:
         assert self._breaker
         assert self._link
         self._breaker.formed()
-        told = ranks.gather(RankState(self.step, self.heals > 0))
+        told = ranks.gather(RankState(self.step, self._had_state))
         world = TrainingWorld(self, env, ranks, told)
         self._link.say(formed=self._generation)
-        if world.source is None and any(one.was_in_another for one in told):
+        if world.source is None and any(one.had_state for one in told):
             raise StateLostError("those who had the training's state are gone")
         return world
 
@@ -256,7 +260,8 @@ class Worlds:
             self._left_at = self._left_at or time.monotonic()
             is_broken = not self._lost and not isinstance(error, _NewcomersError)
             self._is_forming = True
-            self.heals += self.step is not None or self.heals > 0
+            self._had_state |= self.step is not None
+            self.heals += self._had_state
         if is_broken:
             self._link.say(broken=str(error)[:200])
         breaker, self._breaker = self._breaker, None
@@ -272,7 +277,8 @@ class RankState:
     """What a rank brings into a world."""
 
     step: int | None
-    was_in_another: bool
+    had_state: bool
+    """Whether it has trained, so that its weights are not those of the start."""
 
 
 class TrainingWorld:
@@ -383,7 +389,7 @@ class TrainingWorld:
             yield
         except BaseException:
             if self._updates:
-                worlds.step = None  # some weights may have changed already
+                worlds.step, worlds._had_state = None, True  # some weights may have changed
             else:
                 write_random_states(before)
                 if self._copies:

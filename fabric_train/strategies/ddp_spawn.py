@@ -36,6 +36,7 @@ class DdpSpawn(Ddp):
     """
 
     name: ClassVar[str] = "ddp_spawn"
+    heals: ClassVar[bool] = False
     start_method: ClassVar[Literal["spawn", "fork"]] = "spawn"
 
     processes: int = 0

@@ -57,6 +57,7 @@ for world in worlds:
                 # reduce
                 reduction.finish()
                 optimizer.step()
+                # after_update
             steps.write(f"{os.getpid()} {worlds.step}\\n")
             steps.flush()
             if len(sys.argv) == 1:
@@ -115,7 +116,7 @@ class HealingGroup(Group):
 
 
 def change(**changes: str) -> str:
-    """``TRAINING`` with other lines: ``before_step``, ``in_step``, ``reduce`` and ``once``."""
+    """``TRAINING`` with other lines: ``once`` and the places in a step."""
     training = TRAINING
     for name, new in changes.items():
         old = f"# {name}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 
 import pytest
 
@@ -103,3 +104,21 @@ with open(f"drawn-{node}", "a") as file:
     lines = [(group.folder / f"drawn-{index}").read_text().splitlines() for index in (0, 1)]
     assert lines[0] == lines[1]
     assert len(lines[0]) == len({line.split()[1] for line in lines[0]}), "no number came twice"
+
+
+def test_where_no_rank_has_the_state_any_more_the_workers_start_anew(places):
+    """All were between the optimizer's step and the end of theirs, and no checkpoint was made."""
+    waiting = "torch.distributed.all_reduce(torch.zeros(1))"
+    late = f"time.sleep(0.5 if len(sys.argv) == 1 and step == 30 else 0)\n{waiting}"
+    training = change(after_update=late.replace(waiting, f"if len(sys.argv) == 1: {waiting}"))
+    group = HealingGroup(places, training, {"max_restarts": 1})
+    group.start_all()
+    wait_until(lambda: group.newest_step() == 30)
+    time.sleep(0.3)
+    kill(places[2])
+    group.wait_for(places[0], places[1])
+    group.make_steps()
+    wait_until(lambda: [s.number for s in group.steps(0)].count(1) == 2)
+    last, told = group.finish_soon(places[0], places[1])
+    assert told == {train_alone(group.folder / "alone", last)}
+    assert "those who had the training's state are gone" in places[0].console()
