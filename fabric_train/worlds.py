@@ -57,8 +57,6 @@ GROUP_TIMEOUT_S = 1800.0
 BREAK_AGAIN_S = 0.05
 HUNG_UP_LIMIT_S = 1.0
 """How long the agent may take to know of a loss after a peer has hung up."""
-NEXT_WORLD_LIMIT_S = 600.0
-"""How long a worker waits for its agent after a loss; the agent ends it earlier if nobody comes."""
 AGREE_EVERY_S = 0.25
 """About how often the ranks agree whether to let newcomers in."""
 
@@ -198,9 +196,8 @@ class Worlds:
             if self._link:
                 self._link.say(ready=True)
             if self._link and not is_first:
-                arrived = self._changed.wait_for(lambda: self._next, NEXT_WORLD_LIMIT_S)
-                if not arrived:
-                    raise StateLostError(f"no other world came within {NEXT_WORLD_LIMIT_S:g} s")
+                # Ended by the agent: it tells a world, or ends this process with its own limits.
+                self._changed.wait_for(lambda: self._next)
             env = self._first
             if self._next:
                 os.environ.update(self._next["world"])

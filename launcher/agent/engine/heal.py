@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from launcher.agent.membership.handler import RosterHandler
 
 HEAL_LIMIT_S = 120.0
-"""How long workers may take from a loss to their next world before they are started anew."""
+"""How long workers may take to leave a world that is lost before they are started anew."""
 BROKEN_LIMIT_S = 1.0
 """So long after the workers' group broke, the coordinator should know of a loss. If it does not,
 the nodes meet again for a worker that has failed, and that counts as a restart."""
@@ -75,8 +75,9 @@ class Healer:
         self.joins = False
         """Whether this attempt's workers wait for a first world that lets them in."""
         self._said_to: RosterHandler | None = None
-        self._told = 0
-        """The last generation that this attempt's workers were told."""
+        self._told = self._finished_before = 0
+        """The last generation that this attempt's workers were told, and how many nodes had
+        finished then."""
 
     def start(self) -> None:
         """Begins to listen, once. Without a socket, whose path may be too long, nothing heals."""
@@ -110,7 +111,8 @@ class Healer:
     def comes_too_late(self) -> bool:
         """Whether the others finished before this node's workers could come in."""
         roster = self._node.roster
-        return bool(self.joins and self._told and roster and roster.status.finished)
+        waits = self.joins and self._told > 0
+        return bool(waits and roster and roster.status.finished > self._finished_before)
 
     @contextlib.contextmanager
     def instead(self) -> Any:
@@ -179,22 +181,29 @@ class Healer:
     # -- healing -----------------------------------------------------------------------------------
     def _watch(self) -> None:
         while True:
-            roster = self._node.roster
-            if roster is None or not self.can_heal:
-                self._clock.sleep(LOOK_S)
-                continue
-            if self._said_to is not roster:
-                self._said_to = roster
-                roster.say("heals")
-            # Ended by a change, or after a look's time.
-            roster.settle(partial(self._has_to_meet, roster), LOOK_S)
-            now = self._clock.monotonic()
-            if self._lost_at and now - self._lost_at > HEAL_LIMIT_S and not self.waits:
-                self._refuse(f"a worker did not leave its world within {HEAL_LIMIT_S:g} s")
-            elif self._has_to_meet(roster):
-                with self._meeting:
-                    if not self._is_taken_over:
-                        self._meet(roster)
+            try:
+                self._look()
+            except Exception as error:
+                # Nobody else meets the others for these workers.
+                self._refuse(repr(error))
+
+    def _look(self) -> None:
+        roster = self._node.roster
+        if roster is None or not self.can_heal:
+            self._clock.sleep(LOOK_S)
+            return
+        if self._said_to is not roster:
+            self._said_to = roster
+            roster.say("heals")
+        # Ended by a change, or after a look's time.
+        roster.settle(partial(self._has_to_meet, roster), LOOK_S)
+        now = self._clock.monotonic()
+        if self._lost_at and now - self._lost_at > HEAL_LIMIT_S and not self.waits:
+            self._refuse(f"a worker did not leave its world within {HEAL_LIMIT_S:g} s")
+        elif self._has_to_meet(roster):
+            with self._meeting:
+                if not self._is_taken_over:
+                    self._meet(roster)
 
     def _has_to_meet(self, roster: RosterHandler) -> bool:
         if self._is_taken_over or not self.can_heal:
@@ -232,6 +241,7 @@ class Healer:
             return
         if mine is None:
             return
+        self._finished_before = roster.status.finished
         self._told, self._broken_at, self._lost_at = mine.generation, None, None
         joined = mine.cause is RoundCause.JOINED
         self._node.on_met_again(mine)
