@@ -110,6 +110,8 @@ class Saver:
         self._outcome: SaveResult | BaseException | None = None
         self._found: Checkpoint | None = None
         self._committed_step: int | None = None
+        self._was_given_up = False
+        """Whether the last save was, as this group's next generation had been taken meanwhile."""
         self.blocked_s = 0.0
         """How long the last ``save`` blocked the training, waiting included."""
         self.newest: Path | None = None
@@ -307,6 +309,10 @@ class Saver:
                 begun = self._begin_save(step, model, optimizer, strategy, trainer or {}, score)
         if begun and (block or not self._asynchronous):
             before = self.wait()
+            if self._was_given_up and step != self._committed_step:
+                with ready_to_save(strategy):
+                    self._begin_save(step, model, optimizer, strategy, trainer or {}, score)
+                before = self.wait()
         self.blocked_s = self._clock() - began_at
         if is_new:
             self._timer.on_saved(self.blocked_s)
@@ -365,6 +371,7 @@ class Saver:
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, FencedError) and self._is_superseded():
             # By the generation of this group's own next world.
+            self._was_given_up = True
             return None
         if isinstance(outcome, BaseException):
             raise outcome
@@ -438,6 +445,7 @@ class Saver:
         score: float | None,
     ) -> bool:
         """Copies what this rank writes, and starts to write it; False if it writes nothing."""
+        self._was_given_up = False
         if self._is_superseded():
             found, _ = self.store.read_newest(thorough=False)
             self.store.begin(self.newest_generation(), found)

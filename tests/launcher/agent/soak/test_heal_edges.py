@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import time
 
 import pytest
 
@@ -109,12 +108,14 @@ with open(f"drawn-{node}", "a") as file:
 def test_where_no_rank_has_the_state_any_more_the_workers_start_anew(places):
     """All were between the optimizer's step and the end of theirs, and no checkpoint was made."""
     waiting = "torch.distributed.all_reduce(torch.zeros(1))"
-    late = f"time.sleep(0.5 if len(sys.argv) == 1 and step == 30 else 0)\n{waiting}"
+    late = (
+        "if len(sys.argv) == 1 and step == 30:\n"
+        "    pathlib.Path(f'late-{node}').touch()\n    time.sleep(1.0)\n" + waiting
+    )
     training = change(after_update=late.replace(waiting, f"if len(sys.argv) == 1: {waiting}"))
     group = HealingGroup(places, training, {"max_restarts": 1})
     group.start_all()
-    wait_until(lambda: group.newest_step() == 30)
-    time.sleep(0.3)
+    wait_until(lambda: all((group.folder / f"late-{index}").exists() for index in range(3)))
     kill(places[2])
     group.wait_for(places[0], places[1])
     group.make_steps()
