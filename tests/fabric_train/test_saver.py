@@ -161,6 +161,14 @@ def test_a_group_that_was_followed_stops_with_a_message(training, tmp_path):
     assert Training(tmp_path).step == 2
 
 
+def test_a_save_that_this_groups_own_next_generation_overtakes_is_made_again(training, tmp_path):
+    Training(tmp_path)  # takes generation 2
+    told = iter([1])
+    training.saver.newest_generation = lambda: next(told, 2)
+    assert training.save(block=True).step == 1
+    assert Training(tmp_path).step == 1
+
+
 def test_a_checkpoint_of_another_config_is_refused_with_the_differing_keys(training, tmp_path):
     training.save(block=True)
     with pytest.raises(InputError, match=r"differs from .*: lr is 0.1, but absent in the"):

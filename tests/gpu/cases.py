@@ -211,6 +211,20 @@ def restart(folder: Path) -> str:
     return "SIGKILL in a step"
 
 
+def heal(folder: Path) -> str:
+    """A node is killed, or freezes, in a step; the other makes the next in the same process."""
+    options = ("--nnodes=1:2", "--nproc-per-node=1", "--set=agent.detection_limit_s=1")
+    for fault in ("SIGKILL", "SIGSTOP"):
+        said = launch(folder, "heals.py", *options, "--", fault)
+        lines = [line.split()[-4:] for line in said.splitlines() if line.endswith(("nccl", "gloo"))]
+        assert len({pid for pid, *_ in lines}) == 1, said
+        assert [int(step) for _, step, *_ in lines] == list(range(1, 61)), said
+        assert "healed 0 times" not in said, said
+        used = [int(size) for *_, size, _ in lines]
+        assert max(used) <= 2 * max(used[:5]), f"memory of a broken-off step is held: {used}"
+    return f"SIGKILL and SIGSTOP, by {lines[0][3]}"
+
+
 def profiler(folder: Path) -> str:
     """A profiler's trace of our step holds kernels, beside what the CPU did."""
     said = launch(folder, "profiled.py", "--nproc-per-node=1")
@@ -259,6 +273,7 @@ CASES: dict[str, tuple[Callable[[Path], str], float]] = {
     "exact bits": (exact, 90),
     "step time and memory": (step_time, 60),
     "restart": (restart, 60),
+    "heal in place": (heal, 180),
     "profiler": (profiler, 60),
     "Trainer": (trainer, 120),
     "cuda image": (image, 120),
