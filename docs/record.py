@@ -23,31 +23,35 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/recording.svg"
-COMMAND = "launcher run train.py --nnodes 1:2 --nproc-per-node 1 --set start=fork"
-KILL_AT = "step 16, checkpoint"
+COMMAND = "launcher run train.py --nnodes 1:2 --nproc-per-node 1"
+KILL_AT = "step 16 "
 LONGEST_PAUSE_S = 2.0
 COLUMNS = 100
 SCRIPT = """
-import os, time
-from pathlib import Path
-
+import time
 import torch
-import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from fabric_train import Worlds
 
-dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
-saved = Path(os.environ["CHECKPOINT_DIR"], "step")
-step = int(saved.read_text()) if saved.exists() else 0
-print(f"training from step {step}, world size {world_size}", flush=True)
-while step < 64:
-    time.sleep(0.2)
-    dist.all_reduce(torch.ones(1))
-    step += 1
-    if rank == 0 and step % 8 == 0:
-        saved.write_text(str(step))
-        print(f"step {step}, checkpoint saved", flush=True)
-dist.barrier()
-dist.destroy_process_group()
+torch.manual_seed(0)
+model = nn.Linear(20, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+inputs = torch.randn(64, 20)
+for world in (worlds := Worlds()):
+    with world:
+        world.share(model, optimizer)
+        replica = DistributedDataParallel(model, init_sync=False)
+        print(f"rank {world.rank} of {world.env.world_size}", flush=True)
+        while (step := worlds.step or 0) < 64:
+            with world.step():
+                loss = (replica(inputs) - 1).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if world.rank == 0 and step % 4 == 3:
+                print(f"step {step + 1} loss {loss:.4f}", flush=True)
+            time.sleep(0.1)
 """
 INNER = re.compile(r"\[rank\d+\]:(   |.*Traceback)|^ +(outcome|logs|report|checkpoints) ")
 """Lines that are left out: the inside of tracebacks, and where files lie."""
@@ -154,7 +158,7 @@ def render(lines: list[Line], folder: Path) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img"'
-            ' aria-label="Node 1 of two is killed, the other goes on, a new one joins">',
+            ' aria-label="Node 1 of two is killed, the steps of the other go on, a new one joins">',
             "<style>text{font:14px ui-monospace,Menlo,Consolas,monospace;white-space:pre;"
             "animation:wait 0s step-end}@keyframes wait{from,to{opacity:.3}}"
             "@media (prefers-reduced-motion:reduce){text{animation:none}}</style>",
