@@ -18,7 +18,7 @@ Only what a job relies on, or where they differ, is shown.
 All detection limits are the defaults: 10 s on the roster, 15 s on torch's backends. The last call
 is 1 s instead of 30 s, and the exit barrier is shorter than 300 s where the scenario is about it.
 `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` is set, as the launcher does. The node that comes first
-serves the store of `roster` and `c10d`, where nothing else is said.
+serves the store of `c10d` and the coordinator of `roster`, where nothing else is said.
 
 How to read a cell: "completes" means that all agents return their workers' values; "exit code N" is
 the first failure's, with a minus for a signal; a name is the exception that the agent ends with;

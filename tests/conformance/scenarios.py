@@ -243,8 +243,8 @@ def _does_without(group: Group, worker: Callable[[], str], lose: Callable[[Node]
     **{"etcd-v2": "the other: completes"},
 )
 def the_node_with_the_store_is_lost(group: Group) -> str:
-    """The node that serves the store is killed. torch's own agent has one endpoint and ends; the
-    node agent of this project goes on with the next candidate."""
+    """The first node is killed, and with it the store or the coordinator. torch's own agent has one
+    endpoint and ends; the node agent of this project goes on with the next candidate."""
     nodes = group.start_all(2, workers.obey, least=1, max_restarts=2, exit_barrier_s=3)
     group.told(nodes, 1)
     nodes[0].kill()
