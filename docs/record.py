@@ -38,7 +38,7 @@ torch.manual_seed(0)
 model = nn.Linear(20, 1)
 optimizer = torch.optim.AdamW(model.parameters())
 inputs = torch.randn(64, 20)
-for world in (worlds := Worlds()):
+for world in (worlds := Worlds()):  # launcher: ignore[no-checkpoint]
     with world:
         world.share(model, optimizer)
         replica = DistributedDataParallel(model, init_sync=False)
