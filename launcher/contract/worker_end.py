@@ -15,7 +15,7 @@ COLLATERAL = re.compile(
     r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
     r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
     r"|remote process exited|ncclRemoteError|Connection closed|Watchdog caught collective"
-    r"|waits for the others|StateLostError"
+    r"|waits for the others"
 )
 """What a worker says when another worker is gone: a consequence, not the cause."""
 

@@ -113,7 +113,7 @@ def test_where_no_rank_has_the_state_any_more_the_workers_start_anew(places):
         "    pathlib.Path(f'late-{node}').touch()\n    time.sleep(1.0)\n" + waiting
     )
     training = change(after_update=late.replace(waiting, f"if len(sys.argv) == 1: {waiting}"))
-    group = HealingGroup(places, training, {"max_restarts": 0})
+    group = HealingGroup(places, training, {"max_restarts": 1})
     group.start_all()
     wait_until(lambda: all((group.folder / f"late-{index}").exists() for index in range(3)))
     kill(places[2])

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.launcher.agent.group import kill
 from tests.launcher.agent.healing import HealingGroup, train_alone
@@ -20,6 +21,7 @@ from tests.waiting import wait_until
 LOSSES = int(os.environ.get("LAUNCHER_SOAK_LOSSES", "30"))
 
 
+@pytest.mark.timeout(120 + 5 * LOSSES)
 def test_the_weights_do_not_depend_on_any_losses_and_nothing_is_left_behind(places):
     chance = random.Random(LOSSES)
     places.append(Place(places[0].folder, places[0].archive, 3))
