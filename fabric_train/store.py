@@ -16,6 +16,8 @@ STORE_LIMIT_S = 1800.0
 """How long a rank waits for rank 0 and for the others, who may still import."""
 RETRY_S = 0.005
 DIAL_LIMIT_S = 1.0
+MEET_LIMIT_S = 3.0
+"""How long torch's client tries: rank 0 may die after it was dialled, and then nobody answers."""
 
 
 def open_store(world: World, is_over: Callable[[], bool]) -> TCPStore:
@@ -24,23 +26,30 @@ def open_store(world: World, is_over: Callable[[], bool]) -> TCPStore:
     Raises ``DistNetworkError`` if nobody serves in time, or once ``is_over`` says so.
     """
     leads, end = world.rank == 0, time.monotonic() + STORE_LIMIT_S
-    # torch's client waits 0.3 s and longer after its first failure.
-    while not leads:
-        if is_over() or time.monotonic() > end:
-            raise dist.DistNetworkError(f"no store at {world.master_addr}:{world.master_port}")
+    limit_s = STORE_LIMIT_S if leads else MEET_LIMIT_S
+    while not is_over() and time.monotonic() < end:
         try:
-            socket.create_connection((world.master_addr, world.master_port), DIAL_LIMIT_S).close()
-            break
-        except OSError:
+            if not leads:
+                # torch's client waits 0.3 s and longer after its first failure.
+                where = (world.master_addr, world.master_port)
+                socket.create_connection(where, DIAL_LIMIT_S).close()
+            store = TCPStore(
+                world.master_addr,
+                world.master_port,
+                world.world_size,
+                leads,
+                timeout=timedelta(seconds=limit_s),
+                wait_for_workers=False,
+            )
+        except (OSError, dist.DistError):
+            # Rank 0 has not begun, or has died since.
+            if leads:
+                raise
             time.sleep(RETRY_S)
-    return TCPStore(
-        world.master_addr,
-        world.master_port,
-        world.world_size,
-        leads,
-        timeout=timedelta(seconds=STORE_LIMIT_S),
-        wait_for_workers=False,
-    )
+        else:
+            store.set_timeout(timedelta(seconds=STORE_LIMIT_S))
+            return store
+    raise dist.DistNetworkError(f"no store at {world.master_addr}:{world.master_port}")
 
 
 def wait_for_all(store: TCPStore, world: World) -> None:
