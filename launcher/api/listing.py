@@ -26,7 +26,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.heals import Heal, tell_heals
-from launcher.runs.node_outcomes import read_heals, read_restarts
+from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_clocks, render_failure, render_why
 from launcher.targets.hold import describe_hold, is_hold

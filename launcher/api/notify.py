@@ -13,7 +13,7 @@ from launcher.contract import typed
 from launcher.contract.states import RunState
 from launcher.plan.launch_plan import LaunchPlan, Notify
 from launcher.runs.folder import RunFolder
-from launcher.runs.node_outcomes import read_restarts
+from launcher.runs.ledger import read_restarts
 from launcher.targets.short_command import ask
 
 LIMIT_S = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
@@ -58,6 +58,14 @@ class NodeOutcome:
         version = {"schema": protocol.NODE_OUTCOME_SCHEMA}
         data = {**version, **vars(self), "exit_code": self.exit_code}
         return json.dumps(data, indent=indent, default=changed_fields)
+
+    def to_short_json(self, limit_bytes: int) -> str:
+        """The same, cut to what a pod's status holds: collateral failures are cut first."""
+        shorter = replace(self, collateral=())
+        for one in (self, shorter):
+            if len(text := one.to_json()) <= limit_bytes:
+                return text
+        return replace(shorter, first=None, detail=self.detail[:500]).to_json()
 
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:

@@ -30,9 +30,9 @@ from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
-from launcher.runs.failure import read_report
+from launcher.runs.failure import read_node_outcomes, read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
-from launcher.runs.node_outcomes import read_heals, read_outcomes_of, read_restarts
+from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 
 POLL_S = 0.1
@@ -281,7 +281,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
     has_failed = seen.cause.state is RunState.FAILED
     failure = read_report(run, plan) if has_failed else None
-    nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
+    nodes = read_node_outcomes(run, plan) if plan.agent is not None else ()
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
     end = judge_run(seen, nodes, first, limit)
     detail, told = plan.tell_outside(end.detail), {node.reason for node in nodes}

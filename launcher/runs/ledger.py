@@ -16,6 +16,7 @@ from launcher.contract import protocol
 from launcher.contract.records import parse_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.heals import Heal, find_heals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +120,31 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
                 found[cause] += 1
             cause, has_started = None, True
     return found
+
+
+def read_agents(run: RunFolder) -> tuple[LedgerEvent, ...]:
+    """The events of all agents, one agent after the other."""
+    ledgers = (read_ledger(agent_ledger(run, *node)) for node in run.incarnations())
+    return tuple(event for events in ledgers for event in events)
+
+
+def read_heals(run: RunFolder, plan: LaunchPlan) -> tuple[Heal, ...]:
+    """Heals and joins, oldest first, by the launcher's clock."""
+    return find_heals(by_launchers_clock(read_agents(run), clock_offsets(plan)))
+
+
+def read_restarts(run: RunFolder) -> dict[str, int]:
+    """Restarts of workers by cause, over all nodes and all their incarnations.
+
+    Read from each ledger, as a killed agent writes no outcome; without a ledger, from the outcome.
+    """
+    total: Counter[str] = Counter()
+    for node in run.incarnations():
+        if events := read_ledger(agent_ledger(run, *node)):
+            total.update(count_restarts(events))
+        elif outcome := run.read_node_outcome(*node):
+            total.update(outcome.restarts)
+    return dict(sorted(total.items()))
 
 
 def find_jump(events: Sequence[LedgerEvent]) -> float:

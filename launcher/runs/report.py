@@ -20,9 +20,9 @@ from launcher.runs.ledger import (
     by_launchers_clock,
     clock_offsets,
     read_ledger,
+    read_restarts,
     read_train_ledger,
 )
-from launcher.runs.node_outcomes import read_node_outcome, read_restarts
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.summary import render_clocks, render_failure, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
@@ -174,7 +174,7 @@ def _read_nodes(
     found = []
     for index, incarnation in known:
         events = ledgers.get((index, incarnation), ())
-        outcome = read_node_outcome(run, index, incarnation)
+        outcome = run.read_node_outcome(index, incarnation)
         # An agent that could not write its outcome may have written to its ledger.
         ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
         reason = outcome.reason if outcome else ended.get("reason")

@@ -23,8 +23,7 @@ from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
 from launcher.runs.heals import Heal, find_survived
-from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
-from launcher.runs.node_outcomes import read_agents, read_heals, read_node_outcome
+from launcher.runs.ledger import agent_ledger, find_jump, read_agents, read_heals, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
@@ -228,7 +227,7 @@ def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Cause | None:
     """Without an outcome: whether somebody stopped the run, or took its nodes away."""
     if (run.path / protocol.STOP_RUN_FILE).exists():
         return Cause.STOP_REQUESTED
-    ends = filter(None, (read_node_outcome(run, *node) for node in newest.items()))
+    ends = filter(None, (run.read_node_outcome(*node) for node in newest.items()))
     return next((x.reason for x in ends if x.reason is Cause.PREEMPTED), None)
 
 

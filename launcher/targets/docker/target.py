@@ -24,7 +24,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.runs.ledger import agent_ledger
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import OWN_IMAGE, choose_agent, write_agent_files
 from launcher.targets.at_once import at_once
 from launcher.targets.docker.engine import (
@@ -167,7 +166,7 @@ class DockerTarget(Target):
         exit_code = None if ending is None else ending.exit_code
         if state in (NodeState.MISSING, NodeState.EXITED):
             run = RunFolder(Path(plan.run_dir))
-            told = read_node_outcome(run, node.node_index, node.incarnation)
+            told = run.read_node_outcome(node.node_index, node.incarnation)
             if told and state is NodeState.MISSING:
                 # Somebody pruned the container, or another call found it ended and removed it.
                 state, exit_code = NodeState.EXITED, told.exit_code

@@ -29,7 +29,6 @@ from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, 
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hold import Hold, check_reach
@@ -344,7 +343,7 @@ class HostsTarget(Target):
         found = line.state(key) if line else states.get(key, MISSING)
         told = None
         if found.state != "running":
-            told = read_node_outcome(RunFolder(Path(plan.run_dir)), index, node.incarnation)
+            told = RunFolder(Path(plan.run_dir)).read_node_outcome(index, node.incarnation)
         if told and found.state == "missing":
             # A launcher elsewhere has ended the run, and removed it from the host.
             found = NodeSeen(state="exited", exit_code=told.exit_code)

@@ -19,7 +19,7 @@ from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.follow import loop
 from launcher.follow.console import Console
-from launcher.follow.decide import FINISH_S
+from launcher.follow.endings import FINISH_S
 from launcher.follow.loop import Follower, fold
 from launcher.follow.requests import request_scale, request_stop
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target

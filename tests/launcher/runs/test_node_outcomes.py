@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.ledger import AgentLedger, ledger_path
-from launcher.agent.node.outcome import write_outcome
+from launcher.agent.node.supervisor import write_outcome
 from launcher.contract import look, protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
@@ -26,7 +26,7 @@ from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
-from launcher.runs.node_outcomes import read_node_outcome, read_restarts
+from launcher.runs.ledger import read_restarts
 from tests.launcher.worker_ends import worker_end as end
 
 MakePlan = Callable[..., LaunchPlan]
@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Folder:
 def test_an_outcome_is_read_as_the_agent_wrote_it(folder):
     ends = (end(3, "ValueError: boom", steps=7), end(2, PEER))
     folder.node(1, Cause.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
-    outcome = read_node_outcome(folder.run, 1, 0)
+    outcome = folder.run.read_node_outcome(1, 0)
     assert (outcome.ends, outcome.reason) == (ends, Cause.TRAINING_FAILED)
     assert (outcome.attempts, outcome.restarts, outcome.detail) == (2, {"hang": 1}, "why")
 

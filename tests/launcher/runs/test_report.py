@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.ledger import AgentLedger, ledger_path
-from launcher.agent.node.outcome import write_outcome as write_node_outcome
+from launcher.agent.node.supervisor import write_outcome as write_node_outcome
 from launcher.api.report import report_run
 from launcher.code.record import CodeRecord
 from launcher.commands.cli import run_command

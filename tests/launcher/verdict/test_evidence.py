@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.node.outcome import write_outcome
+from launcher.agent.node.supervisor import write_outcome
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.agent.engine.rendezvous import configure
 from launcher.agent.node.identity import SOURCES, claim_incarnation, identify
-from launcher.agent.node.outcome import render_termination, write_termination
+from launcher.agent.node.supervisor import write_termination
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.causes import Cause
@@ -140,7 +140,7 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
 def test_a_pod_s_status_gets_as_much_of_the_outcome_as_it_holds(
     others, message, has_first, collateral
 ):
-    text = render_termination(outcome_of(message, others))
+    text = outcome_of(message, others).to_short_json(4096)
     assert len(text.encode()) <= 4096
     told = json.loads(text)
     assert told["reason"] == "training-failed"
