@@ -162,35 +162,25 @@ class AttemptJudge:
 # -- the agent -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Raised:
-    """What ended torch's agent, and what was known then.
+def judge_raised(
+    raised: Ending, *, says_full: bool, had_group: bool, succeeded: bool, first: WorkerEnd | None
+) -> Ending:
+    """Why the node ends by what torch's agent raised; ``raised`` is what that means by itself.
 
-    ``cause`` is what such an error means by itself. ``says_full``: it says that a disk is full;
-    ``had_group``: this node has been in a group, or has reached its coordinator; ``succeeded``: all
-    workers have ended well; ``first`` is the first worker that failed.
+    ``says_full``: it says that a disk is full; ``had_group``: this node has been in a group, or has
+    reached its coordinator; ``succeeded``: all workers have ended well; ``first`` is the first
+    worker that failed.
     """
-
-    cause: Cause
-    said: str
-    says_full: bool
-    had_group: bool
-    succeeded: bool
-    first: WorkerEnd | None
-
-
-def judge_raised(raised: Raised) -> Ending:
-    """Why the node ends by what torch's agent raised."""
-    if raised.cause is Cause.PREEMPTED and raised.succeeded:
+    if raised.cause is Cause.PREEMPTED and succeeded:
         # It was stopped while it waited for the others; its own work is done.
         return Ending(cause=Cause.COMPLETED)
-    if raised.first and raised.first.cause is Cause.DISK_FULL:
-        return Ending(cause=Cause.DISK_FULL, detail=raised.first.exception)
-    if raised.says_full:
-        return Ending(cause=Cause.DISK_FULL, detail=raised.said)
-    if raised.cause is Cause.STORE_LOST and not raised.had_group:
-        return Ending(cause=Cause.RENDEZVOUS_UNREACHABLE, detail=raised.said)
-    return Ending(cause=raised.cause, detail=raised.said)
+    if first and first.cause is Cause.DISK_FULL:
+        return Ending(cause=Cause.DISK_FULL, detail=first.exception)
+    if says_full:
+        return replace(raised, cause=Cause.DISK_FULL)
+    if raised.cause is Cause.STORE_LOST and not had_group:
+        return replace(raised, cause=Cause.RENDEZVOUS_UNREACHABLE)
+    return raised
 
 
 def may_meet_again(

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.ending import parse_node_outcome
 from launcher.contract.errors import DiskFullError, name_exit_code
@@ -22,7 +23,7 @@ from launcher.contract.states import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.runs.ledger import read_ledger, tell_moment
 from launcher.targets.kubernetes.logs import LogSource, containers_of
-from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView, Trouble, seconds_of
+from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView, seconds_of
 
 POD_FILE = "pod.json"
 """In a node's folder: which container's output lies there."""
@@ -125,10 +126,10 @@ class PodRecorder:
 
 def _moments(pod: PodView, now: float) -> Iterator[tuple[str, float, str]]:
     """What happened to a pod and when: a key, seconds since the epoch, words."""
-    if pod.trouble and pod.state is NodeState.PENDING and pod.trouble is not Trouble.UNSCHEDULABLE:
-        # Kubernetes gives it no time. UNSCHEDULABLE is reported by the pod's conditions below.
-        text = f"pod {pod.name} waits: {pod.trouble.value}: {pod.message}"
-        yield f"{pod.uid}/{pod.restarts}/{pod.trouble.value}", now, text
+    if pod.trouble and pod.state is NodeState.PENDING and pod.cause is not Cause.NO_ROOM:
+        # Kubernetes gives it no time. That there is no room is told by the conditions below.
+        text = f"pod {pod.name} waits: {pod.trouble.word}: {pod.message}"
+        yield f"{pod.uid}/{pod.restarts}/{pod.trouble.word}", now, text
     yield f"{pod.uid}/made", seconds_of(pod.created), f"pod {pod.name} made"
     for stamp, words in pod.conditions:
         yield f"{pod.uid}/{words}", seconds_of(stamp), f"pod {pod.name} {words}"

@@ -6,12 +6,11 @@ Objects are plain data, as the API server sends them.
 from __future__ import annotations
 
 import contextlib
-import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
 from launcher.contract.ending import Ending, parse_node_outcome
@@ -25,49 +24,50 @@ INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 REPLICA_INDEX = "training.kubeflow.org/replica-index"
 
 
-class Trouble(enum.Enum):
-    """What keeps a pod from running, or ended it."""
+class Trouble(NamedTuple):
+    """What keeps a pod from running, or ended it: Kubernetes' ``word`` for it, and its cause.
 
-    UNSCHEDULABLE = "Unschedulable"
-    IMAGE = "ImagePullBackOff"
-    CONFIG = "CreateContainerConfigError"
-    START = "CreateContainerError"
-    OUT_OF_MEMORY = "OOMKilled"
-    EVICTED = "Evicted"
-    CRASH_LOOP = "CrashLoopBackOff"
-    DISRUPTED = "DisruptionTarget"
+    ``{kubectl}`` in the fix stands for the command to type for the pods' namespace.
+    """
+
+    word: str
+    cause: Cause
+    fix: str
 
 
-WORDS: Mapping[str, Trouble] = {
-    **{trouble.value: trouble for trouble in Trouble if trouble is not Trouble.OUT_OF_MEMORY},
-    "ErrImagePull": Trouble.IMAGE,
-    "ErrImageNeverPull": Trouble.IMAGE,
-    "InvalidImageName": Trouble.IMAGE,
-    "RunContainerError": Trouble.START,
-    "StartError": Trouble.START,
-    "Preempting": Trouble.DISRUPTED,
-    "NodeLost": Trouble.DISRUPTED,
+# fmt: off
+_TROUBLES = (
+    Trouble("Unschedulable", Cause.NO_ROOM,
+            "lower resources of the job, or {kubectl} describe nodes"),
+    Trouble("ImagePullBackOff", Cause.IMAGE_PULL,
+            "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets"),
+    Trouble("CreateContainerConfigError", Cause.CONTAINER_START,
+            "create the Secret or ConfigMap that it names"),
+    Trouble("CreateContainerError", Cause.CONTAINER_START,
+            "the image lacks python3, or a mount fails: --image, kubernetes.volumes"),
+    Trouble("Evicted", Cause.PREEMPTED,
+            "{kubectl} describe node: its disk or memory was full"),
+    Trouble("CrashLoopBackOff", Cause.UNKNOWN,
+            "its log tells why the container ends again and again"),
+    Trouble("DisruptionTarget", Cause.PREEMPTED,
+            "its node was drained or wanted by others; kubernetes.priority_class helps"),
+)
+# fmt: on
+OOM = Trouble(
+    "OOMKilled", Cause.OUT_OF_MEMORY, "raise resources.memory; /dev/shm counts against it"
+)
+_SAME = {
+    "ImagePullBackOff": ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName"),
+    "CreateContainerError": ("RunContainerError", "StartError"),
+    "DisruptionTarget": ("Preempting", "NodeLost"),
 }
-"""Troubles by Kubernetes' words. ``is_oom`` decides what counts as out of memory."""
+WORDS: Mapping[str, Trouble] = {
+    word: one for one in _TROUBLES for word in (one.word, *_SAME.get(one.word, ()))
+}
+"""Troubles by Kubernetes' words. ``is_oom`` decides what counts as ``OOM``."""
 
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
-
-FIXES: Mapping[Trouble, str] = {
-    Trouble.UNSCHEDULABLE: "lower resources of the job, or {kubectl} describe nodes",
-    Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
-    Trouble.CONFIG: "create the Secret or ConfigMap that it names",
-    Trouble.START: "the image lacks python3, or a mount fails: --image, kubernetes.volumes",
-    Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
-    Trouble.EVICTED: "{kubectl} describe node: its disk or memory was full",
-    Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
-    Trouble.DISRUPTED: "its node was drained or wanted by others; kubernetes.priority_class helps",
-}
-
-
-def fix_of(trouble: Trouble, kubectl: str = "kubectl") -> str:
-    """What a person may do about it; ``kubectl`` is the command to type for the pods' namespace."""
-    return FIXES[trouble].format(kubectl=kubectl)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +110,11 @@ class PodView:
     """The init container that runs; empty if none does."""
     scheduler: str = ""
     """The scheduler that has not looked at it yet; empty once it has."""
+
+    @property
+    def cause(self) -> Cause | None:
+        """That of its trouble."""
+        return self.trouble.cause if self.trouble else None
 
     @property
     def waits(self) -> str:
@@ -216,7 +221,7 @@ def is_oom(word: str, message: str) -> bool:
     """
     outcome = parse_node_outcome(message)
     codes = [end.exit_code for end in outcome.ends] if outcome else []
-    return is_out_of_memory(codes, oom_killed=word == Trouble.OUT_OF_MEMORY.value)
+    return is_out_of_memory(codes, oom_killed=word == OOM.word)
 
 
 def seconds_of(stamp: str) -> float:
@@ -267,18 +272,18 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     status = section(pod, "status")
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Trouble.UNSCHEDULABLE, condition.get("message", "")
+            return WORDS["Unschedulable"], condition.get("message", "")
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return Trouble.DISRUPTED, condition.get("message", "")
+            return WORDS["DisruptionTarget"], condition.get("message", "")
     ended, before = section(own, "state", "terminated"), section(own, "lastState", "terminated")
     if status.get("reason") in WORDS:
         return WORDS[status["reason"]], status.get("message", "")
     if any(is_oom(one.get("reason") or "", one.get("message") or "") for one in (ended, before)):
-        return Trouble.OUT_OF_MEMORY, ""
+        return OOM, ""
     waiting = section(own, "state", "waiting")
     # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
     if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
-        return Trouble.START, before.get("message", "")
+        return WORDS["StartError"], before.get("message", "")
     for found in (waiting, ended):
         if found.get("reason") in WORDS:
             return WORDS[found["reason"]], found.get("message", "")
@@ -357,10 +362,9 @@ def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") ->
         return order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)
 
     for pod in sorted(failed, key=by_cause)[:1]:
-        if pod.trouble is Trouble.OUT_OF_MEMORY:
-            told = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
-            return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
-        if pod.trouble is Trouble.START:
+        if pod.trouble is OOM:
+            return Ending(cause=OOM.cause, detail=f"{pod.name}: {OOM.word}; {OOM.fix}")
+        if pod.cause is Cause.CONTAINER_START:
             return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # The agent's outcome says more than its exit code: out of memory has no own code.
@@ -409,8 +413,9 @@ def order_of_failure(
     word, message, finished = "", "", ""
     if ending is not None:
         word, message, finished = ending.word, ending.message, ending.finished
-    has_memory = trouble is not Trouble.OUT_OF_MEMORY and not is_oom(word, message)
-    is_worth_a_retry = exit_code >= RETRY_FROM and trouble is not Trouble.START
+    has_memory = trouble is not OOM and not is_oom(word, message)
+    could_start = trouble is None or trouble.cause is not Cause.CONTAINER_START
+    is_worth_a_retry = exit_code >= RETRY_FROM and could_start
     if (outcome := parse_node_outcome(message)) and (first := outcome.first):
         return has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
     return has_memory, is_worth_a_retry, False, seconds_of(finished) or float("inf")
@@ -420,16 +425,16 @@ def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
     """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
     said = f": {pod.message}" if pod.message else ""
-    fix = fix_of(pod.trouble, kubectl)
+    fix = pod.trouble.fix.format(kubectl=kubectl)
     if claim := find_missing_claim(pod):
         fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
         fix += ", or kubernetes.checkpoint: pvc/OTHER"
     elif "unbound immediate PersistentVolumeClaims" in pod.message:
         fix = f"{kubectl} get pvc,storageclass: the claim needs a class that can make its volume"
-    return f"{pod.name}: {pod.trouble.value}{said}; {fix}"
+    return f"{pod.name}: {pod.trouble.word}{said}; {fix}"
 
 
 def find_missing_claim(pod: PodView) -> str | None:
     """The claim without which a pod cannot be scheduled."""
     found = re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message)
-    return found[1] if found and pod.trouble is Trouble.UNSCHEDULABLE else None
+    return found[1] if found and pod.cause is Cause.NO_ROOM else None
