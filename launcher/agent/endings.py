@@ -215,14 +215,14 @@ def judge_node(
     ``told`` is what the agent said; without it, ``silent`` gets a cause. ``stop`` is why the node
     was asked to end. ``is_oom``: the kernel has killed the agent for memory.
     """
-    if stop and (told is None or told.reason is not Cause.COMPLETED):
-        return replace(told or silent, reason=stop, detail="")
+    if stop and (told is None or told.cause is not Cause.COMPLETED):
+        return replace(told or silent, cause=stop, detail="")
     if told is not None:
         return told
     if is_oom:
         return replace(
-            silent, reason=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
+            silent, cause=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
         )
-    reason = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
+    cause = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
     detail = f"the agent ended with {name_ending(code)} and without a report"
-    return replace(silent, reason=reason, detail=detail)
+    return replace(silent, cause=cause, detail=detail)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
-from launcher.contract.records import changed_fields, parse_text
+from launcher.contract.causes import Cause, with_cause
+from launcher.contract.records import changed_fields, parse_object, parse_record
 from launcher.contract.worker_end import WorkerEnd
 
 
@@ -26,14 +26,14 @@ class Ending:
 class NodeOutcome:
     """How one incarnation of a node ended. Times are seconds since the epoch.
 
-    The engine's process fills it; the supervisor adds the times, and the reason where the engine
+    The engine's process fills it; the supervisor adds the times, and the cause where the engine
     could not know it. ``first`` is the worker that failed first, ``collateral`` are the others.
     ``ended_well`` is the first worker of the last attempt that ended with exit code 0.
     """
 
     node_index: int
     incarnation: int
-    reason: Cause
+    cause: Cause
     detail: str = ""
     attempts: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class NodeOutcome:
     @property
     def exit_code(self) -> int:
         """The exit code of the node's agent."""
-        return int(self.reason.exit_code)
+        return int(self.cause.exit_code)
 
     @property
     def ends(self) -> tuple[WorkerEnd, ...]:
@@ -71,5 +71,6 @@ class NodeOutcome:
 def parse_node_outcome(text: str) -> NodeOutcome | None:
     """Reads what ``to_json`` wrote; None for anything else."""
     with contextlib.suppress(ValueError):
-        return parse_text(NodeOutcome, text, protocol.NODE_OUTCOME_SCHEMA)
+        if (data := parse_object(text)).get("schema") in (2, protocol.NODE_OUTCOME_SCHEMA):
+            return parse_record(NodeOutcome, with_cause(data))
     return None

@@ -322,14 +322,14 @@ def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | Non
 
     same = sorted((node for node in nodes if node.exit_code == seen.cause.exit_code), key=order)
     if seen.cause is not Cause.TRAINING_FAILED:
-        same = [node for node in same if node.reason is seen.cause]
+        same = [node for node in same if node.cause is seen.cause]
     if not same or same[0].detail == protocol.OTHERS_GO_ON:
         return seen
     told = same[0]
-    if told.reason is Cause.DISK_FULL:
+    if told.cause is Cause.DISK_FULL:
         # The node names the disk, which an exit code does not.
         return replace(seen, detail=f"node {told.node_index}: {told.detail}")
-    return replace(seen, cause=told.reason, detail=seen.detail or told.detail)
+    return replace(seen, cause=told.cause, detail=seen.detail or told.detail)
 
 
 def _find_bad_input(first: WorkerEnd) -> str:

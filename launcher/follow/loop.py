@@ -284,14 +284,14 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
     nodes = read_node_outcomes(run, plan) if plan.agent is not None else ()
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
     end = judge_run(seen, nodes, first, limit)
-    detail, told = plan.tell_outside(end.detail), {node.reason for node in nodes}
+    detail, told = plan.tell_outside(end.detail), {node.cause for node in nodes}
     if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in told:
         # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
     finished_at = end.at or now
     started_again = sum(node.incarnation - plan.attempt for node in plan.nodes)
     outcome = Outcome(
-        reason=end.cause,
+        cause=end.cause,
         detail=detail,
         run_id=run.run_id,
         job=plan.job_name,

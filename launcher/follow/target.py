@@ -80,7 +80,7 @@ class ListedRun:
     folder: str
     job: str = ""
     target: str = ""
-    reason: str = ""
+    cause: str = ""
     nnodes: int = 0
     size_bytes: int | None = None
     """Of its folder, where that was asked for."""

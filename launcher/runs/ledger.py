@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
+from launcher.contract.causes import with_cause
 from launcher.contract.records import parse_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
@@ -49,6 +50,7 @@ def parse_event(line: str, source: str) -> LedgerEvent | None:
     if data.get("source") != source:
         return None
     name = data.get("event")
+    data = with_cause(data) if name == "agent-ended" else data
     numbers: Mapping[str, Any] = {key: data.get(key) for key in _NUMBERS}
     if not isinstance(name, str) or not all(isinstance(n, int | float) for n in numbers.values()):
         return None

@@ -91,7 +91,7 @@ class Supervisor:
         self._agent_pid = 0
         self._own: Scratch | None = None
         self._outcome = NodeOutcome(
-            node_index=node.node_index, incarnation=node.incarnation, reason=Cause.AGENT_FAILED
+            node_index=node.node_index, incarnation=node.incarnation, cause=Cause.AGENT_FAILED
         )
         self._ledger = AgentLedger(
             ledger_path(self._run_dir, node.node_index, node.incarnation),
@@ -110,7 +110,7 @@ class Supervisor:
                 say(f"cannot start: {error}")
                 return int(ExitCode.BAD_INPUT)
             told = f"{disk.describe(str(error), self._run_dir)}; {error}"
-            self._outcome = replace(self._outcome, reason=Cause.DISK_FULL, detail=told)
+            self._outcome = replace(self._outcome, cause=Cause.DISK_FULL, detail=told)
         else:
             self._outcome = self._run_agent()
         finally:
@@ -143,14 +143,14 @@ class Supervisor:
 
     def _tell_end(self, started_at: float) -> None:
         told = replace(self._outcome, started_at=started_at, finished_at=self._clock.wall())
-        reason, code = told.reason.value, told.exit_code
-        self._ledger.write("agent-ended", reason=reason, exit_code=code)
+        cause, code = told.cause.value, told.exit_code
+        self._ledger.write("agent-ended", cause=cause, exit_code=code)
         write_outcome(self._node_dir / protocol.OUTCOME_FILE, told)
         if source_of(self._task).is_pod:
             write_termination(told, Path(protocol.TERMINATION_LOG))
-        if told.reason is not Cause.COMPLETED:
+        if told.cause is not Cause.COMPLETED:
             detail = f": {told.detail}" if told.detail else ""
-            say(f"{reason}{detail} (exit code {code})")
+            say(f"{cause}{detail} (exit code {code})")
 
     # -- the agent's process ------------------------------------------------------------------
 

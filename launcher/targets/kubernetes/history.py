@@ -152,7 +152,7 @@ def _container_moments(
         # These two add nothing to the exit code.
         word = "" if ending.word in ("Error", "Completed") else ending.word
         if outcome := parse_node_outcome(ending.message):
-            word = outcome.reason.value
+            word = outcome.cause.value
             if first := outcome.first:
                 words = f"rank {first.rank} ended: {first.exception or first.cause}"
                 yield f"{key}/first", first.failed_at, words

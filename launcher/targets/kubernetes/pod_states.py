@@ -370,10 +370,10 @@ def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") ->
         # The agent's outcome says more than its exit code: out of memory has no own code.
         outcome = parse_node_outcome(pod.message)
         # A pod that was killed after its agent reported success did not complete.
-        reason = outcome.reason if outcome else Cause.COMPLETED
-        if reason is Cause.COMPLETED:
-            reason = cause_of_exit_code(pod.exit_code or 0)
-        return Ending(cause=reason, detail=f"{pod.name}: {last}")
+        cause = outcome.cause if outcome else Cause.COMPLETED
+        if cause is Cause.COMPLETED:
+            cause = cause_of_exit_code(pod.exit_code or 0)
+        return Ending(cause=cause, detail=f"{pod.name}: {last}")
     if "DeadlineExceeded" in end.word:
         return Ending(cause=Cause.KILLED, detail=end.message)
     return Ending(cause=Cause.TRAINING_FAILED, detail=end.message or end.word)

@@ -202,7 +202,7 @@ def decide_end(
     for node in dict(run.incarnations()).items():
         told = run.read_node_outcome(*node)
         # A node that saw the whole run finish.
-        if told and told.reason is Cause.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
+        if told and told.cause is Cause.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
             return Ending(cause=Cause.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]

@@ -124,7 +124,7 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
     return NodeOutcome(
         node_index=0,
         incarnation=0,
-        reason=Cause.TRAINING_FAILED,
+        cause=Cause.TRAINING_FAILED,
         detail="d",
         started_at=0.0,
         finished_at=1.0,
@@ -143,7 +143,7 @@ def test_a_pod_s_status_gets_as_much_of_the_outcome_as_it_holds(
     text = outcome_of(message, others).to_short_json(4096)
     assert len(text.encode()) <= 4096
     told = json.loads(text)
-    assert told["reason"] == "training-failed"
+    assert told["cause"] == "training-failed"
     assert (told["first"] is not None) == has_first
     assert len(told["collateral"]) == collateral
 

@@ -216,14 +216,14 @@ def test_a_kill_for_memory_counts_where_a_worker_of_the_last_attempt_was_killed(
 
 
 def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod():
-    message = agents_outcome(at=100.1, message="CUDA out of memory", reason="out-of-memory")
+    message = agents_outcome(at=100.1, message="CUDA out of memory", cause="out-of-memory")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(1, message=message)))
     told = Ending(cause=Cause.OUT_OF_MEMORY, detail="d-0: rank 0: CUDA out of memory")
     assert judge_job(FAILED, (view,)) == told
 
 
 def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed():
-    message = agents_outcome(at=100.1, message="", reason="completed", exit_code=0)
+    message = agents_outcome(at=100.1, message="", cause="completed", exit_code=0)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, message=message)))
     assert judge_job(FAILED, (view,)).cause is Cause.KILLED
 
