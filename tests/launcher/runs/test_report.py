@@ -249,6 +249,22 @@ def test_the_command_prints_text_or_json(ended, capsys):
     assert json.loads(capsys.readouterr().out)["cause"] == "restarts-exhausted"
 
 
+def test_a_folder_whose_records_still_call_the_cause_reason_is_told_alike(ended, capsys):
+    def told() -> list[str]:
+        for command in (["report", "digits"], ["status", "digits"], ["ps", "--all"]):
+            run_command([*command, "--runs", str(ended.path.parent)])
+        return capsys.readouterr().out.splitlines()
+
+    new = told()
+    records = [*ended.path.rglob(protocol.OUTCOME_FILE), *ended.path.glob("ledger/agent-*")]
+    for path in records:
+        text = path.read_text().replace('"schema": 3', '"schema": 2')
+        of_end = re.compile(r'^(  |.*"agent-ended".*)"cause"', re.MULTILINE)
+        path.write_text(of_end.sub(r'\1"reason"', text))
+    assert sum('"reason": "' in path.read_text() for path in records) == 5
+    assert told() == new
+
+
 def test_a_run_that_never_started_is_told_as_such(tmp_path, make_plan):
     run = RunFolder(tmp_path / "digits-0a1b2c")
     plan = make_plan(nnodes=2)
