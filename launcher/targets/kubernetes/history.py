@@ -15,7 +15,6 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
-from launcher.contract.ending import parse_node_outcome
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.hold import READY_FILE, READY_SAYS
 from launcher.contract.look import STANDS
@@ -112,7 +111,7 @@ class PodRecorder:
                 make_folders((str(folder),))
                 write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
             outcome = folder / protocol.OUTCOME_FILE
-            if ending and not outcome.exists() and parse_node_outcome(ending.message):
+            if ending and not outcome.exists() and ending.outcome:
                 write_atomically(outcome, ending.message)
 
     def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
@@ -151,7 +150,7 @@ def _container_moments(
     if ending is not None:
         # These two add nothing to the exit code.
         word = "" if ending.word in ("Error", "Completed") else ending.word
-        if outcome := parse_node_outcome(ending.message):
+        if outcome := ending.outcome:
             word = outcome.cause.value
             if first := outcome.first:
                 words = f"rank {first.rank} ended: {first.exception or first.cause}"

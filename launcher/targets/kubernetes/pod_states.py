@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.ending import Ending, parse_node_outcome
+from launcher.contract.ending import Ending, NodeOutcome, parse_node_outcome
 from launcher.contract.errors import name_exit_code
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
@@ -64,7 +64,7 @@ _SAME = {
 WORDS: Mapping[str, Trouble] = {
     word: one for one in _TROUBLES for word in (one.word, *_SAME.get(one.word, ()))
 }
-"""Troubles by Kubernetes' words. ``is_oom`` decides what counts as ``OOM``."""
+"""Troubles by Kubernetes' words. ``ContainerEnd.is_oom`` decides what counts as ``OOM``."""
 
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
@@ -79,6 +79,17 @@ class ContainerEnd:
     message: str
     started: str
     finished: str
+
+    @property
+    def outcome(self) -> NodeOutcome | None:
+        """What the agent in it left as its termination message."""
+        return parse_node_outcome(self.message)
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether it ran out of memory: the agent says how its workers ended."""
+        codes = [end.exit_code for end in self.outcome.ends] if self.outcome else []
+        return is_out_of_memory(codes, oom_killed=self.word == OOM.word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,16 +225,6 @@ def _ending(ended: Object) -> ContainerEnd | None:
     )
 
 
-def is_oom(word: str, message: str) -> bool:
-    """Whether a container ran out of memory, by Kubernetes' word for its end.
-
-    ``message`` is its termination message, in which an agent says how its workers ended.
-    """
-    outcome = parse_node_outcome(message)
-    codes = [end.exit_code for end in outcome.ends] if outcome else []
-    return is_out_of_memory(codes, oom_killed=word == OOM.word)
-
-
 def seconds_of(stamp: str) -> float:
     """A time as Kubernetes writes it, in seconds since the epoch; 0 for anything else."""
     with contextlib.suppress(ValueError):
@@ -278,7 +279,7 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     ended, before = section(own, "state", "terminated"), section(own, "lastState", "terminated")
     if status.get("reason") in WORDS:
         return WORDS[status["reason"]], status.get("message", "")
-    if any(is_oom(one.get("reason") or "", one.get("message") or "") for one in (ended, before)):
+    if any(end and end.is_oom for end in map(_ending, (ended, before))):
         return OOM, ""
     waiting = section(own, "state", "waiting")
     # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
@@ -356,19 +357,15 @@ def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") ->
     if end.word == DELETED:
         return Ending(cause=Cause.STOP_REQUESTED, detail=end.message)
     failed = filter(None, (_as_failed(pod, end) for pod in pods))
-    # The pod that says why comes first.
-
-    def by_cause(pod: PodView) -> tuple[bool, bool, bool, float]:
-        return order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)
-
-    for pod in sorted(failed, key=by_cause)[:1]:
+    for pod in sorted(failed, key=_order_of_failure)[:1]:
         if pod.trouble is OOM:
             return Ending(cause=OOM.cause, detail=f"{pod.name}: {OOM.word}; {OOM.fix}")
         if pod.cause is Cause.CONTAINER_START:
             return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
-        last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # The agent's outcome says more than its exit code: out of memory has no own code.
         outcome = parse_node_outcome(pod.message)
+        said = (outcome.detail if outcome else pod.message).splitlines()[-1:]
+        last = "".join(said) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # A pod that was killed after its agent reported success did not complete.
         cause = outcome.cause if outcome else Cause.COMPLETED
         if cause is Cause.COMPLETED:
@@ -396,29 +393,19 @@ def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
     return replace(pod, exit_code=before.exit_code, ending=before, message=before.message)
 
 
-def last_words(message: str) -> str:
-    """A termination message on one line; empty if it says nothing."""
-    outcome = parse_node_outcome(message)
-    said = outcome.detail if outcome else message
-    return " ".join(said.splitlines()[-1:])
-
-
-def order_of_failure(
-    exit_code: int, ending: ContainerEnd | None, trouble: Trouble | None = None
-) -> tuple[bool, bool, bool, float]:
-    """Sort key: out of memory comes first, as it ends other nodes too, and leaves no message.
+def _order_of_failure(pod: PodView) -> tuple[bool, bool, bool, float]:
+    """The pod that says why comes first: one out of memory, which ends other nodes too.
 
     Then permanent failures; causes before the failures that followed them; then by time.
     """
-    word, message, finished = "", "", ""
-    if ending is not None:
-        word, message, finished = ending.word, ending.message, ending.finished
-    has_memory = trouble is not OOM and not is_oom(word, message)
-    could_start = trouble is None or trouble.cause is not Cause.CONTAINER_START
-    is_worth_a_retry = exit_code >= RETRY_FROM and could_start
-    if (outcome := parse_node_outcome(message)) and (first := outcome.first):
+    end = pod.ending
+    has_memory = pod.trouble is not OOM and not (end and end.is_oom)
+    could_start = pod.cause is not Cause.CONTAINER_START
+    is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and could_start
+    if end and end.outcome and (first := end.outcome.first):
         return has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
-    return has_memory, is_worth_a_retry, False, seconds_of(finished) or float("inf")
+    finished_at = seconds_of(end.finished) if end else 0.0
+    return has_memory, is_worth_a_retry, False, finished_at or float("inf")
 
 
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
