@@ -105,9 +105,9 @@ def fill_runbook(text: str) -> str:
         retry = "worth a retry" if cause.exit_code >= RETRY_FROM else "no retry"
         own = f"Exit code {int(cause.exit_code)}, {retry}"
         told = own if cause is cause.of else f"Stands for `{cause.of}`"
-        return f"### {cause}\n\n*{told}. In short: {cause.fix}.*\n\n"
+        return f"### {cause}\n\n*{told}. In short: {cause.fix}.*\n"
 
-    return re.sub(r"^### (\S+)\n\n(?:\*.* In short: .*\*\n\n)?", fill, text, flags=re.MULTILINE)
+    return re.sub(r"^### (\S+)\n\n(?:\*.* In short: .*\*\n)?", fill, text, flags=re.MULTILINE)
 
 
 def commands_page() -> str:

@@ -95,7 +95,7 @@ def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is():
     assert outcome.ends == (first, second)
     well = ending.NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED)
     assert (well.exit_code, well.ends) == (0, ())
-    for other in ("", "[]", "{}", outcome.to_json().replace('"schema": 2', '"schema": 1')):
+    for other in ("", "[]", "{}", outcome.to_json().replace('"schema": 3', '"schema": 1')):
         assert parse_node_outcome(other) is None
 
 
