@@ -15,15 +15,23 @@ from launcher.contract.worker_end import WorkerEnd
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """A cause and what says so. ``at`` is in seconds since the epoch; 0 where it is now."""
+    """A cause and what says so; ``finished_at`` is in seconds since the epoch, 0 where it is now.
+
+    The outcomes of a node and of a run are endings too.
+    """
 
     cause: Cause
     detail: str = ""
-    at: float = 0.0
+    finished_at: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """That of a node's agent, and of the launcher that followed a run."""
+        return int(self.cause.exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeOutcome:
+class NodeOutcome(Ending):
     """How one incarnation of a node ended. Times are seconds since the epoch.
 
     The engine's process fills it; the supervisor adds the times, and the cause where the engine
@@ -33,20 +41,12 @@ class NodeOutcome:
 
     node_index: int
     incarnation: int
-    cause: Cause
-    detail: str = ""
     attempts: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
     started_at: float = 0.0
-    finished_at: float = 0.0
     first: WorkerEnd | None = None
     collateral: tuple[WorkerEnd, ...] = ()
     ended_well: WorkerEnd | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the node's agent."""
-        return int(self.cause.exit_code)
 
     @property
     def ends(self) -> tuple[WorkerEnd, ...]:

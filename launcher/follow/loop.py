@@ -288,7 +288,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
     if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in told:
         # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
-    finished_at = end.at or now
+    finished_at = end.finished_at or now
     started_again = sum(node.incarnation - plan.attempt for node in plan.nodes)
     outcome = Outcome(
         cause=end.cause,

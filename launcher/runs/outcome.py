@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import typed
-from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.heals import Heal
@@ -50,21 +50,18 @@ class FailureReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Ending):
     """How a run ended, as in ``outcome.json``. Times are seconds since the Unix epoch.
 
     Its driver sets the cause and the detail, and ``finished_at`` if the run ended earlier.
     ``follow.loop.write_outcome`` adds the rest.
     """
 
-    cause: Cause
-    detail: str = ""
     run_id: str = ""
     job: str = ""
     target: str = ""
     attempts: int = 1
     started_at: float = 0.0
-    finished_at: float = 0.0
     metrics: Mapping[str, object] = field(default_factory=dict)
     failure: FailureReport | None = None
     checkpoint_dir: str = ""
@@ -83,11 +80,6 @@ class Outcome:
     def state(self) -> str:
         """``succeeded``, ``failed`` or ``stopped``."""
         return self.cause.state.value
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the launcher that followed the run."""
-        return int(self.cause.exit_code)
 
     @property
     def duration_s(self) -> float:

@@ -281,7 +281,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
             job.remove()
             job.wait_gone(0, is_done=True)
     at = (end.at if run.is_borrowed else None) or 0.0
-    return replace(judged, detail=judged.detail or FOUND_LATER, at=at)
+    return replace(judged, detail=judged.detail or FOUND_LATER, finished_at=at)
 
 
 def bring_output(

@@ -284,7 +284,7 @@ def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path, make_plan):
     run.create(plan, "", 5.0)
     for nodes in (2, 3):  # one came back by scaling, and was not lost
         write_size(run, nodes)
-    outcome = write_outcome(run, plan, Ending(cause=Cause.COMPLETED, at=8.0), 9.0)
+    outcome = write_outcome(run, plan, Ending(cause=Cause.COMPLETED, finished_at=8.0), 9.0)
     assert (outcome.run_id, outcome.job, outcome.target) == (run.run_id, plan.job_name, plan.target)
     assert (outcome.attempts, outcome.replaced_nodes, outcome.verdict) == (2, 2, "")
     assert (outcome.started_at, outcome.finished_at) == (5.0, 8.0)
