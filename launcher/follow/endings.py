@@ -4,6 +4,7 @@ its nodes and its workers say. Pure.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 """What ``python -m`` prints if it cannot start the module."""
 _OF_WORKERS = (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.BAD_INPUT)
 """Causes of runs that a worker has ended."""
+FOUND_LATER = "found after its launcher had gone"
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
 FINISH_S = 60.0
@@ -284,6 +286,22 @@ def describe(node: NodeObservation) -> str:
     why = "out of memory" if node.out_of_memory else node.detail
     told = f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}"
     return f"{told} ({why})" if why else told
+
+
+def judge_left(plan: LaunchPlan, observation: Observation) -> Ending:
+    """Why a run ended whose launcher had gone, from what is left of its nodes."""
+    codes = [node.exit_code for node in observation.nodes]
+    if all(code == 0 for code in codes):
+        return Ending(cause=Cause.COMPLETED, detail=FOUND_LATER)
+    lost = "its launcher died, and its processes with it"
+    if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
+        lost = "its launcher died, and its hosts ended it"
+    elif any(code is not None for code in codes):
+        action = decide_action(plan, observation, replaced={}, since_first_exit_s=math.inf)
+        if isinstance(action, Ending):
+            return replace(action, detail=FOUND_LATER)
+        lost = FOUND_LATER
+    return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)
 
 
 # -- by all that is known --------------------------------------------------------------------------

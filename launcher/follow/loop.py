@@ -12,10 +12,10 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, cause_of_exit_code
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
-from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
+from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import RunState
 from launcher.follow.console import Console, prefix_of
 from launcher.follow.endings import judge_run
@@ -139,16 +139,12 @@ class Follower:
             raise
 
     def _record(self, error: BaseException) -> None:
-        reasons = {
-            TargetError: Cause.TARGET_UNREACHABLE,
-            InputError: Cause.BAD_INPUT,
-            DiskFullError: Cause.DISK_FULL,
-            KeyboardInterrupt: Cause.INTERRUPTED,
-        }
-        kinds = (reason for kind, reason in reasons.items() if isinstance(error, kind))
-        reason = Cause.DISK_FULL if disk.is_full(error) else next(kinds, Cause.LAUNCHER_LOST)
-        said = error.what if isinstance(error, LauncherError) else str(error)
-        self._record_as(Ending(cause=reason, detail=said.partition("\n")[0]))
+        said, is_told = str(error), isinstance(error, KeyboardInterrupt)
+        cause = Cause.INTERRUPTED if is_told else Cause.LAUNCHER_LOST
+        if isinstance(error, LauncherError):
+            cause, said = cause_of_exit_code(error.exit_code), error.what
+        cause = Cause.DISK_FULL if disk.is_full(error) else cause
+        self._record_as(Ending(cause=cause, detail=said.partition("\n")[0]))
 
     def _record_as(self, end: Ending) -> Outcome:
         plan = self._target.as_run(self._driver.plan)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from launcher.contract import protocol, typed
 from launcher.contract.causes import Cause
@@ -28,7 +26,6 @@ FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
 AWAY_LIMIT_S = 120.0
 """How long a target may be away, for example while its engine restarts."""
-FOUND_LATER = "found after its launcher had gone"
 
 
 class FolderWatch:
@@ -252,22 +249,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Ending | None:
     if any(node.is_alive for node in observation.nodes):
         return None
     target.collect(plan)
-    end = _judge(plan, observation)
+    end = endings.judge_left(plan, observation)
     with contextlib.suppress(TargetError):
         target.stop(run.run_id, 0)
     return end
-
-
-def _judge(plan: LaunchPlan, observation: Observation) -> Ending:
-    codes = [node.exit_code for node in observation.nodes]
-    if all(code == 0 for code in codes):
-        return Ending(cause=Cause.COMPLETED, detail=FOUND_LATER)
-    lost = "its launcher died, and its processes with it"
-    if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
-        lost = "its launcher died, and its hosts ended it"
-    elif any(code is not None for code in codes):
-        action = endings.decide_action(plan, observation, replaced={}, since_first_exit_s=math.inf)
-        if isinstance(action, Ending):
-            return replace(action, detail=FOUND_LATER)
-        lost = FOUND_LATER
-    return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)

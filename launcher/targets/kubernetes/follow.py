@@ -15,8 +15,8 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
+from launcher.follow.endings import FOUND_LATER
 from launcher.follow.loop import fold
-from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder

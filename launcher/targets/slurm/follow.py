@@ -12,7 +12,8 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
-from launcher.follow.nodes import FOUND_LATER, FolderWatch
+from launcher.follow.endings import FOUND_LATER
+from launcher.follow.nodes import FolderWatch
 from launcher.follow.requests import read_withdrawn
 from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
