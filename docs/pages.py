@@ -66,7 +66,7 @@ def exit_codes_page() -> str:
         if cause.exit_code == code
     ]
     finer = [
-        f"| `{one}` | `{one.of}` | {one.fix or one.meaning} |"
+        f"| `{one}` | `{one.of}` | {_in_cell(one.fix or one.meaning)} |"
         for one in Cause
         if one not in OF_RUNS
     ]
@@ -95,6 +95,10 @@ def exit_codes_page() -> str:
             "",
         ]
     )
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", r"\|")
 
 
 def fill_runbook(text: str) -> str:
