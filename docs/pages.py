@@ -66,7 +66,7 @@ def exit_codes_page() -> str:
         if cause.exit_code == code
     ]
     finer = [
-        f"| `{one}` | `{one.of}` | {one.fix or one.meaning} |"
+        f"| `{one}` | `{one.of}` | {_in_cell(one.fix or one.meaning)} |"
         for one in Cause
         if one not in OF_RUNS
     ]
@@ -95,6 +95,23 @@ def exit_codes_page() -> str:
             "",
         ]
     )
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+def fill_runbook(text: str) -> str:
+    """A page of the runbook, with what the table says of each cause below its heading."""
+
+    def fill(heading: re.Match[str]) -> str:
+        cause = Cause(heading[1])  # type: ignore[call-arg]
+        retry = "worth a retry" if cause.exit_code >= RETRY_FROM else "no retry"
+        own = f"Exit code {int(cause.exit_code)}, {retry}"
+        told = own if cause is cause.of else f"Stands for `{cause.of}`"
+        return f"### {cause}\n\n*{told}. In short: {cause.fix}.*\n"
+
+    return re.sub(r"^### (\S+)\n\n(?:\*.* In short: .*\*\n)?", fill, text, flags=re.MULTILINE)
 
 
 def commands_page() -> str:
@@ -216,8 +233,10 @@ def decisions_page(folder: Path) -> str:
 
 
 def generated_pages(docs: Path) -> dict[Path, str]:
-    """Each page that is made whole, with its text."""
+    """Each page that is made whole, with its text, and those of the runbook."""
+    runbooks = [docs / name for name in ("runbook.md", "runbook-nodes.md")]
     return {
+        **{page: fill_runbook(page.read_text("utf-8")) for page in runbooks},
         docs / "commands.md": commands_page(),
         docs / "exit-codes.md": exit_codes_page(),
         docs / "rules.md": rules_page(),

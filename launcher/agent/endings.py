@@ -162,35 +162,25 @@ class AttemptJudge:
 # -- the agent -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Raised:
-    """What ended torch's agent, and what was known then.
+def judge_raised(
+    raised: Ending, *, says_full: bool, had_group: bool, succeeded: bool, first: WorkerEnd | None
+) -> Ending:
+    """Why the node ends by what torch's agent raised; ``raised`` is what that means by itself.
 
-    ``cause`` is what such an error means by itself. ``says_full``: it says that a disk is full;
-    ``had_group``: this node has been in a group, or has reached its coordinator; ``succeeded``: all
-    workers have ended well; ``first`` is the first worker that failed.
+    ``says_full``: it says that a disk is full; ``had_group``: this node has been in a group, or has
+    reached its coordinator; ``succeeded``: all workers have ended well; ``first`` is the first
+    worker that failed.
     """
-
-    cause: Cause
-    said: str
-    says_full: bool
-    had_group: bool
-    succeeded: bool
-    first: WorkerEnd | None
-
-
-def judge_raised(raised: Raised) -> Ending:
-    """Why the node ends by what torch's agent raised."""
-    if raised.cause is Cause.PREEMPTED and raised.succeeded:
+    if raised.cause is Cause.PREEMPTED and succeeded:
         # It was stopped while it waited for the others; its own work is done.
         return Ending(cause=Cause.COMPLETED)
-    if raised.first and raised.first.cause is Cause.DISK_FULL:
-        return Ending(cause=Cause.DISK_FULL, detail=raised.first.exception)
-    if raised.says_full:
-        return Ending(cause=Cause.DISK_FULL, detail=raised.said)
-    if raised.cause is Cause.STORE_LOST and not raised.had_group:
-        return Ending(cause=Cause.RENDEZVOUS_UNREACHABLE, detail=raised.said)
-    return Ending(cause=raised.cause, detail=raised.said)
+    if first and first.cause is Cause.DISK_FULL:
+        return Ending(cause=Cause.DISK_FULL, detail=first.exception)
+    if says_full:
+        return replace(raised, cause=Cause.DISK_FULL)
+    if raised.cause is Cause.STORE_LOST and not had_group:
+        return replace(raised, cause=Cause.RENDEZVOUS_UNREACHABLE)
+    return raised
 
 
 def may_meet_again(
@@ -225,14 +215,14 @@ def judge_node(
     ``told`` is what the agent said; without it, ``silent`` gets a cause. ``stop`` is why the node
     was asked to end. ``is_oom``: the kernel has killed the agent for memory.
     """
-    if stop and (told is None or told.reason is not Cause.COMPLETED):
-        return replace(told or silent, reason=stop, detail="")
+    if stop and (told is None or told.cause is not Cause.COMPLETED):
+        return replace(told or silent, cause=stop, detail="")
     if told is not None:
         return told
     if is_oom:
         return replace(
-            silent, reason=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
+            silent, cause=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
         )
-    reason = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
+    cause = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
     detail = f"the agent ended with {name_ending(code)} and without a report"
-    return replace(silent, reason=reason, detail=detail)
+    return replace(silent, cause=cause, detail=detail)

@@ -58,7 +58,7 @@ def find_hold(root: Path, name: str) -> RunFolder:
     run, plan = found[-1]
     state, outcome = read_state(run, plan)
     if state in OVER:
-        why = ": ".join(filter(None, (outcome.reason, outcome.detail))) if outcome else state
+        why = ": ".join(filter(None, (outcome.cause, outcome.detail))) if outcome else state
         fix = typed.command("hold", "--name", name, "--nnodes", str(len(plan.nodes)))
         raise InputError(f"the hold {name} has ended ({why})", fix)
     return run
@@ -85,7 +85,7 @@ def wait_ready(run: RunFolder, clock: Clock) -> None:
     write_atomically(run.path / OWNER_FILE, f"{getpass.getuser()}@{socket.gethostname()}\n")
     while not hold.is_ready():
         if (outcome := run.read_outcome()) is not None:
-            what = f"{run.run_id} has ended ({outcome.reason}): {outcome.detail}"
+            what = f"{run.run_id} has ended ({outcome.cause}): {outcome.detail}"
             raise TargetError(what, typed.command("logs", "-v", run.run_id))
         # Ended by the hold's end, or by the person.
         clock.sleep(POLL_S)

@@ -26,7 +26,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.heals import Heal, tell_heals
-from launcher.runs.node_outcomes import read_heals, read_restarts
+from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_clocks, render_failure, render_why
 from launcher.targets.hold import describe_hold, is_hold
@@ -60,15 +60,15 @@ def _row(run: RunFolder) -> ListedRun:
         # The plan is of another version or damaged: such a folder must not hide the other runs.
         return ListedRun(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
     state, outcome = read_state(run, plan)
-    reason = outcome.reason if outcome else ""
+    cause = outcome.cause if outcome else ""
     if outcome is None and is_hold(plan):
-        state, reason = HELD, describe_hold(run)
+        state, cause = HELD, describe_hold(run)
     return ListedRun(
         run_id=run.run_id,
         job=plan.job_name,
         target=plan.place,
         state=state,
-        reason=reason,
+        cause=cause,
         nnodes=len(plan.nodes),
         age_s=age_s,
         folder=str(run.path),
@@ -132,9 +132,9 @@ def find_elsewhere(run_root: Path) -> list[LiveRun]:
 
 def tell_columns(rows: Sequence[ListedRun]) -> list[tuple[str, ...]]:
     """The columns of ``ps``, their names first."""
-    header = ["RUN", "TARGET", "NODES", "STATE", "REASON", "AGE"]
+    header = ["RUN", "TARGET", "NODES", "STATE", "CAUSE", "AGE"]
     body = [
-        [row.run_id, row.target, str(row.nnodes), row.state, row.reason, render_age(row.age_s)]
+        [row.run_id, row.target, str(row.nnodes), row.state, row.cause, render_age(row.age_s)]
         for row in rows
     ]
     sizes = [row.size_bytes for row in rows]
@@ -247,9 +247,9 @@ def render_status(status: RunStatus) -> str:
     lines += [f"  {status.hold}"] if status.hold else []
     if outcome := status.outcome:
         ended = f"exit code {outcome.exit_code}, {outcome.duration_s} s"
-        lines.append(f"  {outcome.reason}, {ended}")
+        lines.append(f"  {outcome.cause}, {ended}")
         if failure := outcome.failure:
-            lines += render_failure(failure, outcome.reason)
+            lines += render_failure(failure, outcome.cause)
             lines += render_clocks(failure.clock_offsets_s)
         lines += render_why(outcome)
     causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts.items())

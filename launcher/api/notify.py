@@ -13,7 +13,7 @@ from launcher.contract import typed
 from launcher.contract.states import RunState
 from launcher.plan.launch_plan import LaunchPlan, Notify
 from launcher.runs.folder import RunFolder
-from launcher.runs.node_outcomes import read_restarts
+from launcher.runs.ledger import read_restarts
 from launcher.targets.short_command import ask
 
 LIMIT_S = 10
@@ -26,7 +26,7 @@ url, notice = os.environ["NOTICE_URL"], os.environb[b"NOTICE_JSON"]
 head = {"Content-Type": "application/json"}
 urllib.request.urlopen(urllib.request.Request(url, notice, head))
 """
-OF_END = ("state", "reason", "detail", "verdict", "exit_code", "duration_s", "restarts")
+OF_END = ("state", "cause", "detail", "verdict", "exit_code", "duration_s", "restarts")
 """What a notice of the end has of the run's outcome."""
 
 
@@ -60,7 +60,7 @@ def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> It
         over.set()
         outcome = run.read_outcome()
         if outcome and (notify.when == "end" or outcome.state == RunState.FAILED.value):
-            text = f"{outcome.state} ({outcome.reason}); {outcome.verdict or outcome.detail}"
+            text = f"{outcome.state} ({outcome.cause}); {outcome.verdict or outcome.detail}"
             told = outcome.to_jsonable()
             of_end = {name: told[name] for name in OF_END}
             send(notify, plan, note, "end", text.rstrip("; "), **of_end)

@@ -41,7 +41,7 @@ def take_profile(run: RunFolder, clock: Clock, *, steps: int, seconds: float) ->
     plan = run.read_plan()
     _, outcome = read_state(run, plan)
     if outcome is not None:
-        what = f"{run.run_id} has ended ({outcome.reason}), and has no workers to profile"
+        what = f"{run.run_id} has ended ({outcome.cause}), and has no workers to profile"
         raise InputError(what, typed.command("run", "--again", run.run_id))
     if plan.agent is None:
         what = f"{run.run_id} runs under plain torchrun, which has no agent that asks workers"

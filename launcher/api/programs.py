@@ -65,7 +65,7 @@ def _open(run: RunFolder, node: int | None) -> tuple[LaunchPlan, Target]:
     plan = run.read_plan()
     _, outcome = read_state(run, plan)
     if outcome is not None:
-        raise InputError(f"{run.run_id} has ended ({outcome.reason})", "name a run that goes on")
+        raise InputError(f"{run.run_id} has ended ({outcome.cause})", "name a run that goes on")
     last = len(plan.nodes) - 1
     if node is not None and node > last:
         raise InputError(f"node {node}: {run.run_id} has node 0 to {last}", "one of them")

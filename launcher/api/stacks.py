@@ -59,7 +59,7 @@ def take_stacks(
     plan = run.read_plan()
     _, outcome = read_state(run, plan)
     if outcome is not None:
-        return _read_last(run, outcome.reason, rank)
+        return _read_last(run, outcome.cause, rank)
     if plan.agent is None:
         raise InputError(
             f"{plan.run_id} runs under plain torchrun, which has no agent that looks",

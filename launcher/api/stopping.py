@@ -47,7 +47,7 @@ def stop_run(
     if (living := run.launcher_pid()) is not None and read_outcome_now(run, plan) is None:
         grace = (grace_s, plan.stop_grace_s)
         if outcome := _ask_launcher(run, target, living, grace, clock, notes, keep=keep):
-            told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
+            told = f"{run.run_id}: {outcome.state}, {outcome.cause}"
             return f"{told}; {_describe(kept, outcome)}" if kept else told
     elif not is_stop_requested(run):
         # A run that ended without its launcher was not stopped. An error here shows again below.
@@ -70,7 +70,7 @@ def stop_run(
         outcome = write_outcome(run, plan, Ending(cause=Cause.STOP_REQUESTED), clock.wall())
     left = _describe(kept, outcome) if kept else "nothing of it runs any more"
     return "\n".join(
-        (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
+        (f"{run.run_id}: {outcome.state}, {outcome.cause}; {left}", *notes, *target.notes)
     )
 
 
@@ -124,7 +124,7 @@ def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: floa
     deadline = clock.monotonic() + max(grace_s, plan.stop_grace_s) + MARGIN_S
     while clock.monotonic() < deadline:
         if outcome := run.read_outcome():
-            return f"{run.run_id}: {outcome.state}, {outcome.reason}"
+            return f"{run.run_id}: {outcome.state}, {outcome.cause}"
         clock.sleep(0.1)
     raise TargetError(
         f"STILL RUNNING: {run.run_id}: its launcher, on another machine, does not answer",

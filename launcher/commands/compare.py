@@ -62,7 +62,7 @@ def _train(arguments: argparse.Namespace, job: Sequence[str], number: str) -> Cu
         # Ended by the run's own end; a signal to this command ends the run.
         outcome = run.wait()
     if outcome.exit_code != ExitCode.OK:
-        why = f"{run.run_id}: {outcome.state}, {outcome.reason}"
+        why = f"{run.run_id}: {outcome.state}, {outcome.cause}"
         raise LauncherError(why, typed.command("why", run.run_id))
     curve = measure_curve(number, read_train_ledger(RunFolder(run.folder), "*"))
     if curve is None:

@@ -111,7 +111,7 @@ def logs(arguments: argparse.Namespace) -> int:
     outcome = read_state(run, run.read_plan())[1] if arguments.follow else None
     if outcome is None or outcome.exit_code == ExitCode.OK:
         return 0
-    ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
+    ended = f"{outcome.state}, {outcome.cause}, exit code {outcome.exit_code}"
     told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
     print(told, file=sys.stderr)
     return outcome.exit_code

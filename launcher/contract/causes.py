@@ -6,7 +6,8 @@ Agent, command line, renderers and docs read the same table.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from launcher.contract.errors import ExitCode
 from launcher.contract.states import RunState
@@ -250,6 +251,11 @@ _OF_EXIT_CODE = {cause.exit_code: cause for cause in reversed(OF_RUNS)} | {
     ExitCode.KILLED: Cause.KILLED,
     ExitCode.PREEMPTED: Cause.PREEMPTED,
 }
+
+
+def with_cause(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of a node or a run; those of older runs call its cause ``reason``."""
+    return {"cause": record.get("reason"), **record}
 
 
 def cause_of_exit_code(code: int) -> Cause:

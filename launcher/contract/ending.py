@@ -5,48 +5,48 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
-from launcher.contract.records import changed_fields, parse_text
+from launcher.contract.causes import Cause, with_cause
+from launcher.contract.records import changed_fields, parse_object, parse_record
 from launcher.contract.worker_end import WorkerEnd
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """A cause and what says so. ``at`` is in seconds since the epoch; 0 where it is now."""
+    """A cause and what says so; ``finished_at`` is in seconds since the epoch, 0 where it is now.
+
+    The outcomes of a node and of a run are endings too.
+    """
 
     cause: Cause
     detail: str = ""
-    at: float = 0.0
+    finished_at: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """That of a node's agent, and of the launcher that followed a run."""
+        return int(self.cause.exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeOutcome:
+class NodeOutcome(Ending):
     """How one incarnation of a node ended. Times are seconds since the epoch.
 
-    The engine's process fills it; the supervisor adds the times, and the reason where the engine
+    The engine's process fills it; the supervisor adds the times, and the cause where the engine
     could not know it. ``first`` is the worker that failed first, ``collateral`` are the others.
     ``ended_well`` is the first worker of the last attempt that ended with exit code 0.
     """
 
     node_index: int
     incarnation: int
-    reason: Cause
-    detail: str = ""
     attempts: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
     started_at: float = 0.0
-    finished_at: float = 0.0
     first: WorkerEnd | None = None
     collateral: tuple[WorkerEnd, ...] = ()
     ended_well: WorkerEnd | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the node's agent."""
-        return int(self.reason.exit_code)
 
     @property
     def ends(self) -> tuple[WorkerEnd, ...]:
@@ -59,9 +59,18 @@ class NodeOutcome:
         data = {**version, **vars(self), "exit_code": self.exit_code}
         return json.dumps(data, indent=indent, default=changed_fields)
 
+    def to_short_json(self, limit_bytes: int) -> str:
+        """The same, cut to what a pod's status holds: collateral failures are cut first."""
+        shorter = replace(self, collateral=())
+        for one in (self, shorter):
+            if len(text := one.to_json()) <= limit_bytes:
+                return text
+        return replace(shorter, first=None, detail=self.detail[:500]).to_json()
+
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:
     """Reads what ``to_json`` wrote; None for anything else."""
     with contextlib.suppress(ValueError):
-        return parse_text(NodeOutcome, text, protocol.NODE_OUTCOME_SCHEMA)
+        if (data := parse_object(text)).get("schema") in (2, protocol.NODE_OUTCOME_SCHEMA):
+            return parse_record(NodeOutcome, with_cause(data))
     return None

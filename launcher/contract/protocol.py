@@ -98,7 +98,7 @@ ENGINE = "LAUNCHER_ENGINE"
 # -- a variable that a batch script sets for its agents ------------------------------------------
 STOP_FILE = "LAUNCHER_STOP_FILE"
 """Path of a file in a folder that all nodes see. Once it holds a reason, a value of
-``reasons.Reason``, the agent stops its node as for a signal. An empty file asks for nothing."""
+``causes.Cause``, the agent stops its node as for a signal. An empty file asks for nothing."""
 
 # -- paths inside a container --------------------------------------------------------------
 CONTAINER_RUN_DIR = "/launcher/run"
@@ -164,7 +164,8 @@ LEDGER_DIR = "ledger"
 
 # -- what the agent leaves in a node's folder, nodes/<index>/<incarnation>/ ---------------------
 # OUTCOME_FILE is the node's own there: see ``ending.py``.
-NODE_OUTCOME_SCHEMA = 2
+NODE_OUTCOME_SCHEMA = 3
+"""2 called the cause ``reason``."""
 ALIVE_FILE = "alive"
 """Touched every ``ALIVE_S`` seconds by the supervisor of a node with ``meet_dir``: nobody else
 watches it."""
@@ -213,7 +214,7 @@ STOP_READY_FILE = "stop-ready"
 STOP_REQUEST_FILE = "stop-request"
 """The supervisor asks: ``{"reason", "at", "deadline"}``, times in seconds since the epoch."""
 STOP_REASON_RESIZE = "resize"
-"""The reason of a request that lets waiting nodes in; all other reasons are causes."""
+"""The reason of a request that lets waiting nodes in; all others are causes."""
 STOP_ACK_FILE = "stop-ack"
 """The training answers with what it committed: ``{"step": int, "checkpoint": str}``. SIGTERM
 comes after it, or when the deadline is near; without a request SIGTERM means: exit now."""
@@ -243,7 +244,7 @@ formed again, and the workers go on in it), healed (generation, step, paused_s: 
 there has ended), workers-started, first-step, worker-ended (rank, exit_code, cause),
 hang (rank, silent_s, limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
 restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost
-(detail), agent-ended (reason, exit_code)."""
+(detail), agent-ended (cause, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started

@@ -74,7 +74,7 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     names = {i: plan.machines[i].name if plan.machines else f"node {i}" for i in indices}
     nodes = {name: _read(found / f"node-{i}.json", NodeAnswer) for i, name in names.items()}
     first = outcome.failure.first if outcome.failure else None
-    cause = (first.exception if first else "") or outcome.detail or outcome.reason
+    cause = (first.exception if first else "") or outcome.detail or outcome.cause
     return ProbeAnswers(
         nodes={name: facts for name, facts in nodes.items() if facts is not None},
         silent=[name for name, facts in nodes.items() if facts is None],

@@ -12,10 +12,10 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, cause_of_exit_code
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
-from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
+from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import RunState
 from launcher.follow.console import Console, prefix_of
 from launcher.follow.endings import judge_run
@@ -30,9 +30,9 @@ from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
-from launcher.runs.failure import read_report
+from launcher.runs.failure import read_node_outcomes, read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
-from launcher.runs.node_outcomes import read_heals, read_outcomes_of, read_restarts
+from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 
 POLL_S = 0.1
@@ -139,16 +139,12 @@ class Follower:
             raise
 
     def _record(self, error: BaseException) -> None:
-        reasons = {
-            TargetError: Cause.TARGET_UNREACHABLE,
-            InputError: Cause.BAD_INPUT,
-            DiskFullError: Cause.DISK_FULL,
-            KeyboardInterrupt: Cause.INTERRUPTED,
-        }
-        kinds = (reason for kind, reason in reasons.items() if isinstance(error, kind))
-        reason = Cause.DISK_FULL if disk.is_full(error) else next(kinds, Cause.LAUNCHER_LOST)
-        said = error.what if isinstance(error, LauncherError) else str(error)
-        self._record_as(Ending(cause=reason, detail=said.partition("\n")[0]))
+        said, is_told = str(error), isinstance(error, KeyboardInterrupt)
+        cause = Cause.INTERRUPTED if is_told else Cause.LAUNCHER_LOST
+        if isinstance(error, LauncherError):
+            cause, said = cause_of_exit_code(error.exit_code), error.what
+        cause = Cause.DISK_FULL if disk.is_full(error) else cause
+        self._record_as(Ending(cause=cause, detail=said.partition("\n")[0]))
 
     def _record_as(self, end: Ending) -> Outcome:
         plan = self._target.as_run(self._driver.plan)
@@ -281,17 +277,17 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
     has_failed = seen.cause.state is RunState.FAILED
     failure = read_report(run, plan) if has_failed else None
-    nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
+    nodes = read_node_outcomes(run, plan) if plan.agent is not None else ()
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
     end = judge_run(seen, nodes, first, limit)
-    detail, told = plan.tell_outside(end.detail), {node.reason for node in nodes}
+    detail, told = plan.tell_outside(end.detail), {node.cause for node in nodes}
     if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in told:
         # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
-    finished_at = end.at or now
+    finished_at = end.finished_at or now
     started_again = sum(node.incarnation - plan.attempt for node in plan.nodes)
     outcome = Outcome(
-        reason=end.cause,
+        cause=end.cause,
         detail=detail,
         run_id=run.run_id,
         job=plan.job_name,

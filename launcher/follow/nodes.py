@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from launcher.contract import protocol, typed
 from launcher.contract.causes import Cause
@@ -14,21 +12,20 @@ from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState, RunState
-from launcher.follow import decide
+from launcher.follow import endings
 from launcher.follow.console import Console
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
+from launcher.runs.failure import read_node_outcomes
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.runs.node_outcomes import read_outcomes_of
 
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
 AWAY_LIMIT_S = 120.0
 """How long a target may be away, for example while its engine restarts."""
-FOUND_LATER = "found after its launcher had gone"
 
 
 class FolderWatch:
@@ -86,10 +83,10 @@ class NodeDriver:
         action = self._decide(observation)
         if isinstance(action, Ending):
             return action
-        if isinstance(action, decide.Replace):
+        if isinstance(action, endings.Replace):
             if self._may_start(action.node_index, action.why):
                 self._replace(action.node_index, action.why)
-        elif isinstance(action, decide.Restart) and self._may_start(None, action.why):
+        elif isinstance(action, endings.Restart) and self._may_start(None, action.why):
             self._restart(action.why, action.left)
         return None
 
@@ -118,16 +115,16 @@ class NodeDriver:
                 self._tell(node.node_index, f"node {node.node_index}: {node.detail}")
         return without(seen, self._withdrawn)
 
-    def _decide(self, observation: Observation) -> decide.Action:
+    def _decide(self, observation: Observation) -> endings.Action:
         self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)
         now, before = self._clock.monotonic(), self._ended
         self._ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
         if not self._ended:
-            return decide.Wait()
+            return endings.Wait()
         # Agents continue without some nodes, so the timer starts again at each new exit.
         if not before or (self.plan.agent and before != self._ended):
             self._exit_at = now
-        return decide.decide_action(
+        return endings.decide_action(
             self.plan,
             observation,
             replaced=self._replaced,
@@ -138,7 +135,7 @@ class NodeDriver:
 
     def _left_early(self) -> frozenset[int]:
         """The nodes that finished, and were stopped or lost the store before the run was over."""
-        told = read_outcomes_of(self._run, self.plan)
+        told = read_node_outcomes(self._run, self.plan)
         return frozenset(o.node_index for o in told if o.detail == protocol.OTHERS_GO_ON)
 
     def _working(self) -> frozenset[int]:
@@ -176,7 +173,7 @@ class NodeDriver:
         if index is None and self._working():
             # Workers have run: what failed was not the start.
             self._failed_at_once[None] = 0
-        pause_s = decide.pause_before_replacing_s(self._failed_at_once[index])
+        pause_s = endings.pause_before_replacing_s(self._failed_at_once[index])
         start = index, self._started_at[index]
         left_s = self._started_at[index] + pause_s - self._clock.monotonic()
         if left_s > 0.5 and start not in self._waits_told:
@@ -196,7 +193,7 @@ class NodeDriver:
         others = "go on" if enough else "wait for it"
         self._tell(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
-        if now - self._started_at[node_index] >= decide.STEADY_S:
+        if now - self._started_at[node_index] >= endings.STEADY_S:
             self._failed_at_once[node_index] = 0
         self._failed_at_once[node_index] += 1
         self._replaced[node_index] += 1
@@ -252,22 +249,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Ending | None:
     if any(node.is_alive for node in observation.nodes):
         return None
     target.collect(plan)
-    end = _judge(plan, observation)
+    end = endings.judge_left(plan, observation)
     with contextlib.suppress(TargetError):
         target.stop(run.run_id, 0)
     return end
-
-
-def _judge(plan: LaunchPlan, observation: Observation) -> Ending:
-    codes = [node.exit_code for node in observation.nodes]
-    if all(code == 0 for code in codes):
-        return Ending(cause=Cause.COMPLETED, detail=FOUND_LATER)
-    lost = "its launcher died, and its processes with it"
-    if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
-        lost = "its launcher died, and its hosts ended it"
-    elif any(code is not None for code in codes):
-        action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=math.inf)
-        if isinstance(action, Ending):
-            return replace(action, detail=FOUND_LATER)
-        lost = FOUND_LATER
-    return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.states import NodeState
+from launcher.contract.worker_end import is_out_of_memory
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.target_facts import TargetFacts
@@ -52,6 +53,19 @@ class NodeObservation:
         """Its exit code; 0 for a node that has none."""
         return self.exit_code or 0
 
+    def told_by(self, run: RunFolder) -> NodeObservation:
+        """The same, with what the agent of a node that does not live has written."""
+        told = None if self.is_alive else run.read_node_outcome(self.node_index, self.incarnation)
+        if told is None:
+            return self
+        if self.state is NodeState.MISSING:
+            # Another call found it ended and removed it, or somebody else did.
+            return replace(self, state=NodeState.EXITED, exit_code=told.exit_code)
+        # An engine reports any kill for memory in a container's life.
+        codes = [end.exit_code for end in told.ends]
+        is_oom = is_out_of_memory(codes, oom_killed=self.out_of_memory)
+        return replace(self, out_of_memory=is_oom)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
@@ -80,7 +94,7 @@ class ListedRun:
     folder: str
     job: str = ""
     target: str = ""
-    reason: str = ""
+    cause: str = ""
     nnodes: int = 0
     size_bytes: int | None = None
     """Of its folder, where that was asked for."""

@@ -212,7 +212,7 @@ class NotifySpec(Section):
     webhook: Annotated[Url | None, Field(examples=["https://chat.internal/hooks/a"])] = None
     """A URL that gets a JSON object by POST: ``text`` (one line, as chats want it), ``event`` (end
     or restarts), ``run_id``, ``job``, ``target`` and ``restarts`` by cause; at the end also
-    ``state``, ``reason``, ``detail``, ``verdict``, ``exit_code`` and ``duration_s``. The run's
+    ``state``, ``cause``, ``detail``, ``verdict``, ``exit_code`` and ``duration_s``. The run's
     folder keeps the URL: if it is secret, call it from ``command``."""
     when: Annotated[Literal["end", "failure"], Field(examples=["failure"])] = "end"
     """``end``: send a notice whenever a run ends. ``failure``: only if the run failed."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.agent.worker_exit import read_ends, read_error, read_tail
 from launcher.contract import look, protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
@@ -27,7 +28,7 @@ from launcher.contract.worker_end import (
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
-from launcher.runs.node_outcomes import read_node_outcome
+from launcher.runs.ledger import clock_offsets
 from launcher.runs.outcome import FailureReport
 
 TAIL_LINES = 12
@@ -99,6 +100,17 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
     return decide_report(failures, tail)
 
 
+def read_node_outcomes(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:
+    """Outcomes of the plan's incarnations, by the launcher's clock; killed ones left none."""
+    offsets = clock_offsets(plan)
+    found = (run.read_node_outcome(node.node_index, node.incarnation) for node in plan.nodes)
+    return tuple(
+        replace(told, finished_at=told.finished_at - offsets.get(told.node_index, 0.0))
+        for told in found
+        if told is not None
+    )
+
+
 def read_failures(run: RunFolder, plan: LaunchPlan) -> tuple[WorkerEnd, ...]:
     """The workers that failed by themselves in any attempt of any incarnation, oldest first."""
     planned = {node.node_index: node for node in plan.nodes}
@@ -133,7 +145,7 @@ class _NodeReader:
 
     def by_agent(self) -> list[WorkerEnd]:
         """From the node's outcome; from its workers' files if the node left none."""
-        outcome = read_node_outcome(self._run, self._node.node_index, self._node.incarnation)
+        outcome = self._run.read_node_outcome(self._node.node_index, self._node.incarnation)
         if outcome is not None:
             well = (outcome.ended_well,) if outcome.ended_well else ()
             return [self.of_end(end) for end in (*outcome.ends, *well)]

@@ -15,6 +15,8 @@ from launcher.agent.atomic_write import (
     write_atomically as write_atomically,  # for those who write here
 )
 from launcher.contract import protocol, typed
+from launcher.contract.causes import with_cause
+from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import DiskFullError, InputError, LauncherError
 from launcher.contract.process_stat import boot_id, lives, name_machine, start_of
 from launcher.contract.records import parse_object, parse_record, read_limited, read_object
@@ -145,7 +147,14 @@ class RunFolder:
         """None while the run goes on, and until a command has found how it ended."""
         data = read_object(self.path / protocol.OUTCOME_FILE)
         with contextlib.suppress(ValueError):
-            return parse_record(Outcome, data) if data else None
+            return parse_record(Outcome, with_cause(data)) if data else None
+        return None
+
+    def read_node_outcome(self, node_index: int, incarnation: int) -> NodeOutcome | None:
+        """What a node's agent wrote; None if it still runs, or was killed before it could write."""
+        with contextlib.suppress(OSError):
+            path = self.node_dir(node_index, incarnation) / protocol.OUTCOME_FILE
+            return parse_node_outcome(path.read_text())
         return None
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:

@@ -57,7 +57,7 @@ def find_heals(events: Iterable[LedgerEvent]) -> tuple[Heal, ...]:
     gone = {
         (event.at, agent[0])
         for agent, event in last.items()
-        if agent in members and event.values.get("reason") != "completed"
+        if agent in members and event.values.get("cause") != "completed"
     }
     heals: list[Heal] = []
     for told in found.values():

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
+from launcher.contract.causes import with_cause
 from launcher.contract.records import parse_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.heals import Heal, find_heals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,7 @@ def parse_event(line: str, source: str) -> LedgerEvent | None:
     if data.get("source") != source:
         return None
     name = data.get("event")
+    data = with_cause(data) if name == "agent-ended" else data
     numbers: Mapping[str, Any] = {key: data.get(key) for key in _NUMBERS}
     if not isinstance(name, str) or not all(isinstance(n, int | float) for n in numbers.values()):
         return None
@@ -119,6 +122,31 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
                 found[cause] += 1
             cause, has_started = None, True
     return found
+
+
+def read_agents(run: RunFolder) -> tuple[LedgerEvent, ...]:
+    """The events of all agents, one agent after the other."""
+    ledgers = (read_ledger(agent_ledger(run, *node)) for node in run.incarnations())
+    return tuple(event for events in ledgers for event in events)
+
+
+def read_heals(run: RunFolder, plan: LaunchPlan) -> tuple[Heal, ...]:
+    """Heals and joins, oldest first, by the launcher's clock."""
+    return find_heals(by_launchers_clock(read_agents(run), clock_offsets(plan)))
+
+
+def read_restarts(run: RunFolder) -> dict[str, int]:
+    """Restarts of workers by cause, over all nodes and all their incarnations.
+
+    Read from each ledger, as a killed agent writes no outcome; without a ledger, from the outcome.
+    """
+    total: Counter[str] = Counter()
+    for node in run.incarnations():
+        if events := read_ledger(agent_ledger(run, *node)):
+            total.update(count_restarts(events))
+        elif outcome := run.read_node_outcome(*node):
+            total.update(outcome.restarts)
+    return dict(sorted(total.items()))
 
 
 def find_jump(events: Sequence[LedgerEvent]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import typed
-from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.heals import Heal
@@ -30,7 +30,7 @@ class FailureReport:
     def __str__(self) -> str:
         from launcher.runs.summary import render_failure
 
-        return textwrap.dedent("\n".join(render_failure(self, reason="")))
+        return textwrap.dedent("\n".join(render_failure(self, cause="")))
 
     @property
     def ranks(self) -> tuple[WorkerEnd, ...]:
@@ -50,21 +50,18 @@ class FailureReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Ending):
     """How a run ended, as in ``outcome.json``. Times are seconds since the Unix epoch.
 
-    Its driver sets the reason and the detail, and ``finished_at`` if the run ended earlier.
+    Its driver sets the cause and the detail, and ``finished_at`` if the run ended earlier.
     ``follow.loop.write_outcome`` adds the rest.
     """
 
-    reason: Cause
-    detail: str = ""
     run_id: str = ""
     job: str = ""
     target: str = ""
     attempts: int = 1
     started_at: float = 0.0
-    finished_at: float = 0.0
     metrics: Mapping[str, object] = field(default_factory=dict)
     failure: FailureReport | None = None
     checkpoint_dir: str = ""
@@ -82,12 +79,7 @@ class Outcome:
     @property
     def state(self) -> str:
         """``succeeded``, ``failed`` or ``stopped``."""
-        return self.reason.state.value
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the launcher that followed the run."""
-        return int(self.reason.exit_code)
+        return self.cause.state.value
 
     @property
     def duration_s(self) -> float:
@@ -97,9 +89,9 @@ class Outcome:
     @property
     def fault(self) -> str | None:
         """Whose mistake a failed run is; None for others."""
-        return self.reason.ends.whose if self.state == RunState.FAILED else None
+        return self.cause.ends.whose if self.state == RunState.FAILED else None
 
     def to_jsonable(self) -> dict[str, object]:
-        """Plain data, with what follows from the reason and the times."""
+        """Plain data, with what follows from the cause and the times."""
         told = {"state": self.state, "exit_code": self.exit_code, "duration_s": self.duration_s}
         return {**asdict(self), **told}

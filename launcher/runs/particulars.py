@@ -145,7 +145,7 @@ def _find_missing(run: RunFolder, told: Postmortem, job: Mapping[str, Any]) -> I
     )
     if torn := sum(not _is_whole(line) for line in lines):
         yield f"{torn} lines of the ledger are torn"
-    if told.reason is None and told.state not in ("running", "orphaned"):
+    if told.cause is None and told.state not in ("running", "orphaned"):
         yield f"{protocol.OUTCOME_FILE}: how it ended is not known"
 
 

@@ -171,7 +171,7 @@ def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
             lives[place] = begin, at
     for node in told.nodes:
         place = (node.node_index, node.incarnation)
-        if told.reason is None and not node.reason and place in lives:
+        if told.cause is None and not node.cause and place in lives:
             lives[place] = lives[place][0], told.duration_s  # it goes on
     return dict([*lives.items()][-MOST_MARKS:])
 

@@ -20,9 +20,9 @@ from launcher.runs.ledger import (
     by_launchers_clock,
     clock_offsets,
     read_ledger,
+    read_restarts,
     read_train_ledger,
 )
-from launcher.runs.node_outcomes import read_node_outcome, read_restarts
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.summary import render_clocks, render_failure, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
@@ -35,7 +35,7 @@ Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """One incarnation of a node in a report; ``reason`` is None if it left no outcome.
+    """One incarnation of a node in a report; ``cause`` is None if it left no outcome.
 
     ``state`` is then what the target reports (``NodeState``); empty if that is not known.
     """
@@ -43,7 +43,7 @@ class NodeReport:
     node_index: int
     incarnation: int
     attempts: int
-    reason: str | None
+    cause: str | None
     exit_code: int | None
     detail: str
     phases_s: Mapping[str, float]
@@ -52,7 +52,7 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Postmortem:
-    """All that is known of a run. ``reason`` and ``exit_code`` are None while it goes on.
+    """All that is known of a run. ``cause`` and ``exit_code`` are None while it goes on.
 
     ``attempts`` counts the starts of all nodes; ``phases_s`` are seconds over all nodes;
     ``goodput`` is None if the training wrote no ledger; ``folder`` is empty for a run whose
@@ -64,7 +64,7 @@ class Postmortem:
     target: str
     engine: str
     state: str
-    reason: str | None
+    cause: str | None
     fault: str | None
     detail: str
     exit_code: int | None
@@ -90,8 +90,8 @@ class Postmortem:
         return {**asdict(self), "goodput": goodput}
 
     def __repr__(self) -> str:
-        reason = f", {self.reason}" if self.reason else ""
-        return f"<Postmortem {self.run_id}: {self.state} on {self.target}{reason}>"
+        cause = f", {self.cause}" if self.cause else ""
+        return f"<Postmortem {self.run_id}: {self.state} on {self.target}{cause}>"
 
     def __str__(self) -> str:
         return render_postmortem(self)
@@ -135,7 +135,7 @@ def read_postmortem(
         target=plan.place,
         engine="torchrun" if plan.agent is None else "agent",
         state=state,
-        reason=outcome.reason if outcome else None,
+        cause=outcome.cause if outcome else None,
         fault=outcome.fault if outcome else None,
         detail=outcome.detail if outcome else "",
         exit_code=outcome.exit_code if outcome else None,
@@ -174,25 +174,25 @@ def _read_nodes(
     found = []
     for index, incarnation in known:
         events = ledgers.get((index, incarnation), ())
-        outcome = read_node_outcome(run, index, incarnation)
+        outcome = run.read_node_outcome(index, incarnation)
         # An agent that could not write its outcome may have written to its ledger.
         ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
-        reason = outcome.reason if outcome else ended.get("reason")
+        cause = outcome.cause if outcome else ended.get("cause")
         goes_on = now is not None and newest[index] == incarnation
         state, said = NodeState.MISSING.value, ""
         if goes_on:
             state, said = states.get((index, incarnation), ("", ""))
         starts = sum(event.name == "workers-started" for event in events)
-        counted_to = now if goes_on and not reason else None
+        counted_to = now if goes_on and not cause else None
         node = NodeReport(
             node_index=index,
             incarnation=incarnation,
             attempts=outcome.attempts if outcome else attempts[index, incarnation] or starts,
-            reason=reason,
+            cause=cause,
             exit_code=outcome.exit_code if outcome else ended.get("exit_code"),
             detail=outcome.detail if outcome else said,
             phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
-            state="" if reason else state,
+            state="" if cause else state,
         )
         found.append(node)
     return found
@@ -204,8 +204,8 @@ def _read_nodes(
 def render_postmortem(told: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
     """What ``read_postmortem`` found, for a person, with the last events. Pure."""
     lines = [render_headline(told)]
-    if told.failure and (told.failure.first or told.reason):
-        lines += render_failure(told.failure, told.reason or "")
+    if told.failure and (told.failure.first or told.cause):
+        lines += render_failure(told.failure, told.cause or "")
     if told.restarts:
         causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
         lines.append(f"  restarts by cause, over all nodes: {causes}")
@@ -233,7 +233,7 @@ def _render_code(code: CodeRecord, run_id: str) -> str:
 def render_headline(told: Postmortem) -> str:
     """The run's end in one line."""
     parts = [
-        told.reason,
+        told.cause,
         without_first(told.detail, told.failure),
         f"fault: {told.fault}" if told.fault else None,
         None if told.exit_code is None else f"exit code {told.exit_code}",
@@ -246,9 +246,9 @@ def render_headline(told: Postmortem) -> str:
 
 def render_node(node: NodeReport, told: Postmortem) -> str:
     """How one incarnation of a node ended, or its present state, in one line."""
-    if node.reason:
+    if node.cause:
         detail = without_first(node.detail, told.failure)
-        how = f"{node.reason}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
+        how = f"{node.cause}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
     elif node.state in (NodeState.RUNNING.value, NodeState.PENDING.value):
         how = f"{node.state}; {node.detail}" if node.detail else node.state
     elif told.engine == "torchrun":

@@ -38,9 +38,9 @@ def render_summary(
     ``resumed`` is the run that this one resumed. ``found`` is what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
-    lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
+    lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.cause}{_detail(outcome)}"]
     if outcome.failure:
-        lines += render_failure(outcome.failure, outcome.reason)
+        lines += render_failure(outcome.failure, outcome.cause)
         lines += _fix_missing_module(outcome.failure.first, image, python)
         lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
@@ -70,20 +70,20 @@ def render_why(outcome: Outcome) -> list[str]:
     return [f"  why          {outcome.verdict}; {why}"] if outcome.verdict else []
 
 
-def render_failure(failure: FailureReport, reason: str) -> list[str]:
+def render_failure(failure: FailureReport, cause: str) -> list[str]:
     """The first failed worker with the end of its log, then the workers that fell with it.
 
-    If no worker left an error: the agent's last lines. ``reason`` is the run's.
+    If no worker left an error: the agent's last lines. ``cause`` is the run's.
     """
     first = failure.first
     if first is None:
         tail = [f"    | {line}" for line in failure.console_tail]
         return ["  no worker left an error; the agent's last lines:", *tail] if tail else []
     what = "left early" if first.cause is Cause.EXITED_EARLY else "first failure"
-    if fell_with_a_node(first, reason):
+    if fell_with_a_node(first, cause):
         what = "failed after it"
     others = failure.collateral
-    is_told = reason == Cause.BAD_INPUT and first.last_words and first.steps == 0
+    is_told = cause == Cause.BAD_INPUT and first.last_words and first.steps == 0
     if is_told and all(map(_says_as_much, failure.ranks)):
         # The headline has its last line, and the other workers said the same or nothing.
         return [f"    log: {first.log}"]
@@ -140,9 +140,9 @@ _WORKER_AT_END = re.compile(
 """How ``contract.worker_end.describe`` names a worker, after what the agent says of the run."""
 
 
-def fell_with_a_node(first: WorkerEnd, reason: str) -> bool:
+def fell_with_a_node(first: WorkerEnd, cause: str) -> bool:
     """Whether the first worker failed only because a node was lost. Pure."""
-    return reason == Cause.NODE_LOST and not is_own_failure(first.exception)
+    return cause == Cause.NODE_LOST and not is_own_failure(first.exception)
 
 
 def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:

@@ -136,7 +136,7 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "stop-acknowledged": "stop acknowledged at step {step}",
     "node-lost": "{detail}",
     "store-lost": _tell_store_lost,
-    "agent-ended": "agent ended: {reason}, exit code {exit_code}",
+    "agent-ended": "agent ended: {cause}, exit code {exit_code}",
     POD_SOURCE: "{text}",
 }
 """Formats of an event's values, or functions of them."""

@@ -44,7 +44,7 @@ class NodeRow:
     @property
     def trouble(self) -> int:
         """For the order of rows: 0 is worst."""
-        state = self.told.reason or self.told.state
+        state = self.told.cause or self.told.state
         if state == NodeState.PENDING.value:
             return 2
         if state != NodeState.RUNNING.value:
@@ -57,7 +57,7 @@ class NodeRow:
         used, limit = vitals.get("memory_bytes"), vitals.get("memory_limit_bytes")
         return (
             f"{told.node_index}.{told.incarnation} {self.host}".rstrip(),
-            told.reason or told.state,
+            told.cause or told.state,
             "" if self.seen_s is None else f"{self.seen_s:.0f} s",
             str(min(vitals.get("steps", {}).values(), default="")),
             f"{vitals['cpu_share']:.0%}" if vitals else "",
@@ -92,7 +92,7 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
             told=node,
             host=plan.machines[index].name if index < len(plan.machines) else "",
             vitals=vitals,
-            seen_s=seen_s if vitals and not node.reason else None,
+            seen_s=seen_s if vitals and not node.cause else None,
             last_line=read_last_line(outputs.get(index, ())),
         )
 
@@ -131,7 +131,7 @@ def render_snapshot(seen: RunSnapshot) -> str:
 
 def render_training(told: Postmortem) -> str:
     """The training in one line; empty if it reports nothing. Pure."""
-    parts, goodput, goes_on = [], told.goodput, told.reason is None
+    parts, goodput, goes_on = [], told.goodput, told.cause is None
     if goodput and goodput.points:
         recent = goodput.points[-PACE_POINTS:]
         last, steps = recent[-1], recent[-1].step - recent[0].step

@@ -23,8 +23,7 @@ from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
 from launcher.runs.heals import Heal, find_survived
-from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
-from launcher.runs.node_outcomes import read_agents, read_heals, read_node_outcome
+from launcher.runs.ledger import agent_ledger, find_jump, read_agents, read_heals, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
@@ -70,7 +69,7 @@ class Evidence:
 
     subject: str
     state: str = ""
-    reason: Cause | None = None
+    run_cause: Cause | None = None
     detail: str = ""
     failure: FailureReport | None = None
     lines: tuple[LogLine, ...] = ()
@@ -178,7 +177,7 @@ def read_run(
     return Evidence(
         subject=run.run_id,
         state=outcome.state if outcome else state,
-        reason=outcome.reason if outcome else _reason_so_far(run, newest),
+        run_cause=outcome.cause if outcome else _cause_so_far(run, newest),
         detail=detail,
         failure=failure,
         lines=tuple(placed),
@@ -224,12 +223,12 @@ def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
     return line
 
 
-def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Cause | None:
+def _cause_so_far(run: RunFolder, newest: Mapping[int, int]) -> Cause | None:
     """Without an outcome: whether somebody stopped the run, or took its nodes away."""
     if (run.path / protocol.STOP_RUN_FILE).exists():
         return Cause.STOP_REQUESTED
-    ends = filter(None, (read_node_outcome(run, *node) for node in newest.items()))
-    return next((x.reason for x in ends if x.reason is Cause.PREEMPTED), None)
+    ends = filter(None, (run.read_node_outcome(*node) for node in newest.items()))
+    return next((x.cause for x in ends if x.cause is Cause.PREEMPTED), None)
 
 
 def _read_hosts(run: RunFolder, plan: LaunchPlan | None) -> dict[str, int]:

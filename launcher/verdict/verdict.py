@@ -14,7 +14,7 @@ from launcher.runs.outcome import FailureReport
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
+from launcher.verdict.rules.all import judge_end, judge_lines, judge_run_cause
 from launcher.verdict.rules.rule import FOLLOWS, Meaning, Weight
 from launcher.verdict.stacks import name_ranks
 
@@ -45,7 +45,7 @@ class Verdict:
 
     subject: str
     state: str
-    reason: Cause | None
+    run_cause: Cause | None
     """Why the run ended, or is about to end, by its record; None if the record does not say."""
     cause: Cause
     certainty: str
@@ -71,8 +71,8 @@ class Verdict:
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data for ``--json``."""
-        reason = self.reason or self.cause.of
-        return {**asdict(self), "reason": reason, "runbook": self.cause.section}
+        run_cause = self.run_cause or self.cause.of
+        return {**asdict(self), "run_cause": run_cause, "runbook": self.cause.section}
 
 
 def decide_verdict(evidence: Evidence) -> Verdict:
@@ -87,7 +87,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
             begun_by = None  # This worker only followed another one.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
-    found += judge_reason(evidence.reason, evidence.detail, evidence.detail_node)
+    found += judge_run_cause(evidence.run_cause, evidence.detail, evidence.detail_node)
     if evidence.stood and any(x.cause in _OF_HANG and x.weight >= Weight.LIKELY for x in found):
         found = [x for x in found if x.cause not in OF_STOP]
         # What a thread raised explains that its rank's main thread waits for it.
@@ -112,7 +112,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
-        reason=evidence.reason,
+        run_cause=evidence.run_cause,
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered, first),
         what=_tell(best, line, rank),
@@ -247,7 +247,7 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
-        reason=evidence.reason,
+        run_cause=evidence.run_cause,
         cause=Cause.UNKNOWN,
         certainty="unclear" if has_failed else "",
         what=what,
@@ -264,9 +264,9 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
 
 def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
     """At most five lines for a person; with ``evidence`` also what it rests on."""
-    # The reason of the record, as ``status`` shows it, stands beside the finer cause.
-    reason = told.reason if told.certainty and told.cause.value != told.reason else None
-    state = f" ({told.state}{f': {reason}' if reason else ''})" if told.state else ""
+    # The cause of the record, as ``status`` shows it, stands beside the finer cause.
+    broader = told.run_cause if told.certainty and told.cause.value != told.run_cause else None
+    state = f" ({told.state}{f': {broader}' if broader else ''})" if told.state else ""
     if not told.certainty:
         lines = [f"{told.subject}{state}: {told.what}"]
         if (more := len(told.healed) - MOST_HEALED) > 0:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.causes import with_cause
 from tests.faults import corpus, making, trim
 
 PARTS = ("open", "held_out")
@@ -82,7 +83,7 @@ def test_packing_changes_nothing_where_nothing_changed(tmp_path, monkeypatch):
 def reason_of(left: Path) -> str:
     """Of a run's outcome; empty for logs, and where the run went on."""
     outcome = left / "outcome.json"
-    return str(json.loads(outcome.read_text())["reason"]) if outcome.exists() else ""
+    return str(with_cause(json.loads(outcome.read_text()))["cause"]) if outcome.exists() else ""
 
 
 @pytest.mark.parametrize("name", ["kubernetes-oom-killed-pod"])

@@ -150,7 +150,7 @@ def agents_outcome(
     at: float,
     message: str,
     rank: int = 0,
-    reason: str = "restarts-exhausted",
+    cause: str = "restarts-exhausted",
     exit_code: int = 1,
 ) -> str:
     """What an agent leaves as its pod's termination message; ``at`` is when its worker failed."""
@@ -159,7 +159,7 @@ def agents_outcome(
         "cause": "exit", "exception": message, "log": f"nodes/{rank}/0/attempt-0/rank-{rank}",
     }  # fmt: skip
     told = {
-        "schema": 2, "node_index": rank, "incarnation": 0, "reason": reason, "exit_code": 1,
+        "schema": 3, "node_index": rank, "incarnation": 0, "cause": cause, "exit_code": 1,
         "detail": f"rank {rank}: {message}", "attempts": 4, "restarts": {"exit": 3},
         "started_at": 1.0, "finished_at": at + 1.0, "first": end, "collateral": [],
     }  # fmt: skip

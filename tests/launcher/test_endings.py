@@ -34,7 +34,7 @@ from launcher.contract.causes import RETRY_FROM, Cause
 from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerExit
-from launcher.follow.decide import Replace, Restart, decide_action
+from launcher.follow.endings import Replace, Restart, decide_action
 from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
@@ -202,7 +202,7 @@ def test_a_run_ends_by_what_its_first_worker_did(
     plan = make_plan(engine="agent", nproc_per_node=len(workers), max_restarts=allowed)
     attempts = end_workers(run.node_dir(0, 0), workers)
     node = end_node(attempts, plan, before)
-    assert f"{node.reason} {node.exit_code}" == node_line
+    assert f"{node.cause} {node.exit_code}" == node_line
     (run.node_dir(0, 0) / protocol.OUTCOME_FILE).write_text(node.to_json())
     assert tell_run(run, plan, seen(0, node.exit_code)) == run_line
 
@@ -211,7 +211,7 @@ def end_node(attempts: Attempts, plan: LaunchPlan, before: int) -> NodeOutcome:
     """The outcome of a node after so many equal attempts and this one."""
     judge = AttemptJudge(max_restarts=plan.max_restarts, same_failure_limit=3)
     if attempts.have_succeeded():
-        return NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED)
+        return NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED)
     ends = attempts.end()
     steps = [judge.judge(ends, 0, regroups=False) for _ in range(before + 1)]
     assert all(isinstance(step, Again) for step in steps[:-1])
@@ -220,7 +220,7 @@ def end_node(attempts: Attempts, plan: LaunchPlan, before: int) -> NodeOutcome:
     return NodeOutcome(
         node_index=0,
         incarnation=0,
-        reason=end.cause,
+        cause=end.cause,
         detail=end.detail,
         first=ends[0],
         collateral=ends[1:],
@@ -246,7 +246,7 @@ def tell_run(
     end = write_outcome(run, plan, action, 2e10)
     first = end.failure.first if end.failure else None
     said = (first.headline if first else "-") if headline else end.detail
-    return f"{end.state}: {end.reason} {end.exit_code}: {said}"
+    return f"{end.state}: {end.cause} {end.exit_code}: {said}"
 
 
 ALREADY = W(1, OTHER)
@@ -339,10 +339,10 @@ def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path
     ],
 )  # fmt: skip
 def test_a_stopped_or_silent_agent_has_a_cause_too(stop, told, code, oom, expected):
-    end = told and NodeOutcome(node_index=0, incarnation=0, reason=Cause(told), detail="as told")
-    silent = NodeOutcome(node_index=0, incarnation=0, reason=Cause.AGENT_FAILED)
+    end = told and NodeOutcome(node_index=0, incarnation=0, cause=Cause(told), detail="as told")
+    silent = NodeOutcome(node_index=0, incarnation=0, cause=Cause.AGENT_FAILED)
     judged = judge_node(end, silent, code, stop and Cause(stop), is_oom=oom)
-    assert f"{judged.reason} {judged.exit_code}: {judged.detail}" == expected
+    assert f"{judged.cause} {judged.exit_code}: {judged.detail}" == expected
 
 
 SEVERAL = [
@@ -390,12 +390,12 @@ def test_a_run_ends_by_what_its_nodes_did(count, fields, nodes, told, make_plan,
     plan = make_plan(**fields)
     again = tuple(replace(node, incarnation=used) for node in plan.nodes)
     plan = replace(plan, nodes=again)
-    for index, (_, reason) in enumerate(nodes):
-        if reason:
+    for index, (_, cause) in enumerate(nodes):
+        if cause:
             folder = run.node_dir(index, used)
             folder.mkdir(parents=True)
             end = NodeOutcome(
-                node_index=index, incarnation=used, reason=Cause(reason), finished_at=index,
+                node_index=index, incarnation=used, cause=Cause(cause), finished_at=index,
                 detail=f"said by {index}",
             )  # fmt: skip
             (folder / protocol.OUTCOME_FILE).write_text(end.to_json())
@@ -419,7 +419,7 @@ def test_what_people_and_targets_end_is_told_as_they_said(driver, told, make_pla
     plan = make_plan(engine="agent", nproc_per_node=1)
     end_workers(run.node_dir(0, 0), (W(143),))
     end = write_outcome(run, plan, Ending(cause=Cause(driver), detail="as seen"), 2e10)
-    assert f"{end.state}: {end.reason} {end.exit_code}: {end.detail}" == told
+    assert f"{end.state}: {end.cause} {end.exit_code}: {end.detail}" == told
 
 
 def test_a_node_that_meets_again_is_judged_anew(tmp_path):

@@ -47,16 +47,16 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     try:
         token = read_token(run_dir)
     except OSError as error:
-        return end(reason=Cause.BAD_INPUT, detail=f"the run's token cannot be read: {error}")
+        return end(cause=Cause.BAD_INPUT, detail=f"the run's token cannot be read: {error}")
     if settings.hold_idle_s:
         from launcher.agent.engine.hold import Holder
 
-        reason, detail = Holder(task, run_dir, archive).run((_FABRIC, *settings.preload))
-        return end(reason=reason, detail=detail)
+        cause, detail = Holder(task, run_dir, archive).run((_FABRIC, *settings.preload))
+        return end(cause=cause, detail=detail)
     forks = settings.start == "fork" and warm_up(task, scratch)
     with preload.without_collector():
         if refused := refuse_torch():
-            return end(reason=Cause.BAD_INPUT, detail=refused)
+            return end(cause=Cause.BAD_INPUT, detail=refused)
         from launcher.agent.engine import rounds, torch_agent
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     versions = read_installed(place.command)
@@ -86,7 +86,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     node.tell_ends(attempts.end(regroups=True))
     is_full = ended.cause is Cause.DISK_FULL
     return end(
-        reason=ended.cause,
+        cause=ended.cause,
         detail=attempts.describe_disk(ended.detail) if is_full else ended.detail,
         attempts=attempts.count,
         restarts=dict(judge.restarts),

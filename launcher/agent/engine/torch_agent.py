@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from launcher.agent import signals
 from launcher.agent.addresses import interface_of
 from launcher.agent.disk import is_full, says_full
-from launcher.agent.endings import Raised, judge_raised
+from launcher.agent.endings import judge_raised
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
@@ -135,15 +135,14 @@ def judge_error(error: BaseException, node: Node) -> Ending:
     full = is_full(error) or (is_state and says_full(str(error)))
     if cause is None and not full:
         traceback.print_exception(error)
-    raised = Raised(
-        cause=cause or Cause.AGENT_FAILED,
-        said=_say(error) if cause or full else f"{type(error).__name__}: {error}",
+    said = _say(error) if cause or full else f"{type(error).__name__}: {error}"
+    return judge_raised(
+        Ending(cause=cause or Cause.AGENT_FAILED, detail=said),
         says_full=full,
         had_group=node.had_rendezvous or node.reached_store,
         succeeded=succeeded,
         first=next(iter(node.ends), None) if cause is Cause.TRAINING_FAILED else None,
     )
-    return judge_raised(raised)
 
 
 def _say(error: BaseException) -> str:

@@ -23,7 +23,6 @@ from launcher.agent.atomic_write import write_atomically
 from launcher.agent.endings import judge_node
 from launcher.agent.heartbeat import WorkerBeat, read_heartbeat
 from launcher.agent.ledger import AgentLedger, ledger_path
-from launcher.agent.node import outcome as outcomes
 from launcher.agent.node.identity import claim_incarnation, identify, source_of
 from launcher.agent.stopping import (
     REASON_OF_SIGNAL,
@@ -38,7 +37,7 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.ending import NodeOutcome
+from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.hold import RENEW
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
@@ -92,7 +91,7 @@ class Supervisor:
         self._agent_pid = 0
         self._own: Scratch | None = None
         self._outcome = NodeOutcome(
-            node_index=node.node_index, incarnation=node.incarnation, reason=Cause.AGENT_FAILED
+            node_index=node.node_index, incarnation=node.incarnation, cause=Cause.AGENT_FAILED
         )
         self._ledger = AgentLedger(
             ledger_path(self._run_dir, node.node_index, node.incarnation),
@@ -111,7 +110,7 @@ class Supervisor:
                 say(f"cannot start: {error}")
                 return int(ExitCode.BAD_INPUT)
             told = f"{disk.describe(str(error), self._run_dir)}; {error}"
-            self._outcome = replace(self._outcome, reason=Cause.DISK_FULL, detail=told)
+            self._outcome = replace(self._outcome, cause=Cause.DISK_FULL, detail=told)
         else:
             self._outcome = self._run_agent()
         finally:
@@ -144,14 +143,14 @@ class Supervisor:
 
     def _tell_end(self, started_at: float) -> None:
         told = replace(self._outcome, started_at=started_at, finished_at=self._clock.wall())
-        reason, code = told.reason.value, told.exit_code
-        self._ledger.write("agent-ended", reason=reason, exit_code=code)
-        outcomes.write_outcome(self._node_dir / protocol.OUTCOME_FILE, told)
+        cause, code = told.cause.value, told.exit_code
+        self._ledger.write("agent-ended", cause=cause, exit_code=code)
+        write_outcome(self._node_dir / protocol.OUTCOME_FILE, told)
         if source_of(self._task).is_pod:
-            outcomes.write_termination(told, Path(protocol.TERMINATION_LOG))
-        if told.reason is not Cause.COMPLETED:
+            write_termination(told, Path(protocol.TERMINATION_LOG))
+        if told.cause is not Cause.COMPLETED:
             detail = f": {told.detail}" if told.detail else ""
-            say(f"{reason}{detail} (exit code {code})")
+            say(f"{cause}{detail} (exit code {code})")
 
     # -- the agent's process ------------------------------------------------------------------
 
@@ -164,7 +163,10 @@ class Supervisor:
         # Without the agent nobody else ends the node's other processes.
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
-        told = outcomes.read_told(file)
+        # Nothing if it died; both processes share the position in the file.
+        os.lseek(file, 0, os.SEEK_SET)
+        with open(file) as text:
+            told = parse_node_outcome(text.read())
         if told and told.detail == RENEW and not self._stop:
             say(f"{RENEW}: torch is imported anew")
             return self._run_agent()
@@ -280,6 +282,19 @@ class Supervisor:
             stop.terminated_at = self._clock.monotonic()
             signals.tell_to_end()
             processes.send(self._agent_pid, signal.SIGTERM)
+
+
+def write_outcome(path: Path, outcome: NodeOutcome) -> None:
+    """Replaces the node's ``outcome.json``. If that fails, only the exit code tells the cause."""
+    with contextlib.suppress(OSError):
+        write_atomically(path, f"{outcome.to_json(2)}\n")
+
+
+def write_termination(outcome: NodeOutcome, path: Path) -> None:
+    """The outcome as a pod's termination message, if there is a place for one."""
+    with contextlib.suppress(OSError), path.open("r+") as file:
+        file.truncate()
+        file.write(outcome.to_short_json(protocol.TERMINATION_LIMIT_BYTES))
 
 
 class Scratch:

@@ -18,13 +18,11 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.states import NodeState
-from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.runs.ledger import agent_ledger
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import OWN_IMAGE, choose_agent, write_agent_files
 from launcher.targets.at_once import at_once
 from launcher.targets.docker.engine import (
@@ -163,27 +161,15 @@ class DockerTarget(Target):
                 self._endings[key] = seen
             state = NodeState.MISSING
         ending = self._endings.get(key) if state is NodeState.MISSING else None
-        state = state if ending is None else NodeState.EXITED
-        exit_code = None if ending is None else ending.exit_code
-        if state in (NodeState.MISSING, NodeState.EXITED):
-            run = RunFolder(Path(plan.run_dir))
-            told = read_node_outcome(run, node.node_index, node.incarnation)
-            if told and state is NodeState.MISSING:
-                # Somebody pruned the container, or another call found it ended and removed it.
-                state, exit_code = NodeState.EXITED, told.exit_code
-            if told and ending:
-                # The engine reports any kill for memory in a container's life.
-                codes = [end.exit_code for end in told.ends]
-                is_oom = is_out_of_memory(codes, oom_killed=ending.out_of_memory)
-                ending = replace(ending, out_of_memory=is_oom)
-        return NodeObservation(
+        seen_here = NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
-            state=state,
-            exit_code=exit_code,
+            state=state if ending is None else NodeState.EXITED,
+            exit_code=None if ending is None else ending.exit_code,
             out_of_memory=ending is not None and ending.out_of_memory,
             detail="" if ending is None else describe(ending),
         )
+        return seen_here.told_by(RunFolder(Path(plan.run_dir)))
 
     def collect(self, plan: LaunchPlan) -> None:
         held = self._engine.list_containers(plan.run_id)

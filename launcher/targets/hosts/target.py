@@ -22,14 +22,12 @@ from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
-from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.look import keep_look
 from launcher.follow.requests import render_scale
 from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hold import Hold, check_reach
@@ -342,27 +340,20 @@ class HostsTarget(Target):
         index, key = node.node_index, nodes.key_of(node)
         line = self._lines.get(index)
         found = line.state(key) if line else states.get(key, MISSING)
-        told = None
-        if found.state != "running":
-            told = read_node_outcome(RunFolder(Path(plan.run_dir)), index, node.incarnation)
-        if told and found.state == "missing":
-            # A launcher elsewhere has ended the run, and removed it from the host.
-            found = NodeSeen(state="exited", exit_code=told.exit_code)
         if index in self._refused:
             found = NodeSeen(state="missing", detail=self._refused[index])
         elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
             host = HostsSettings.of(plan).hosts[index]
             found = NodeSeen(state="missing", detail=f"{host.name} does not answer")
-        # The engine reports any kill for memory in a container's life.
-        codes = [end.exit_code for end in told.ends] if told else []
-        return NodeObservation(
+        seen = NodeObservation(
             node_index=index,
             incarnation=node.incarnation,
             state=NodeState(found.state),
             exit_code=found.exit_code,
-            out_of_memory=is_out_of_memory(codes, oom_killed=found.out_of_memory),
+            out_of_memory=found.out_of_memory,
             detail=found.detail,
         )
+        return seen.told_by(RunFolder(Path(plan.run_dir)))
 
     def _ask(self, plan: LaunchPlan) -> tuple[Mapping[str, NodeSeen], bool]:
         """Copies all files of a run that no launcher here follows; returns its nodes' states.

@@ -25,8 +25,8 @@ from launcher.targets.kubernetes.history import Incarnations, PodRecorder
 from launcher.targets.kubernetes.logs import Fate, LogFollower, LogSource, containers_of
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import (
+    OOM,
     PodView,
-    Trouble,
     describe_trouble,
     newest_of_each,
 )
@@ -88,7 +88,7 @@ class PodCollector:
             incarnation=self.number_of(pod),
             state=pod.state,
             exit_code=pod.exit_code,
-            out_of_memory=pod.trouble is Trouble.OUT_OF_MEMORY,
+            out_of_memory=pod.trouble is OOM,
             detail=describe_trouble(pod, self._cluster.kubectl_there) if pod.trouble else pod.waits,
         )
 

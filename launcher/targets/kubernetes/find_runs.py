@@ -110,7 +110,7 @@ def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
         job=job.job_name,
         target="kubernetes",
         state=state,
-        reason=end.word if end else "",
+        cause=end.word if end else "",
         nnodes=count_wanted(job.item),
         age_s=max(0.0, round(now - job.created_at, 1)),
         folder=str(folder) if folder.is_dir() else "",

@@ -15,8 +15,8 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
+from launcher.follow.endings import FOUND_LATER
 from launcher.follow.loop import fold
-from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
@@ -281,7 +281,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
             job.remove()
             job.wait_gone(0, is_done=True)
     at = (end.at if run.is_borrowed else None) or 0.0
-    return replace(judged, detail=judged.detail or FOUND_LATER, at=at)
+    return replace(judged, detail=judged.detail or FOUND_LATER, finished_at=at)
 
 
 def bring_output(

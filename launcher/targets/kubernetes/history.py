@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
-from launcher.contract.ending import parse_node_outcome
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.hold import READY_FILE, READY_SAYS
 from launcher.contract.look import STANDS
@@ -22,7 +22,7 @@ from launcher.contract.states import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.runs.ledger import read_ledger, tell_moment
 from launcher.targets.kubernetes.logs import LogSource, containers_of
-from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView, Trouble, seconds_of
+from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView, seconds_of
 
 POD_FILE = "pod.json"
 """In a node's folder: which container's output lies there."""
@@ -111,7 +111,7 @@ class PodRecorder:
                 make_folders((str(folder),))
                 write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
             outcome = folder / protocol.OUTCOME_FILE
-            if ending and not outcome.exists() and parse_node_outcome(ending.message):
+            if ending and not outcome.exists() and ending.outcome:
                 write_atomically(outcome, ending.message)
 
     def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
@@ -125,10 +125,10 @@ class PodRecorder:
 
 def _moments(pod: PodView, now: float) -> Iterator[tuple[str, float, str]]:
     """What happened to a pod and when: a key, seconds since the epoch, words."""
-    if pod.trouble and pod.state is NodeState.PENDING and pod.trouble is not Trouble.UNSCHEDULABLE:
-        # Kubernetes gives it no time. UNSCHEDULABLE is reported by the pod's conditions below.
-        text = f"pod {pod.name} waits: {pod.trouble.value}: {pod.message}"
-        yield f"{pod.uid}/{pod.restarts}/{pod.trouble.value}", now, text
+    if pod.trouble and pod.state is NodeState.PENDING and pod.cause is not Cause.NO_ROOM:
+        # Kubernetes gives it no time. That there is no room is told by the conditions below.
+        text = f"pod {pod.name} waits: {pod.trouble.word}: {pod.message}"
+        yield f"{pod.uid}/{pod.restarts}/{pod.trouble.word}", now, text
     yield f"{pod.uid}/made", seconds_of(pod.created), f"pod {pod.name} made"
     for stamp, words in pod.conditions:
         yield f"{pod.uid}/{words}", seconds_of(stamp), f"pod {pod.name} {words}"
@@ -150,8 +150,8 @@ def _container_moments(
     if ending is not None:
         # These two add nothing to the exit code.
         word = "" if ending.word in ("Error", "Completed") else ending.word
-        if outcome := parse_node_outcome(ending.message):
-            word = outcome.reason.value
+        if outcome := ending.outcome:
+            word = outcome.cause.value
             if first := outcome.first:
                 words = f"rank {first.rank} ended: {first.exception or first.cause}"
                 yield f"{key}/first", first.failed_at, words

@@ -12,12 +12,11 @@ from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.states import NodeState
 from launcher.targets.kubernetes.pod_states import (
     NOT_STARTED,
+    WORDS,
     ContainerEnd,
     PodView,
-    Trouble,
     describe_trouble,
     find_missing_claim,
-    fix_of,
     newest_of_each,
 )
 
@@ -49,9 +48,8 @@ def tell_limit(limit_s: int) -> str:
 
 def is_lasting(pod: PodView) -> bool:
     """Whether a pod waits for something that only a person can change."""
-    kinds = (Trouble.IMAGE, Trouble.CONFIG, Trouble.START)
-    lasts = pod.trouble in kinds or find_missing_claim(pod) is not None
-    return pod.state is NodeState.PENDING and lasts
+    lasts = pod.cause in (Cause.IMAGE_PULL, Cause.CONTAINER_START)
+    return pod.state is NodeState.PENDING and (lasts or find_missing_claim(pod) is not None)
 
 
 class PodProgress:
@@ -66,7 +64,7 @@ class PodProgress:
         self._words: dict[str, str] = {}
         self._lost: set[str] = set()
         """Uids of pods whose loss was reported."""
-        self._troubles: set[tuple[str, Trouble, int]] = set()
+        self._troubles: set[tuple[str, str, int]] = set()
 
     def tell(self, pods: tuple[PodView, ...]) -> Iterator[str]:
         """Lines about what is new since the last call."""
@@ -76,7 +74,7 @@ class PodProgress:
             if pod.trouble is not None:
                 # Without the message, which changes: an image that cannot be pulled has two
                 # reasons in turn, with the seconds until the next try.
-                key = (pod.uid, pod.trouble, pod.restarts)
+                key = (pod.uid, pod.trouble.word, pod.restarts)
                 if key not in self._troubles:
                     self._troubles.add(key)
                     limit = tell_limit(self._limit_s) if is_lasting(pod) else ""
@@ -102,7 +100,7 @@ class PodProgress:
         others = "go on" if len(live) >= min_nodes else "wait for its next pod"
         for pod in seen:
             is_gone = pod.uid not in left and pod.state is not NodeState.EXITED
-            is_away = pod.trouble in (Trouble.EVICTED, Trouble.DISRUPTED)
+            is_away = pod.cause is Cause.PREEMPTED
             is_lost = is_gone or is_away or pod.exit_code == ExitCode.KILLED
             is_new = pod.node_index in wanted and pod.has_started and pod.uid not in self._lost
             if is_new and is_lost:
@@ -155,7 +153,7 @@ class StartLimit:
             return None
         pod, ending = certain[-1]
         told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
-        return Ending(cause=Cause.BAD_INPUT, detail=f"{told}; {fix_of(Trouble.START)}")
+        return Ending(cause=Cause.BAD_INPUT, detail=f"{told}; {WORDS['StartError'].fix}")
 
     def _judge_waiting(self, newest: dict[int, PodView], refused: str, now: float) -> Ending | None:
         waiting = {index: pod for index, pod in sorted(newest.items()) if is_lasting(pod)}

@@ -6,15 +6,14 @@ Objects are plain data, as the API server sends them.
 from __future__ import annotations
 
 import contextlib
-import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.ending import Ending, parse_node_outcome
+from launcher.contract.ending import Ending, NodeOutcome, parse_node_outcome
 from launcher.contract.errors import name_exit_code
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
@@ -25,49 +24,50 @@ INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 REPLICA_INDEX = "training.kubeflow.org/replica-index"
 
 
-class Trouble(enum.Enum):
-    """What keeps a pod from running, or ended it."""
+class Trouble(NamedTuple):
+    """What keeps a pod from running, or ended it: Kubernetes' ``word`` for it, and its cause.
 
-    UNSCHEDULABLE = "Unschedulable"
-    IMAGE = "ImagePullBackOff"
-    CONFIG = "CreateContainerConfigError"
-    START = "CreateContainerError"
-    OUT_OF_MEMORY = "OOMKilled"
-    EVICTED = "Evicted"
-    CRASH_LOOP = "CrashLoopBackOff"
-    DISRUPTED = "DisruptionTarget"
+    ``{kubectl}`` in the fix stands for the command to type for the pods' namespace.
+    """
+
+    word: str
+    cause: Cause
+    fix: str
 
 
-WORDS: Mapping[str, Trouble] = {
-    **{trouble.value: trouble for trouble in Trouble if trouble is not Trouble.OUT_OF_MEMORY},
-    "ErrImagePull": Trouble.IMAGE,
-    "ErrImageNeverPull": Trouble.IMAGE,
-    "InvalidImageName": Trouble.IMAGE,
-    "RunContainerError": Trouble.START,
-    "StartError": Trouble.START,
-    "Preempting": Trouble.DISRUPTED,
-    "NodeLost": Trouble.DISRUPTED,
+# fmt: off
+_TROUBLES = (
+    Trouble("Unschedulable", Cause.NO_ROOM,
+            "lower resources of the job, or {kubectl} describe nodes"),
+    Trouble("ImagePullBackOff", Cause.IMAGE_PULL,
+            "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets"),
+    Trouble("CreateContainerConfigError", Cause.CONTAINER_START,
+            "create the Secret or ConfigMap that it names"),
+    Trouble("CreateContainerError", Cause.CONTAINER_START,
+            "the image lacks python3, or a mount fails: --image, kubernetes.volumes"),
+    Trouble("Evicted", Cause.PREEMPTED,
+            "{kubectl} describe node: its disk or memory was full"),
+    Trouble("CrashLoopBackOff", Cause.UNKNOWN,
+            "its log tells why the container ends again and again"),
+    Trouble("DisruptionTarget", Cause.PREEMPTED,
+            "its node was drained or wanted by others; kubernetes.priority_class helps"),
+)
+# fmt: on
+OOM = Trouble(
+    "OOMKilled", Cause.OUT_OF_MEMORY, "raise resources.memory; /dev/shm counts against it"
+)
+_SAME = {
+    "ImagePullBackOff": ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName"),
+    "CreateContainerError": ("RunContainerError", "StartError"),
+    "DisruptionTarget": ("Preempting", "NodeLost"),
 }
-"""Troubles by Kubernetes' words. ``is_oom`` decides what counts as out of memory."""
+WORDS: Mapping[str, Trouble] = {
+    word: one for one in _TROUBLES for word in (one.word, *_SAME.get(one.word, ()))
+}
+"""Troubles by Kubernetes' words. ``ContainerEnd.is_oom`` decides what counts as ``OOM``."""
 
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
-
-FIXES: Mapping[Trouble, str] = {
-    Trouble.UNSCHEDULABLE: "lower resources of the job, or {kubectl} describe nodes",
-    Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
-    Trouble.CONFIG: "create the Secret or ConfigMap that it names",
-    Trouble.START: "the image lacks python3, or a mount fails: --image, kubernetes.volumes",
-    Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
-    Trouble.EVICTED: "{kubectl} describe node: its disk or memory was full",
-    Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
-    Trouble.DISRUPTED: "its node was drained or wanted by others; kubernetes.priority_class helps",
-}
-
-
-def fix_of(trouble: Trouble, kubectl: str = "kubectl") -> str:
-    """What a person may do about it; ``kubectl`` is the command to type for the pods' namespace."""
-    return FIXES[trouble].format(kubectl=kubectl)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,17 @@ class ContainerEnd:
     message: str
     started: str
     finished: str
+
+    @property
+    def outcome(self) -> NodeOutcome | None:
+        """What the agent in it left as its termination message."""
+        return parse_node_outcome(self.message)
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether it ran out of memory: the agent says how its workers ended."""
+        codes = [end.exit_code for end in self.outcome.ends] if self.outcome else []
+        return is_out_of_memory(codes, oom_killed=self.word == OOM.word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +121,11 @@ class PodView:
     """The init container that runs; empty if none does."""
     scheduler: str = ""
     """The scheduler that has not looked at it yet; empty once it has."""
+
+    @property
+    def cause(self) -> Cause | None:
+        """That of its trouble."""
+        return self.trouble.cause if self.trouble else None
 
     @property
     def waits(self) -> str:
@@ -209,16 +225,6 @@ def _ending(ended: Object) -> ContainerEnd | None:
     )
 
 
-def is_oom(word: str, message: str) -> bool:
-    """Whether a container ran out of memory, by Kubernetes' word for its end.
-
-    ``message`` is its termination message, in which an agent says how its workers ended.
-    """
-    outcome = parse_node_outcome(message)
-    codes = [end.exit_code for end in outcome.ends] if outcome else []
-    return is_out_of_memory(codes, oom_killed=word == Trouble.OUT_OF_MEMORY.value)
-
-
 def seconds_of(stamp: str) -> float:
     """A time as Kubernetes writes it, in seconds since the epoch; 0 for anything else."""
     with contextlib.suppress(ValueError):
@@ -267,18 +273,18 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     status = section(pod, "status")
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Trouble.UNSCHEDULABLE, condition.get("message", "")
+            return WORDS["Unschedulable"], condition.get("message", "")
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return Trouble.DISRUPTED, condition.get("message", "")
+            return WORDS["DisruptionTarget"], condition.get("message", "")
     ended, before = section(own, "state", "terminated"), section(own, "lastState", "terminated")
     if status.get("reason") in WORDS:
         return WORDS[status["reason"]], status.get("message", "")
-    if any(is_oom(one.get("reason") or "", one.get("message") or "") for one in (ended, before)):
-        return Trouble.OUT_OF_MEMORY, ""
+    if any(end and end.is_oom for end in map(_ending, (ended, before))):
+        return OOM, ""
     waiting = section(own, "state", "waiting")
     # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
     if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
-        return Trouble.START, before.get("message", "")
+        return WORDS["StartError"], before.get("message", "")
     for found in (waiting, ended):
         if found.get("reason") in WORDS:
             return WORDS[found["reason"]], found.get("message", "")
@@ -351,25 +357,20 @@ def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") ->
     if end.word == DELETED:
         return Ending(cause=Cause.STOP_REQUESTED, detail=end.message)
     failed = filter(None, (_as_failed(pod, end) for pod in pods))
-    # The pod that says why comes first.
-
-    def by_cause(pod: PodView) -> tuple[bool, bool, bool, float]:
-        return order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)
-
-    for pod in sorted(failed, key=by_cause)[:1]:
-        if pod.trouble is Trouble.OUT_OF_MEMORY:
-            told = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
-            return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
-        if pod.trouble is Trouble.START:
+    for pod in sorted(failed, key=_order_of_failure)[:1]:
+        if pod.trouble is OOM:
+            return Ending(cause=OOM.cause, detail=f"{pod.name}: {OOM.word}; {OOM.fix}")
+        if pod.cause is Cause.CONTAINER_START:
             return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
-        last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # The agent's outcome says more than its exit code: out of memory has no own code.
         outcome = parse_node_outcome(pod.message)
+        said = (outcome.detail if outcome else pod.message).splitlines()[-1:]
+        last = "".join(said) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # A pod that was killed after its agent reported success did not complete.
-        reason = outcome.reason if outcome else Cause.COMPLETED
-        if reason is Cause.COMPLETED:
-            reason = cause_of_exit_code(pod.exit_code or 0)
-        return Ending(cause=reason, detail=f"{pod.name}: {last}")
+        cause = outcome.cause if outcome else Cause.COMPLETED
+        if cause is Cause.COMPLETED:
+            cause = cause_of_exit_code(pod.exit_code or 0)
+        return Ending(cause=cause, detail=f"{pod.name}: {last}")
     if "DeadlineExceeded" in end.word:
         return Ending(cause=Cause.KILLED, detail=end.message)
     return Ending(cause=Cause.TRAINING_FAILED, detail=end.message or end.word)
@@ -392,44 +393,35 @@ def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
     return replace(pod, exit_code=before.exit_code, ending=before, message=before.message)
 
 
-def last_words(message: str) -> str:
-    """A termination message on one line; empty if it says nothing."""
-    outcome = parse_node_outcome(message)
-    said = outcome.detail if outcome else message
-    return " ".join(said.splitlines()[-1:])
-
-
-def order_of_failure(
-    exit_code: int, ending: ContainerEnd | None, trouble: Trouble | None = None
-) -> tuple[bool, bool, bool, float]:
-    """Sort key: out of memory comes first, as it ends other nodes too, and leaves no message.
+def _order_of_failure(pod: PodView) -> tuple[bool, bool, bool, float]:
+    """The pod that says why comes first: one out of memory, which ends other nodes too.
 
     Then permanent failures; causes before the failures that followed them; then by time.
     """
-    word, message, finished = "", "", ""
-    if ending is not None:
-        word, message, finished = ending.word, ending.message, ending.finished
-    has_memory = trouble is not Trouble.OUT_OF_MEMORY and not is_oom(word, message)
-    is_worth_a_retry = exit_code >= RETRY_FROM and trouble is not Trouble.START
-    if (outcome := parse_node_outcome(message)) and (first := outcome.first):
+    end = pod.ending
+    has_memory = pod.trouble is not OOM and not (end and end.is_oom)
+    could_start = pod.cause is not Cause.CONTAINER_START
+    is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and could_start
+    if end and end.outcome and (first := end.outcome.first):
         return has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
-    return has_memory, is_worth_a_retry, False, seconds_of(finished) or float("inf")
+    finished_at = seconds_of(end.finished) if end else 0.0
+    return has_memory, is_worth_a_retry, False, finished_at or float("inf")
 
 
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
     """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
     said = f": {pod.message}" if pod.message else ""
-    fix = fix_of(pod.trouble, kubectl)
+    fix = pod.trouble.fix.format(kubectl=kubectl)
     if claim := find_missing_claim(pod):
         fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
         fix += ", or kubernetes.checkpoint: pvc/OTHER"
     elif "unbound immediate PersistentVolumeClaims" in pod.message:
         fix = f"{kubectl} get pvc,storageclass: the claim needs a class that can make its volume"
-    return f"{pod.name}: {pod.trouble.value}{said}; {fix}"
+    return f"{pod.name}: {pod.trouble.word}{said}; {fix}"
 
 
 def find_missing_claim(pod: PodView) -> str | None:
     """The claim without which a pod cannot be scheduled."""
     found = re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message)
-    return found[1] if found and pod.trouble is Trouble.UNSCHEDULABLE else None
+    return found[1] if found and pod.cause is Cause.NO_ROOM else None

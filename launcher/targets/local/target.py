@@ -26,7 +26,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.hold import Hold
@@ -223,8 +222,7 @@ def _observe_other(run_dir: str, node: NodePlan) -> NodeObservation:
     run = RunFolder(Path(run_dir))
     if lives(read_record(run.node_dir(node.node_index, node.incarnation))):
         return _observation(node, True, None)
-    outcome = read_node_outcome(run, node.node_index, node.incarnation)
-    return _observation(node, outcome is not None, outcome.exit_code if outcome else None)
+    return _observation(node, False, None).told_by(run)
 
 
 def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeObservation:

@@ -12,13 +12,13 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
-from launcher.follow.nodes import FOUND_LATER, FolderWatch
+from launcher.follow.endings import FOUND_LATER
+from launcher.follow.nodes import FolderWatch
 from launcher.follow.requests import read_withdrawn
 from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.shared_folder import changed_at
 from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
@@ -201,9 +201,9 @@ def decide_end(
 ) -> Ending | None:
     """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain."""
     for node in dict(run.incarnations()).items():
-        told = read_node_outcome(run, *node)
+        told = run.read_node_outcome(*node)
         # A node that saw the whole run finish.
-        if told and told.reason is Cause.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
+        if told and told.cause is Cause.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
             return Ending(cause=Cause.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
@@ -320,7 +320,7 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None
         element = None if is_one else index
         start, job = newest.get(element), by_element.get(element)
         incarnation = last.get(index, 0)
-        told = read_node_outcome(run, index, incarnation) if index in last else None
+        told = run.read_node_outcome(index, incarnation) if index in last else None
         waits = job is not None and job.state in ("PENDING", "REQUEUED", "COMPLETING")
         state, detail = NodeState.MISSING, ""
         if start is not None and start.code is None and not waits:

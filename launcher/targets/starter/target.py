@@ -22,7 +22,6 @@ from launcher.follow.target import NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts, parse_shell
 from launcher.runs.folder import RunFolder, check_folder
-from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
@@ -99,7 +98,7 @@ class StarterTarget(Target):
         incarnations = {node.node_index: node.incarnation for node in current}
         began = last_start(run)
         told = {
-            index: read_node_outcome(run, index, n)
+            index: run.read_node_outcome(index, n)
             for index, n in incarnations.items()
             if changed_at(run.node_dir(index, n) / protocol.OUTCOME_FILE) > began
         }

@@ -88,7 +88,7 @@ _OF_END = {
     Cause.EXITED_EARLY: (Cause.EXITED_EARLY, SURE),
     Cause.HANG: (Cause.DEADLOCK, SIGN),
 }
-_OF_REASON = {
+_OF_RUN = {
     Cause.NODE_LOST: (Cause.NODE_LOST, LIKELY),
     Cause.PREEMPTED: (Cause.PREEMPTED, LIKELY),
     Cause.STOP_REQUESTED: (Cause.STOPPED_BY_USER, LIKELY),
@@ -102,7 +102,7 @@ _OF_REASON = {
     Cause.BAD_INPUT: (Cause.WRONG_ARGUMENT, LIKELY),
     Cause.KILLED: (Cause.KILLED, SIGN),
 }
-"""These tables: what an end, an exit code or a run's reason means if no line says more."""
+"""These tables: what an end, an exit code or a run's cause means if no line says more."""
 
 
 def judge_end(end: WorkerEnd) -> Meaning:
@@ -138,15 +138,15 @@ _OF_RANK = re.compile(r"\brank \d")
 """Marks a detail that repeats what a worker said."""
 
 
-def judge_reason(reason: Cause | None, detail: str, named: int | None) -> Iterable[Meaning]:
+def judge_run_cause(ended: Cause | None, detail: str, named: int | None) -> Iterable[Meaning]:
     """What the launcher's own word for a run's end means; ``named``: the node of its host. Pure."""
     node = _NODE.search(detail)
     number = int(node["node"] or node["pod"]) if node else named
-    line = LogLine(file="outcome.json", text=detail or str(reason), node=number)
+    line = LogLine(file="outcome.json", text=detail or str(ended), node=number)
     told = judge_line(line) if detail else None
     if told and told.weight >= LIKELY:
         is_engines = told.weight is ROOT and not _OF_RANK.search(detail)
         yield told if is_engines else replace(told, weight=LIKELY)
-    elif reason in _OF_REASON:
-        cause, weight = _OF_REASON[reason]
+    elif ended in _OF_RUN:
+        cause, weight = _OF_RUN[ended]
         yield Meaning(cause=cause, weight=weight, line=line)

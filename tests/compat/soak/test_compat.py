@@ -112,5 +112,5 @@ def test_a_killed_node_is_replaced(launcher, tmp_path, nnodes, start, lost):
     _, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr.decode()
     nodes = json.loads(launcher("report", "--json").stdout)["nodes"]
-    ended = [(n["node_index"], n["incarnation"]) for n in nodes if n["reason"] == "completed"]
+    ended = [(n["node_index"], n["incarnation"]) for n in nodes if n["cause"] == "completed"]
     assert ended == [(index, int(index == lost)) for index in (0, 1)]

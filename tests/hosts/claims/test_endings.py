@@ -34,7 +34,7 @@ def test_a_launcher_that_ends_takes_its_nodes_along(typist):
     launcher.send_signal(signal.SIGHUP)
     assert launcher.wait(40) == 130
     wait_until(lambda: not any(h.commands() for h in typist.network.hosts))
-    assert typist.outcome["reason"] == "interrupted"
+    assert typist.outcome["cause"] == "interrupted"
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -50,7 +50,7 @@ def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(ty
     _, stderr = launcher.communicate(timeout=60)
     assert f"node {lost} is gone".encode() in stderr
     assert b"replacing it, the others wait for it" in stderr
-    assert typist.outcome["reason"] == "stop-requested", stderr.decode()
+    assert typist.outcome["cause"] == "stop-requested", stderr.decode()
 
 
 def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typist):

@@ -48,7 +48,7 @@ def test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine(typist, 
 
     elsewhere.well("stop", run_id)
     assert launcher.wait(40) == 143
-    assert typist.outcome["reason"] == "stop-requested"
+    assert typist.outcome["cause"] == "stop-requested"
     assert follower.wait(30) == 143, "the run's own code"
     for rank in ("[0/0] 2", "[0/0] 1"):
         lines = [line for line in path.read_text().splitlines() if line.startswith(rank)]

@@ -38,7 +38,7 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(typist, four_host
         wait_until(lambda: is_up(typist) or launcher.poll() is not None)
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(30)
-        assert typist.outcome["reason"] == "stop-requested"
+        assert typist.outcome["cause"] == "stop-requested"
     else:
         assert typist.outcome["state"] == "failed"
     assert typist("stop", "latest").returncode == 0
@@ -49,7 +49,7 @@ def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist):
     typist.network.hosts[1].power_off()
     try:
         launcher.wait(60)
-        assert typist.outcome["reason"] == "node-lost"
+        assert typist.outcome["cause"] == "node-lost"
         assert "gpu2" in typist.outcome["detail"]
     finally:
         typist.network.hosts[1].start()
@@ -128,7 +128,7 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
     assert "[1/1] up" in elsewhere("logs", run_id).stdout
     elsewhere.well("stop", run_id)
-    assert elsewhere.outcome["reason"] == "stop-requested"
+    assert elsewhere.outcome["cause"] == "stop-requested"
     assert not any(host.commands() for host in typist.network.hosts)
 
 

@@ -53,7 +53,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(small_disk, typist
     typist.write(FILLING, "engine: agent\n")
     told = typist.fails(198, "run", "job.yaml", "--nnodes", "2")
     assert typist.outcome["state"] == "failed"
-    assert typist.outcome["reason"] == "disk-full"
+    assert typist.outcome["cause"] == "disk-full"
     assert "No space left on device" in told.partition("FAILED")[2]
     assert typist.outcome["failure"]["first"]["host"] == "gpu2"
 

@@ -90,7 +90,7 @@ def test_an_interrupt_while_code_is_sent_leaves_nothing(wait_s, project, slow_ne
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(60) == 130
     assert archives(four_hosts) == before
-    assert project.outcome["reason"] == "interrupted"
+    assert project.outcome["cause"] == "interrupted"
 
 
 def archives(network: Network) -> list[str]:

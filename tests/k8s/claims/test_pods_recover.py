@@ -94,4 +94,4 @@ def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_jo
     for container in (second, replaced):
         assert container.wait(timeout=120)["StatusCode"] == 0, container.logs().decode()
     outcome = json.loads((run_dir / "nodes/0/1/outcome.json").read_text())
-    assert (outcome["reason"], outcome["incarnation"]) == ("completed", 1)
+    assert (outcome["cause"], outcome["incarnation"]) == ("completed", 1)

@@ -34,9 +34,9 @@ def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
         run.create(plan, "#!/bin/sh\n", time.time() - 10 * DAY_S, follows=ended_d is None)
         (run.path / "log").write_bytes(bytes(5000))
         if ended_d is not None:
-            reason = Cause.COMPLETED if "good" in name else Cause.TRAINING_FAILED
+            cause = Cause.COMPLETED if "good" in name else Cause.TRAINING_FAILED
             at = time.time() - ended_d * DAY_S
-            write_outcome(run, plan, Ending(cause=reason), at)
+            write_outcome(run, plan, Ending(cause=cause), at)
             os.utime(run.path / protocol.OUTCOME_FILE, (at, at))
         return run
 

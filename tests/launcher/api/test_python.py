@@ -122,10 +122,10 @@ def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place):
     assert shown[0] == "[0/0] 0 --lr 0.1 --x 1"
     assert [line for line in shown if "stderr" not in line][1:] == ["[1/1] 1 --lr 0.1 --x 1"]
     outcome = training.wait(timeout=60)
-    assert (outcome.state, outcome.reason, outcome.exit_code) == ("succeeded", "completed", 0)
+    assert (outcome.state, outcome.cause, outcome.exit_code) == ("succeeded", "completed", 0)
     assert outcome.metrics == {"loss": 0.5}
     assert list(training.logs(rank=1)) == ["1 --lr 0.1 --x 1", "to stderr"]
-    assert (training.status().state, training.report().reason) == ("succeeded", "completed")
+    assert (training.status().state, training.report().cause) == ("succeeded", "completed")
     assert str(training.report()).startswith(f"{training.run_id}: succeeded on local")
     assert find().run_id == find("train").run_id == training.run_id
     assert [one.outcome for one in list_runs()] == [outcome]
@@ -188,7 +188,7 @@ def test_the_callers_signals_streams_and_folder_stay_its_own(place, capfd):
     with run(tiny(), on="local") as training, pytest.raises(TimeoutError, match="it goes on"):
         training.wait(timeout=0.2)
     assert training.outcome is None
-    assert training.stop(grace=5).reason == "stop-requested"
+    assert training.stop(grace=5).cause == "stop-requested"
     assert [signal.getsignal(number) for number in signal.valid_signals()] == signals
     assert (sys.stdout, sys.stderr, threading.active_count()) == (*streams, threads)
     assert Path.cwd() == place.folder

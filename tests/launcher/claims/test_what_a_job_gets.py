@@ -62,7 +62,7 @@ def starts_all_again(told: Told) -> bool:
 
 
 def ends(told: Told) -> bool:
-    return told.code == 137 and told.launcher.outcome["reason"] == "node-lost"
+    return told.code == 137 and told.launcher.outcome["cause"] == "node-lost"
 
 
 LOSSES: dict[str, Callable[[Told], bool]] = {

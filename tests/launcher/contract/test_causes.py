@@ -30,6 +30,12 @@ def test_every_reason_has_a_row_and_every_code_a_reason():
     assert {*RunState} - {RunState.RUNNING} == OVER
 
 
+def test_each_row_has_as_many_cells_as_its_table():
+    """As of a fix with a pipe in it."""
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE.read_text(), re.M):
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
+
+
 def order(reason: Cause) -> tuple[int, int]:
     return reason.exit_code, [*Cause].index(reason)
 

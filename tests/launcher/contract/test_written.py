@@ -87,15 +87,15 @@ def test_a_task_is_read_back_as_it_was_and_nothing_else_is():
 
 def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is():
     first, second = worker_end(1, "ValueError: x"), worker_end(0, "peer", failed_at=2.0)
-    told = {"reason": Cause.TRAINING_FAILED, "first": first, "collateral": (second,)}
+    told = {"cause": Cause.TRAINING_FAILED, "first": first, "collateral": (second,)}
     outcome = NodeOutcome(node_index=3, incarnation=1, restarts={"hang": 2}, **told)
     for text in (outcome.to_json(), outcome.to_json(indent=1)):
         assert parse_node_outcome(text) == outcome
     assert json.loads(outcome.to_json())["exit_code"] == outcome.exit_code == 1
     assert outcome.ends == (first, second)
-    well = ending.NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED)
+    well = ending.NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED)
     assert (well.exit_code, well.ends) == (0, ())
-    for other in ("", "[]", "{}", outcome.to_json().replace('"schema": 2', '"schema": 1')):
+    for other in ("", "[]", "{}", outcome.to_json().replace('"schema": 3', '"schema": 1')):
         assert parse_node_outcome(other) is None
 
 

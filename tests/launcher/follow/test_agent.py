@@ -19,7 +19,7 @@ from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.follow import loop
 from launcher.follow.console import Console
-from launcher.follow.decide import FINISH_S
+from launcher.follow.endings import FINISH_S
 from launcher.follow.loop import Follower, fold
 from launcher.follow.requests import request_scale, request_stop
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
@@ -111,7 +111,7 @@ def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
 
 def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(follow):
     outcome, target, said = follow(2, (0, [137, RUNS]), (1, [RUNS, RUNS]), (1, [0, 0]))
-    assert outcome.reason == "completed"
+    assert outcome.cause == "completed"
     assert target.started == [None, (0,)]
     assert target.plans[1].nodes[0].incarnation == 1
     assert target.plans[1].nodes[1].incarnation == 0
@@ -143,7 +143,7 @@ def test_where_enough_nodes_are_left_they_are_said_to_go_on(follow):
 
 def test_where_nobody_is_left_all_start_again_and_the_note_counts_what_is_left(follow):
     outcome, target, said = follow(1, (0, [137]), (1, [RUNS]), (1, [0]))
-    assert (outcome.reason, outcome.attempts) == ("completed", 2)
+    assert (outcome.cause, outcome.attempts) == ("completed", 2)
     assert target.plans[1].nodes[0].rendezvous.id != target.plans[0].nodes[0].rendezvous.id
     assert "starting all nodes again (at most 16 times)" in said
 
@@ -156,7 +156,7 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(follow):
         (FINISH_S - 1, [0, RUNS, 194]),
         (1, [0, 0, 194]),
     )
-    assert outcome.reason == "completed"
+    assert outcome.cause == "completed"
     assert outcome.finished_at > 2 * (FINISH_S - 1)
     assert target.started == [None]
 
@@ -164,7 +164,7 @@ def test_nodes_that_finish_after_each_other_each_get_their_time(follow):
 def test_under_torchrun_a_node_is_replaced_as_often_as_restarts_are_allowed(tmp_path, make_plan):
     target = ScriptedTarget(StoppedClock(), [(20, [RUNS, 137]), (1, [0, 0])])
     plan = make_plan(nnodes="1:2", engine="torchrun", max_restarts=2)
-    assert begin(tmp_path, plan, target)[1].follow().reason == "completed"
+    assert begin(tmp_path, plan, target)[1].follow().cause == "completed"
     assert target.started == [None, (1,), (1,)]
 
 
@@ -174,7 +174,7 @@ def test_the_others_get_their_time_to_fail_too_agents_from_each_new_exit_on(
 ):
     target = ScriptedTarget(StoppedClock(), [(4, [1, RUNS, RUNS]), (99, [1, 1, RUNS])])
     _, follower, _ = begin(tmp_path, make_plan(nnodes=3, engine=engine, max_restarts=0), target)
-    assert follower.follow().reason == "training-failed"
+    assert follower.follow().cause == "training-failed"
     assert gives_up_s <= target._clock.now < gives_up_s + 0.3
 
 
@@ -182,23 +182,23 @@ def test_a_replacement_that_nobody_joins_any_more_is_not_waited_for(follow):
     hours = 10_000
     course = [(1, [RUNS, 137]), (1, [RUNS, RUNS]), (FINISH_S + 1, [0, RUNS])]
     outcome, target, said = follow(2, *course, (1, [RUNS, RUNS]), (1, [0, 0]))
-    assert outcome.reason == "completed"
+    assert outcome.cause == "completed"
     assert target.started == [None, (1,), (0, 1)]
     assert "node 1 still lives though the run is over" in said
     outcome, _, _ = follow("1:2", *course[:2], (hours, [0, RUNS]))
-    assert outcome.reason == "completed"
+    assert outcome.cause == "completed"
     assert outcome.finished_at < FINISH_S + 5
 
 
 def test_a_run_that_was_scaled_down_stays_so_when_all_its_nodes_start_again(follow):
     outcome, target, said = follow("1:2", (0, [137, 143]), (1, [RUNS, 143]), (1, [0, 143]), scale=1)
-    assert outcome.reason == "completed"
+    assert outcome.cause == "completed"
     assert target.started == [None, (0,)]
     assert "starting all nodes again" in said
 
 
 @pytest.mark.parametrize(
-    ("is_asked", "ends", "reason"),
+    ("is_asked", "ends", "cause"),
     [
         (False, "", "launcher-lost"),
         (True, "", "stop-requested"),
@@ -207,7 +207,7 @@ def test_a_run_that_was_scaled_down_stays_so_when_all_its_nodes_start_again(foll
     ],
 )
 def test_who_finds_a_run_ended_while_another_terminal_stops_it_is_told_why(
-    tmp_path, make_plan, is_asked, ends, reason
+    tmp_path, make_plan, is_asked, ends, cause
 ):
     plan = make_plan(nnodes=1, nproc_per_node=1, engine="agent")
     run = RunFolder(tmp_path / plan.run_id)
@@ -215,7 +215,7 @@ def test_who_finds_a_run_ended_while_another_terminal_stops_it_is_told_why(
     if is_asked:
         request_stop(run, keep=False)
     found = fold(run, ScriptedTarget(StoppedClock(), [(1, [ends])]), 1.0)  # type: ignore[arg-type]
-    assert found.reason == reason
+    assert found.cause == cause
 
 
 class OutOfReach(ScriptedTarget):
@@ -232,7 +232,7 @@ def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
 ):
     target = OutOfReach(StoppedClock(), away_s)
     run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
-    assert follower.follow().reason == "completed"
+    assert follower.follow().cause == "completed"
     assert len(target.started) <= 9, said.getvalue()
     assert "starting all nodes again in 1 s" in said.getvalue()
     told = read_ledger(run.path / "ledger/pods.jsonl", "cluster")
@@ -274,10 +274,10 @@ def test_where_a_node_left_early_who_still_works_is_waited_for(
         begin_worker(run, 1, works)
     run.node_dir(0, 0).mkdir(parents=True)
     why = protocol.OTHERS_GO_ON if left_early else "the script is done"
-    told = NodeOutcome(node_index=0, incarnation=0, reason=Cause.COMPLETED, detail=why)
+    told = NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED, detail=why)
     (run.node_dir(0, 0) / protocol.OUTCOME_FILE).write_text(told.to_json())
     outcome = follower.follow()
-    assert outcome.reason == "completed"
+    assert outcome.cause == "completed"
     assert (outcome.finished_at >= 100) == waits
 
 
@@ -299,7 +299,7 @@ class WaitingTarget(ScriptedTarget):
 def test_a_node_that_waits_for_its_place_is_told_once_and_not_lost(tmp_path, make_plan):
     target = WaitingTarget(StoppedClock())
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
-    assert follower.follow().reason == "completed"
+    assert follower.follow().cause == "completed"
     waits = [line for line in said.getvalue().splitlines() if "node" in line]
     assert waits == ["launcher: node 1: waiting for a place"]
     assert target.started == [None]
@@ -326,7 +326,7 @@ def test_an_interrupt_before_the_submission_starts_nothing(tmp_path, make_plan):
     assert "the run goes on" not in said.getvalue()
     outcome = follower.follow()
     assert target.started == []
-    assert (outcome.reason, outcome.exit_code) == ("interrupted", 130)
+    assert (outcome.cause, outcome.exit_code) == ("interrupted", 130)
     assert run.read_outcome() == outcome
 
 
@@ -350,7 +350,7 @@ def follow_through(tmp_path: Path, plan: LaunchPlan, away_s: float, fails_s: flo
     run.create(plan, "", 0.0)
     console = Console(said)
     target = AwayTarget(clock, away_s)
-    assert Follower(run, plan, target, console, clock).follow().reason == "completed"
+    assert Follower(run, plan, target, console, clock).follow().cause == "completed"
     return said.getvalue()
 
 

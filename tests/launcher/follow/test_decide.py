@@ -12,7 +12,7 @@ import pytest
 from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
 from launcher.contract.states import NodeState
-from launcher.follow.decide import (
+from launcher.follow.endings import (
     FALL_S,
     FINISH_S,
     MAX_REPLACEMENTS,
@@ -21,9 +21,10 @@ from launcher.follow.decide import (
     Restart,
     Wait,
     decide_action,
+    describe_agent,
+    is_lost,
     pause_before_replacing_s,
 )
-from launcher.follow.endings import describe_agent, is_lost
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
-from launcher.follow.decide import (
+from launcher.follow.endings import (
     FALL_S,
     FINISH_S,
     MAX_REPLACEMENTS,

@@ -16,15 +16,15 @@ SEEN = Ending(cause=Cause.TRAINING_FAILED, detail="as seen")
 FIRST = worker_end(3, node_index=1, log="rank-3/stderr")
 
 
-def node(index: int, reason: Cause, detail: str, at: float = 1.0) -> NodeOutcome:
+def node(index: int, cause: Cause, detail: str, at: float = 1.0) -> NodeOutcome:
     return NodeOutcome(
-        node_index=index, incarnation=0, reason=reason, detail=detail, started_at=0.0,
+        node_index=index, incarnation=0, cause=cause, detail=detail, started_at=0.0,
         finished_at=at,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("seen", "nodes", "reason", "detail"),
+    ("seen", "nodes", "cause", "detail"),
     [
         ("training-failed", [], "training-failed", "as seen"),
         ("training-failed", [node(0, Cause.OUT_OF_MEMORY, "x")], "out-of-memory", "as seen"),
@@ -41,10 +41,10 @@ def node(index: int, reason: Cause, detail: str, at: float = 1.0) -> NodeOutcome
          "training-failed", "as seen"),
     ],
 )  # fmt: skip
-def test_a_node_with_the_same_exit_code_knows_the_cause(seen, nodes, reason, detail):
+def test_a_node_with_the_same_exit_code_knows_the_cause(seen, nodes, cause, detail):
     for first in (FIRST, None) if len(nodes) < 2 else (FIRST,):
         told = judge_run(replace(SEEN, cause=Cause(seen)), nodes, first)
-        assert (told.cause, told.detail) == (reason, detail)
+        assert (told.cause, told.detail) == (cause, detail)
     silent = judge_run(replace(SEEN, detail=""), [node(0, Cause.OUT_OF_MEMORY, "x")], None)
     assert silent.detail == "x"
 

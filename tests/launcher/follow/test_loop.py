@@ -91,8 +91,8 @@ def test_a_run_that_could_not_be_submitted_leaves_no_node_and_a_reason(
     with pytest.raises(raised):
         follower.follow(lambda: submitted.append(True))
     outcome = run.read_outcome()
-    assert (outcome.reason, outcome.detail.partition(";")[0]) == told
-    assert ("a disk is full" in outcome.detail) == (outcome.reason == "disk-full")
+    assert (outcome.cause, outcome.detail.partition(";")[0]) == told
+    assert ("a disk is full" in outcome.detail) == (outcome.cause == "disk-full")
     assert (target.graces, target.how, submitted) == ([0], ["submitted: False"], [])
     assert said.getvalue().count("a word of the target") == 1
 
@@ -106,7 +106,7 @@ def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(tmp_p
         raise FileNotFoundError(run.path)
 
     outcome = follower.follow(remove)
-    assert (outcome.reason, outcome.detail) == (Cause.STOP_REQUESTED, FOLDER_REMOVED)
+    assert (outcome.cause, outcome.detail) == (Cause.STOP_REQUESTED, FOLDER_REMOVED)
     assert (target.graces, target.how) == ([0], ["submitted: True"])
 
 
@@ -134,7 +134,7 @@ def test_nodes_have_their_time_to_end_only_where_the_training_was_not_done(
     _, follower, said = begin(tmp_path, plan, target)
     ask = lambda: follower.interrupt("; again ends it at once")  # noqa: E731
     outcome = follower.follow(ask if is_asked else lambda: None)
-    assert outcome.reason == ("interrupted" if is_asked else "completed")
+    assert outcome.cause == ("interrupted" if is_asked else "completed")
     assert (target.graces, target.how) == ([7 if is_asked else 0], [f"asked: {is_asked}"])
     stopping = "stopping (interrupted), at most 7 s; again ends it at once\n"
     assert (stopping in said.getvalue()) == is_asked
@@ -145,7 +145,7 @@ def test_a_target_that_fails_as_a_run_ends_hides_neither_its_end_nor_how_to_end_
 ):
     target = Ended(TargetError("no engine"), "stop")
     run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
-    assert follower.follow().reason == "completed"
+    assert follower.follow().cause == "completed"
     assert f"no engine; what runs on there ends with: launcher stop {run.run_id}" in said.getvalue()
 
 
@@ -158,7 +158,7 @@ def test_a_size_that_the_target_refuses_ends_no_run(tmp_path, make_plan, monkeyp
         raise InputError("no room", "wait")
 
     monkeypatch.setattr(follower._driver, "scale", refuse)
-    assert follower.follow().reason == "completed"
+    assert follower.follow().cause == "completed"
     assert "scaling to 1 node\nlauncher: not scaled: no room\n" in said.getvalue()
 
 
@@ -284,7 +284,7 @@ def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path, make_plan):
     run.create(plan, "", 5.0)
     for nodes in (2, 3):  # one came back by scaling, and was not lost
         write_size(run, nodes)
-    outcome = write_outcome(run, plan, Ending(cause=Cause.COMPLETED, at=8.0), 9.0)
+    outcome = write_outcome(run, plan, Ending(cause=Cause.COMPLETED, finished_at=8.0), 9.0)
     assert (outcome.run_id, outcome.job, outcome.target) == (run.run_id, plan.job_name, plan.target)
     assert (outcome.attempts, outcome.replaced_nodes, outcome.verdict) == (2, 2, "")
     assert (outcome.started_at, outcome.finished_at) == (5.0, 8.0)
@@ -305,7 +305,7 @@ def test_a_failed_run_is_told_by_its_nodes_and_its_first_worker(tmp_path, make_p
     folder.node(0, Cause.RESTARTS_EXHAUSTED, worker_end(0, "ValueError: boom"), **told)
     seen = Ending(cause=Cause.TRAINING_FAILED)
     outcome = write_outcome(folder.run, plan, seen, 3.0)
-    assert (outcome.reason, outcome.detail) == (Cause.RESTARTS_EXHAUSTED, told["detail"])
+    assert (outcome.cause, outcome.detail) == (Cause.RESTARTS_EXHAUSTED, told["detail"])
     assert (outcome.restarts, outcome.failure.first.exception) == ({"hang": 1}, "ValueError: boom")
 
     def fail(run: RunFolder, outcome: object) -> None:

@@ -12,12 +12,8 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.follow.console import Console
-from launcher.follow.nodes import (
-    FOUND_LATER,
-    FolderWatch,
-    NodeDriver,
-    find_end,
-)
+from launcher.follow.endings import FOUND_LATER
+from launcher.follow.nodes import FolderWatch, NodeDriver, find_end
 from launcher.follow.requests import write_size
 from launcher.follow.target import LiveRun, Observation
 from launcher.plan.launch_plan import LaunchPlan

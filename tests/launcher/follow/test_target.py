@@ -6,10 +6,15 @@ from dataclasses import asdict
 
 import pytest
 
+from launcher.agent.node.supervisor import write_outcome
+from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError
-from launcher.follow.target import Door, Target, Traits
+from launcher.contract.states import NodeState
+from launcher.follow.target import Door, NodeObservation, Target, Traits
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_agent import ScriptedTarget
+from tests.launcher.worker_ends import worker_end
 from tests.waiting import StoppedClock
 
 
@@ -36,3 +41,28 @@ def test_a_shell_behind_a_door_gets_the_program_as_one_word():
         )  # fmt: skip
         assert door.command(("echo", "a b")) == ("ssh", "a", *words)
         assert door.command(("echo", "a b"), terminal=True) == ("ssh", "-t", "a", *words)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_oom", "end", "told"),
+    [
+        (NodeState.RUNNING, False, 1, (NodeState.RUNNING, None, False)),
+        (NodeState.MISSING, False, 1, (NodeState.EXITED, 1, False)),
+        (NodeState.EXITED, True, 1, (NodeState.EXITED, None, False)),
+        (NodeState.EXITED, True, -9, (NodeState.EXITED, None, True)),
+        (NodeState.EXITED, True, None, (NodeState.EXITED, None, True)),
+        (NodeState.MISSING, False, None, (NodeState.MISSING, None, False)),
+    ],
+)
+def test_what_a_nodes_agent_has_written_corrects_what_its_target_saw(
+    tmp_path, state, is_oom, end, told
+):
+    run = RunFolder(tmp_path)
+    if end is not None:
+        run.node_dir(0, 2).mkdir(parents=True)
+        first = worker_end(exit_code=end)
+        outcome = NodeOutcome(node_index=0, incarnation=2, cause=Cause.TRAINING_FAILED, first=first)
+        write_outcome(run.node_dir(0, 2) / "outcome.json", outcome)
+    seen = NodeObservation(node_index=0, incarnation=2, state=state, out_of_memory=is_oom)
+    now = seen.told_by(run)
+    assert (now.state, now.exit_code, now.out_of_memory) == told

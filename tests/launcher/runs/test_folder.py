@@ -67,7 +67,7 @@ def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path, make_plan):
 
 def test_a_full_disk_gives_the_room_of_the_agents_archive_for_the_outcome(make_run, monkeypatch):
     run = make_run("a")
-    archive, told = run.path / "agent.pyz", Outcome(reason=Cause.COMPLETED)
+    archive, told = run.path / "agent.pyz", Outcome(cause=Cause.COMPLETED)
     archive.write_text("x")
 
     def write(path: Path, text: str) -> None:
@@ -111,7 +111,7 @@ def test_whose_a_run_is_is_told_by_its_files(make_run):
     run.write_launcher()
     assert (run.is_foreign, run.is_borrowed) == (False, True)
     (run.path / LAUNCHER_FILE).unlink()
-    run.write_outcome(Outcome(reason=Cause.COMPLETED))
+    run.write_outcome(Outcome(cause=Cause.COMPLETED))
     assert not run.is_foreign
     assert run.launcher_death() == ""
 
@@ -164,12 +164,12 @@ def test_the_name_of_a_job_is_its_run_that_goes_on(make_run, tmp_path):
     for run_id in ("digits-aa11", "digits-bb22", "digits-cc33", "digits-large-dd44"):
         make_run(run_id)
     for run_id in ("digits-aa11", "digits-cc33"):
-        RunFolder(tmp_path / run_id).write_outcome(Outcome(reason=Cause.COMPLETED))
+        RunFolder(tmp_path / run_id).write_outcome(Outcome(cause=Cause.COMPLETED))
     assert find_run(tmp_path, "digits", goes_on=True).run_id == "digits-bb22"
     with pytest.raises(InputError, match="'digits' may be any of 3 runs"):
         find_run(tmp_path, "digits")
     assert find_run(tmp_path, "digits-large").run_id == "digits-large-dd44"
-    RunFolder(tmp_path / "digits-bb22").write_outcome(Outcome(reason=Cause.COMPLETED))
+    RunFolder(tmp_path / "digits-bb22").write_outcome(Outcome(cause=Cause.COMPLETED))
     with pytest.raises(InputError, match="'digits' may be any of 3 runs"):
         find_run(tmp_path, "digits", goes_on=True)
 

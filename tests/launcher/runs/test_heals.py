@@ -81,7 +81,7 @@ def test_a_loss_of_which_no_agent_spoke_is_named_by_who_fell_silent(cause, what)
 
 def test_a_node_whose_work_was_done_was_not_lost():
     first = without((event for event in AGENTS if event.at < 60), "node-lost")
-    done = replace(first[-1], name="agent-ended", values={"reason": "completed"}, at=50.0)
+    done = replace(first[-1], name="agent-ended", values={"cause": "completed"}, at=50.0)
     ended = [*first, replace(done, node_index=2, incarnation=0)]
     assert [heal.what for heal in find_heals(ended)] == ["a node was lost"]
 
@@ -130,7 +130,7 @@ def test_a_node_that_healed_runs_again():
 
 
 def test_the_end_of_a_run_tells_how_often_it_healed():
-    outcome = Outcome(reason=Cause.COMPLETED, run_id="lm-0a1b2c", heals=HEALS, replaced_nodes=2)
+    outcome = Outcome(cause=Cause.COMPLETED, run_id="lm-0a1b2c", heals=HEALS, replaced_nodes=2)
     told = render_summary(outcome, folder="runs/lm-0a1b2c", job=("lm.yaml",)).splitlines()
     assert told[3:6] == [
         "  survived     2 lost nodes, replaced",

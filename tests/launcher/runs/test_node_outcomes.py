@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.ledger import AgentLedger, ledger_path
-from launcher.agent.node.outcome import write_outcome
+from launcher.agent.node.supervisor import write_outcome
 from launcher.contract import look, protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
@@ -26,7 +26,7 @@ from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
-from launcher.runs.node_outcomes import read_node_outcome, read_restarts
+from launcher.runs.ledger import read_restarts
 from tests.launcher.worker_ends import worker_end as end
 
 MakePlan = Callable[..., LaunchPlan]
@@ -54,12 +54,12 @@ class Folder:
             (folder / names.get(name, name)).write_text(text)
         return str(folder.relative_to(self.run.path))
 
-    def node(self, node: int, reason: Cause, *ends: WorkerEnd, **fields: Any) -> None:
+    def node(self, node: int, cause: Cause, *ends: WorkerEnd, **fields: Any) -> None:
         """Writes a node's outcome by the agent's own writer."""
         folder = self.run.node_dir(node, 0)
         folder.mkdir(parents=True, exist_ok=True)
         times = {"started_at": 1.0, "finished_at": fields.pop("finished_at", 2.0)}
-        told = {"reason": reason, "first": next(iter(ends), None), "collateral": ends[1:]}
+        told = {"cause": cause, "first": next(iter(ends), None), "collateral": ends[1:]}
         outcome = NodeOutcome(node_index=node, incarnation=0, **told, **times, **fields)
         write_outcome(folder / protocol.OUTCOME_FILE, outcome)
 
@@ -97,8 +97,8 @@ def folder(tmp_path: Path) -> Folder:
 def test_an_outcome_is_read_as_the_agent_wrote_it(folder):
     ends = (end(3, "ValueError: boom", steps=7), end(2, PEER))
     folder.node(1, Cause.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
-    outcome = read_node_outcome(folder.run, 1, 0)
-    assert (outcome.ends, outcome.reason) == (ends, Cause.TRAINING_FAILED)
+    outcome = folder.run.read_node_outcome(1, 0)
+    assert (outcome.ends, outcome.cause) == (ends, Cause.TRAINING_FAILED)
     assert (outcome.attempts, outcome.restarts, outcome.detail) == (2, {"hang": 1}, "why")
 
 
@@ -267,10 +267,10 @@ def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder):
 def test_the_nodes_own_word_refines_what_an_exit_code_says(folder, make_plan, seen, told, expected):
     folder.node(0, told, detail="as the agent says")
     outcome = write_run_outcome(folder.run, make_plan(nnodes=1), Ending(cause=seen), 3.0)
-    assert Cause(outcome.reason) is expected
+    assert Cause(outcome.cause) is expected
     assert (outcome.detail == "as the agent says") == (told is expected)
     again = folder.run.read_outcome()
-    assert (again.reason, again.restarts) == (outcome.reason, outcome.restarts)
+    assert (again.cause, again.restarts) == (outcome.cause, outcome.restarts)
 
 
 def test_the_node_that_ended_first_says_why(folder, make_plan):
@@ -278,7 +278,7 @@ def test_the_node_that_ended_first_says_why(folder, make_plan):
     folder.node(1, Cause.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
     plan = make_plan(nnodes=2)
     outcome = write_run_outcome(folder.run, plan, Ending(cause=Cause.TRAINING_FAILED), 10.0)
-    assert (outcome.reason, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
+    assert (outcome.cause, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
 
 
 def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(folder, make_plan):
@@ -289,7 +289,7 @@ def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(f
     folder.node(1, Cause.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
     plan = make_plan(nnodes=2)
     outcome = write_run_outcome(folder.run, plan, Ending(cause=Cause.TRAINING_FAILED), 10.0)
-    assert (outcome.reason, outcome.detail) == ("restarts-exhausted", told)
+    assert (outcome.cause, outcome.detail) == ("restarts-exhausted", told)
 
 
 def test_an_earlier_incarnations_word_is_not_the_present_ones(folder, make_plan):

@@ -46,7 +46,7 @@ TOLD = Postmortem(
     target="local",
     engine="agent",
     state="failed",
-    reason="training-failed",
+    cause="training-failed",
     fault="training",
     detail=EVIL,
     exit_code=1,
@@ -59,7 +59,7 @@ TOLD = Postmortem(
             node_index=0,
             incarnation=0,
             attempts=3,
-            reason="training-failed",
+            cause="training-failed",
             exit_code=1,
             detail=EVIL,
             phases_s={"running": 20.0},
@@ -123,7 +123,7 @@ def test_it_asks_for_nothing_from_elsewhere():
 
 def test_two_runs_an_index_and_a_comparison_have_their_pages(expect_golden):
     quiet = replace(
-        TOLD, run_id="other", state="running", reason=None, fault=None, detail="", exit_code=None,
+        TOLD, run_id="other", state="running", cause=None, fault=None, detail="", exit_code=None,
         goodput=None, restarts={}, nodes=[], timeline=[], folder="",
     )  # fmt: skip
     heal = Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="node 1 is lost")
@@ -211,8 +211,8 @@ def test_pictures_show_the_lives_of_nodes_with_their_marks(expect_golden, figure
     ]  # fmt: skip
     told = replace(TOLD, timeline=moments)
     (node,) = TOLD.nodes
-    lives = replace(node, node_index=1, incarnation=1, reason=None)
-    goes_on = replace(told, reason=None, nodes=[lives, replace(lives, node_index=7)])
+    lives = replace(node, node_index=1, incarnation=1, cause=None)
+    goes_on = replace(told, cause=None, nodes=[lives, replace(lives, node_index=7)])
     pictures = {
         "ended": draw_lives(told),
         "goes on for minutes": draw_lives(replace(goes_on, duration_s=301.0, goodput=None)),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.ledger import AgentLedger, ledger_path
-from launcher.agent.node.outcome import write_outcome as write_node_outcome
+from launcher.agent.node.supervisor import write_outcome as write_node_outcome
 from launcher.api.report import report_run
 from launcher.code.record import CodeRecord
 from launcher.commands.cli import run_command
@@ -92,18 +92,18 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
     )
     outcomes = (
         NodeOutcome(
-            node_index=0, incarnation=0, reason=Cause.TRAINING_FAILED, attempts=2, first=peer,
+            node_index=0, incarnation=0, cause=Cause.TRAINING_FAILED, attempts=2, first=peer,
             started_at=1001.0, finished_at=1030.0,
         ),
         NodeOutcome(
-            node_index=1, incarnation=1, reason=Cause.RESTARTS_EXHAUSTED, attempts=2, first=boom,
+            node_index=1, incarnation=1, cause=Cause.RESTARTS_EXHAUSTED, attempts=2, first=boom,
             detail="rank 1: boom", started_at=1001.0, finished_at=1029.0,
         ),
     )  # fmt: skip
     for outcome in outcomes:
         folder = run.node_dir(outcome.node_index, outcome.incarnation)
         write_node_outcome(folder / protocol.OUTCOME_FILE, outcome)
-    ended = {"reason": "restarts-exhausted", "exit_code": 1}
+    ended = {"cause": "restarts-exhausted", "exit_code": 1}
     restart = ("restart", {"attempt": 0, "cause": "membership"})
     write_ledger(
         run, 0, 0, (1, "agent-started", {}), *start(2, 2), (8, *restart), *start(9, 2, 1),
@@ -207,7 +207,7 @@ def test_a_running_run_is_told_up_to_now(run):
     path = ledger_path(run.path, 1, 1)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + '{"torn')
     told = report_run(run, SUBMITTED_AT + 41)
-    assert (told.state, told.reason) == ("running", None)
+    assert (told.state, told.cause) == ("running", None)
     assert told.nodes[2].phases_s["running"] == 30.0
     assert "digits-0a1b2c: running on local" in render_postmortem(told)
 
@@ -246,7 +246,23 @@ def test_the_command_prints_text_or_json(ended, capsys):
     assert run_command(["report", "digits", "--runs", root]) == 0
     assert "first failure: rank 1 on node 1" in capsys.readouterr().out
     assert run_command(["report", "--runs", root, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reason"] == "restarts-exhausted"
+    assert json.loads(capsys.readouterr().out)["cause"] == "restarts-exhausted"
+
+
+def test_a_folder_whose_records_still_call_the_cause_reason_is_told_alike(ended, capsys):
+    def told() -> list[str]:
+        for command in (["report", "digits"], ["status", "digits"], ["ps", "--all"]):
+            run_command([*command, "--runs", str(ended.path.parent)])
+        return capsys.readouterr().out.splitlines()
+
+    new = told()
+    records = [*ended.path.rglob(protocol.OUTCOME_FILE), *ended.path.glob("ledger/agent-*")]
+    for path in records:
+        text = path.read_text().replace('"schema": 3', '"schema": 2')
+        of_end = re.compile(r'^(  |.*"agent-ended".*)"cause"', re.MULTILINE)
+        path.write_text(of_end.sub(r'\1"reason"', text))
+    assert sum('"reason": "' in path.read_text() for path in records) == 5
+    assert told() == new
 
 
 def test_a_run_that_never_started_is_told_as_such(tmp_path, make_plan):

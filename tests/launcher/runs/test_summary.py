@@ -36,8 +36,8 @@ def report(
 
 def failed(*details: str, **fields: Any) -> dict[str, Any]:
     """With the detail that is decided of what the driver saw."""
-    told: dict[str, Any] = {"reason": Cause.TRAINING_FAILED, "failure": report(BOOM), **fields}
-    seen = Ending(cause=told["reason"], detail="; ".join(details))
+    told: dict[str, Any] = {"cause": Cause.TRAINING_FAILED, "failure": report(BOOM), **fields}
+    seen = Ending(cause=told["cause"], detail="; ".join(details))
     return told | {"detail": judge_run(seen, (), told["failure"].first).detail}
 
 
@@ -46,9 +46,9 @@ NO_MODULE = rank(0, "ModuleNotFoundError: No module named 'transformers.models'"
 UNKNOWN = "t.py: error: unrecognized arguments: --foo 1"
 USAGE = rank(0, "exit code 2", exit_code=2, log_tail=("usage: t.py [-h]", UNKNOWN))
 FALLEN = rank(1, "ended by its agent", cause="terminated", exit_code=-15)
-DONE: dict[str, Any] = {"reason": Cause.COMPLETED, "metrics": {"steps": 9}}
-BAD: dict[str, Any] = {"reason": Cause.BAD_INPUT}
-LOST = {"reason": Cause.NODE_LOST, "detail": "node 1 ended with exit code 137"}
+DONE: dict[str, Any] = {"cause": Cause.COMPLETED, "metrics": {"steps": 9}}
+BAD: dict[str, Any] = {"cause": Cause.BAD_INPUT}
+LOST = {"cause": Cause.NODE_LOST, "detail": "node 1 ended with exit code 137"}
 CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "done": (
         {**DONE, "metrics": {"test_accuracy": 0.98765, "samples_per_s": 1234.5, "steps": 9}},
@@ -58,7 +58,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**DONE, "metrics": {"left_out": "all of metrics.json: no", "checkpoint": "/x"}},
         {"resumes_by_run": False},
     ),
-    "done; no checkpoints": ({"reason": Cause.COMPLETED, "checkpoint_dir": ""}, {}),
+    "done; no checkpoints": ({"cause": Cause.COMPLETED, "checkpoint_dir": ""}, {}),
     "done on hosts, with restarts": (
         {**DONE, "restarts": {"membership": 2, "worker-fault": 1}, "replaced_nodes": 1},
         {"job": HOSTS},
@@ -76,7 +76,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "failed the same way": (
         failed("the same failure 3 times: rank 3: exit code 1 (ValueError: boom)",
-               reason=Cause.RESTARTS_EXHAUSTED), {},
+               cause=Cause.RESTARTS_EXHAUSTED), {},
     ),
     "failed; its node says more": (
         failed("all 2 restarts are used up; last: rank 0: SIGABRT (6)"), {},
@@ -133,7 +133,7 @@ def test_each_ending_has_its_summary(expect_golden):
 def test_an_outcome_is_read_back_as_it_was_written():
     failure = report(rank(1, "ValueError: boom"), rank(0, "peer"), console_tail=("a", "b"))
     outcome = Outcome(
-        run_id="x-1", job="x", target="local", reason=Cause.NODE_LOST, finished_at=1.0,
+        run_id="x-1", job="x", target="local", cause=Cause.NODE_LOST, finished_at=1.0,
         metrics={"loss": 1.0}, failure=failure, restarts={"hang": 1},
     )  # fmt: skip
     written = json.loads(json.dumps(outcome.to_jsonable()))
@@ -148,4 +148,4 @@ def test_an_outcome_is_read_back_as_it_was_written():
     assert str(report(BOOM)).startswith("first failure: rank 3 on node 1: ValueError: boom\n  | ")
     early = replace(outcome, started_at=2.0)
     assert (early.duration_s, outcome.fault) == (0.0, "platform")
-    assert replace(outcome, reason=Cause.PREEMPTED).fault is None
+    assert replace(outcome, cause=Cause.PREEMPTED).fault is None

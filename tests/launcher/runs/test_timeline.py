@@ -63,7 +63,7 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "store-lost", "detail": "the coordinator is gone"},
      "store lost: the coordinator is gone"),
     ({"event": "store-lost"}, "store lost"),
-    ({"event": "agent-ended", "reason": "completed", "exit_code": 0},
+    ({"event": "agent-ended", "cause": "completed", "exit_code": 0},
      "agent ended: completed, exit code 0"),
 ]  # fmt: skip
 

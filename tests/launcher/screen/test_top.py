@@ -41,7 +41,7 @@ NODE = NodeReport(
     node_index=0,
     incarnation=0,
     attempts=1,
-    reason=None,
+    cause=None,
     exit_code=None,
     detail="",
     phases_s={},
@@ -67,7 +67,7 @@ TOLD = Postmortem(
     target="local",
     engine="agent",
     state="running",
-    reason=None,
+    cause=None,
     fault=None,
     detail="",
     exit_code=None,
@@ -122,7 +122,7 @@ def test_the_time_left_follows_the_pace_of_the_last_twenty_points():
     assert "step 19/31  loss 0.25  1,234 samples/s  2 min left" in render_training(
         replace(TOLD, goodput=told)
     )
-    over = replace(TOLD, goodput=told, reason="completed")
+    over = replace(TOLD, goodput=told, cause="completed")
     assert render_training(over).endswith(
         "samples/s  goodput 87.5%  restarts: exit 2  healed without a restart once, paused 0.73 s"
     )
@@ -137,12 +137,12 @@ def node(**changes: Any) -> NodeRow:
     ("row", "trouble"),
     [
         (node(state="missing"), 0),
-        (node(reason="out-of-memory", exit_code=137), 0),
+        (node(cause="out-of-memory", exit_code=137), 0),
         (replace(ROW, seen_s=3 * protocol.VITALS_S + 0.1), 1),
         (replace(ROW, seen_s=3 * protocol.VITALS_S), 3),
         (node(state="pending"), 2),
         (ROW, 3),
-        (node(reason="completed", exit_code=0), 4),
+        (node(cause="completed", exit_code=0), 4),
     ],
 )
 def test_nodes_with_trouble_come_first(row, trouble):
@@ -293,7 +293,7 @@ def test_without_a_terminal_a_run_is_told_once(tmp_path):
     assert "succeeded on local, engine agent (completed" in done.stdout
     assert "hello" in done.stdout
     (row,) = json.loads(runner("top", "--json").stdout)["nodes"]
-    assert (row["told"]["reason"], row["seen_s"]) == ("completed", None)
+    assert (row["told"]["cause"], row["seen_s"]) == ("completed", None)
     (tmp_path / "runs/latest/ledger/agent-0-0.jsonl").write_text('{"torn\n\x00')
     assert runner("top").returncode == 0
 

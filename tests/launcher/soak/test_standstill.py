@@ -181,7 +181,7 @@ def test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_name
         assert done.returncode == 0
         assert f"kill -9 {process.pid}" in done.stderr
         assert launcher.processes() == [process.pid] or launcher.processes() == []
-        assert launcher.outcome["reason"] == "stop-requested"
+        assert launcher.outcome["cause"] == "stop-requested"
         process.send_signal(signal.SIGCONT)
         assert process.wait(timeout=60) == 143
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.node.outcome import write_outcome
+from launcher.agent.node.supervisor import write_outcome
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
@@ -214,10 +214,10 @@ def test_what_was_said_of_nodes_counts_until_they_start_and_of_their_last_life(t
         ("x ended: exit code 137", 3, 8.0),
         ("pending: no room", 4, 0.0),
     ]
-    assert (evidence.subject, evidence.state, evidence.reason) == ("run", "running", None)
+    assert (evidence.subject, evidence.state, evidence.run_cause) == ("run", "running", None)
     assert evidence.missing == ("plan.json is not there", "no log of a worker or a node")
     (run.path / "stop-run").touch()
-    assert read_run(run).reason is Cause.STOP_REQUESTED
+    assert read_run(run).run_cause is Cause.STOP_REQUESTED
 
 
 def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path):
@@ -225,9 +225,9 @@ def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path):
         folder = tmp_path / reason / "nodes/1/0"
         folder.mkdir(parents=True)
         times = {"started_at": 1.0, "finished_at": 2.0}
-        outcome = NodeOutcome(node_index=1, incarnation=0, reason=reason, **times)
+        outcome = NodeOutcome(node_index=1, incarnation=0, cause=reason, **times)
         write_outcome(folder / "outcome.json", outcome)
-        assert read_run(RunFolder(tmp_path / reason)).reason is told
+        assert read_run(RunFolder(tmp_path / reason)).run_cause is told
 
 
 def test_a_run_is_read_with_its_plan_its_settings_and_the_names_of_its_hosts(
@@ -337,23 +337,23 @@ def test_logs_are_read_within_their_share_and_their_time(tmp_path, monkeypatch):
 def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(expect_golden):
     lines = tuple(LogLine(file="log", number=number, text=f"line {number}") for number in (0, 7))
     told = Verdict(
-        subject="run-1", state="failed", reason=Cause.TRAINING_FAILED,
+        subject="run-1", state="failed", run_cause=Cause.TRAINING_FAILED,
         cause=Cause.NAN_LOSS, certainty="certain", what="x" * 161, fix="a fix", node=1,
         rank=4, host="gpu-b", place="train.py:3", fell=(0, 2, 3), evidence=lines,
         missing=("plan.json", "1 more"),
     )  # fmt: skip
     bare = replace(
-        told, what="y" * 160, node=None, host="", fell=(), missing=(), state="", reason=None
+        told, what="y" * 160, node=None, host="", fell=(), missing=(), state="", run_cause=None
     )
     shown = [
         render_verdict(told, evidence=True),
         render_verdict(bare),
         render_verdict(replace(bare, rank=None, place="", evidence=lines)),
-        render_verdict(replace(told, cause=Cause.NODE_LOST, reason=Cause.NODE_LOST, rank=None)),
+        render_verdict(replace(told, cause=Cause.NODE_LOST, run_cause=Cause.NODE_LOST, rank=None)),
         render_verdict(replace(told, certainty="", what="it ended well")),
         f"{render_line(told)}\n{render_line(replace(bare, rank=None, place=''))}\n",
         f"{json.dumps(replace(told, evidence=lines[:1]).to_jsonable())}\n",
-        f"{bare.to_jsonable()['reason']}\n",
+        f"{bare.to_jsonable()['run_cause']}\n",
     ]
     expect_golden("verdict.txt", "\n".join(shown))
 

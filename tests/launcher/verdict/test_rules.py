@@ -12,7 +12,7 @@ import pytest
 from launcher.contract.causes import Cause
 from launcher.contract.look import Frame, RankLook
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.rules.all import RULES, judge_end, judge_line, judge_lines, judge_reason
+from launcher.verdict.rules.all import RULES, judge_end, judge_line, judge_lines, judge_run_cause
 from launcher.verdict.rules.rule import Weight
 from launcher.verdict.rules.standstill import Standing, computes, judge_standing
 from launcher.verdict.scan import SETTING, find_telling
@@ -186,7 +186,7 @@ def test_a_workers_end_means_something_by_itself(fields, cause, weight, text):
     ],
 )  # fmt: skip
 def test_the_launchers_word_for_an_end_means_something(reason, detail, told):
-    found = [(one.cause, one.weight, one.line.node) for one in judge_reason(reason, detail, 7)]
+    found = [(one.cause, one.weight, one.line.node) for one in judge_run_cause(reason, detail, 7)]
     assert found == ([told] if told else [])
 
 

@@ -85,7 +85,7 @@ def test_a_full_shared_folder_ends_the_run_as_what_it_is(typist, tmp_path):
         typist.start("run", "job.yaml", "--on", "slurm")
         code, _, err = typist.finish(120)
         assert code == 198, err
-        assert (typist.outcome["reason"], "filler (" in err) == ("disk-full", True), err
+        assert (typist.outcome["cause"], "filler (" in err) == ("disk-full", True), err
         typist.cluster.wait_idle()
 
 
@@ -97,6 +97,6 @@ def test_a_run_is_stopped_though_the_shared_folder_is_full(typist, tmp_path):
         disk.fill()
         typist.started[-1].send_signal(signal.SIGINT)
         code, _, err = typist.finish()
-        assert (code, typist.outcome["reason"]) == (130, "interrupted"), err
+        assert (code, typist.outcome["cause"]) == (130, "interrupted"), err
         assert typist.cluster.queue() == []
         typist.cluster.wait_idle()

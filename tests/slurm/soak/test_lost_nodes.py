@@ -33,7 +33,7 @@ def test_a_cancelled_element_leaves_the_others_and_a_cancelled_job_is_a_stopped_
     typist.wait_seen(range(1), 1)
     typist.cluster.ask("scancel", typist.job)
     code, _, err = typist.finish()
-    assert (code, typist.outcome["reason"]) == (143, "stop-requested"), err
+    assert (code, typist.outcome["cause"]) == (143, "stop-requested"), err
     assert typist.status(run_id)["state"] == "stopped"
     typist.cluster.wait_idle()
     assert typist.left() == []

@@ -72,11 +72,11 @@ def test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run(
     assert end_of(two[1]) == 1, two[1].console()
     assert end_of(two[0]) == 0, two[0].console()
     outcome = two[1].outcome()
-    assert outcome["reason"] == "training-failed"
+    assert outcome["cause"] == "training-failed"
     assert outcome["first"]["rank"] == 1
     assert "RuntimeError" in outcome["first"]["exception"]
     assert outcome["restarts"].get("lost-peer", 0) == 0
-    assert two[0].outcome()["reason"] == "completed"
+    assert two[0].outcome()["cause"] == "completed"
     assert two[0].outcome()["attempts"] == 1
     left = two[0].outcome()["ended_well"]
     assert (left["rank"], left["exit_code"]) == (0, 0)
@@ -97,7 +97,7 @@ def test_a_finished_node_with_the_store_stays_until_it_is_stopped_and_the_others
         end_of(two[0], 4.0)
     two[0].process.send_signal(signal.SIGTERM)
     assert end_of(two[0]) == 0, two[0].console()
-    assert two[0].outcome()["reason"] == "completed"
+    assert two[0].outcome()["cause"] == "completed"
     assert two[0].outcome()["detail"] == protocol.OTHERS_GO_ON
     # The store went with it; there is nothing left that the other could need it for.
     with pytest.raises(Exception, match="timed out"):
@@ -111,4 +111,4 @@ def test_a_worker_that_leaves_no_record_counts_as_a_fault(place):
     place.write("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n")
     place.plan(port=free_port(), max_restarts=2)
     assert place.run() == 1, place.console()
-    assert place.outcome()["reason"] == "restarts-exhausted"
+    assert place.outcome()["cause"] == "restarts-exhausted"

@@ -111,13 +111,13 @@ def live(group: Group) -> Story:
 
 def test_a_preempted_node_ends_with_143(story):
     assert story.exit_code == 143
-    assert story.preempted.outcome()["reason"] == "preempted"
+    assert story.preempted.outcome()["cause"] == "preempted"
 
 
 def test_the_loss_of_a_node_costs_the_others_no_restart_in_a_collective_or_outside(story):
     assert [world for world, *_ in story.group.seen(story.killed_in_a_collective)] == [3, 2, 3]
     # No restart was allowed, so whoever got this far was charged with none.
-    assert story.came_back.outcome()["reason"] == "completed"
+    assert story.came_back.outcome()["cause"] == "completed"
     assert set(story.came_back.outcome()["restarts"]) <= {"membership", "lost-peer"}
     how = "node 1 is lost: its connection closed and its port refuses"
     told = [*story.frozen.events(), *story.killed_with_store.events()]
@@ -147,11 +147,11 @@ def test_a_node_that_wakes_or_comes_back_never_trains_alone_beside_the_others(st
 def test_clocks_that_differ_by_minutes_change_nothing(story):
     assert story.clocks[0] < -SKEW_S / 2
     assert story.clocks[1] > SKEW_S / 2
-    assert story.came_back.outcome()["reason"] == "completed"
+    assert story.came_back.outcome()["cause"] == "completed"
 
 
 def test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry(places):
     places[1].write("print('never')")
     places[1].plan(port=free_port(), max_nodes=2, conf=(("connect_timeout_s", "1"),))
     assert places[1].run() == 193
-    assert places[1].outcome()["reason"] == "rendezvous-unreachable"
+    assert places[1].outcome()["cause"] == "rendezvous-unreachable"

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
-AGENT = Path(__file__).parents[4] / "launcher" / "agent"
-PURE = ("group", "decide", "settings")
-PACKAGES = {"launcher", "launcher.agent.membership"}
+from tests.launcher.test_layers import imports_of, modules, nodes_of, path_of
+
+ROOM = "agent.membership."
+PURE = {f"{ROOM}{name}" for name in ("group", "decide", "settings")}
 FOR_PURE_CODE = {"__future__", "collections", "dataclasses", "enum", "json", "math", "typing"}
-FOR_PURE_CODE |= {"functools", "itertools"}
+FOR_PURE_CODE |= {"functools", "itertools", "launcher"}
 
 
-def imports_of(path: Path) -> set[str]:
-    """Full names of what a module imports anywhere, also inside functions."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "absolute imports only"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= set(names) if node.module in PACKAGES else {str(node.module)}
-    return found
+def foreign(module: str) -> set[str]:
+    """The packages that a module imports anywhere."""
+    plain = {
+        a.name for n in nodes_of(path_of(module)) if isinstance(n, ast.Import) for a in n.names
+    }
+    found = {n.module or "" for n in nodes_of(path_of(module)) if isinstance(n, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in plain | found}
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_the_pure_part_imports_neither_torch_nor_threads_nor_time(name):
-    for imported in imports_of(AGENT / "membership" / f"{name}.py"):
-        ours = imported.rpartition(".")
-        if ours[0] == "launcher.agent.membership":
-            assert ours[2] in PURE
-        else:
-            assert imported.partition(".")[0] in FOR_PURE_CODE | {"launcher"}, imported
-            assert imported != "launcher.contract.clock"
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_the_pure_part_imports_neither_torch_nor_threads_nor_time(module):
+    assert foreign(module) <= FOR_PURE_CODE
+    ours = {name for name in imports_of(module) if name.startswith(ROOM)}
+    assert ours <= PURE
+    assert "contract.clock" not in imports_of(module)
 
 
-@pytest.mark.parametrize("path", sorted((AGENT / "membership").glob("*.py")), ids=lambda p: p.stem)
-def test_no_module_of_membership_names_a_wall_clock(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in {"wall", "time", "now", "utcnow", "ctime"}, ast.unparse(node)
-    assert not imports_of(path) & {"time", "datetime.datetime"}
+@pytest.mark.parametrize("module", [one for one in modules() if one.startswith(ROOM)])
+def test_no_module_of_membership_names_a_wall_clock(module):
+    named = {node.attr for node in nodes_of(path_of(module)) if isinstance(node, ast.Attribute)}
+    assert not named & {"wall", "time", "now", "utcnow", "ctime"}
+    assert not foreign(module) & {"time", "datetime"}

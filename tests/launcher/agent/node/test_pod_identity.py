@@ -9,7 +9,7 @@ import pytest
 
 from launcher.agent.engine.rendezvous import configure
 from launcher.agent.node.identity import SOURCES, claim_incarnation, identify
-from launcher.agent.node.outcome import render_termination, write_termination
+from launcher.agent.node.supervisor import write_termination
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.causes import Cause
@@ -124,7 +124,7 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
     return NodeOutcome(
         node_index=0,
         incarnation=0,
-        reason=Cause.TRAINING_FAILED,
+        cause=Cause.TRAINING_FAILED,
         detail="d",
         started_at=0.0,
         finished_at=1.0,
@@ -140,10 +140,10 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
 def test_a_pod_s_status_gets_as_much_of_the_outcome_as_it_holds(
     others, message, has_first, collateral
 ):
-    text = render_termination(outcome_of(message, others))
+    text = outcome_of(message, others).to_short_json(4096)
     assert len(text.encode()) <= 4096
     told = json.loads(text)
-    assert told["reason"] == "training-failed"
+    assert told["cause"] == "training-failed"
     assert (told["first"] is not None) == has_first
     assert len(told["collateral"]) == collateral
 

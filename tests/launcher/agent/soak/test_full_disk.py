@@ -27,7 +27,7 @@ def test_another_full_disk_is_named_by_its_own_mount_point(node, disk):
         node.plan(max_restarts=1000, env=(("CHECKPOINT_DIR", str(other.path)),))
         assert node.run() == 198
         told = node.outcome()
-        assert (told["reason"], told["first"]["cause"]) == ("disk-full", "disk-full")
+        assert (told["cause"], told["first"]["cause"]) == ("disk-full", "disk-full")
         assert f"the disk at {other.path} is full: 0 bytes" in told["detail"]
 
 
@@ -41,5 +41,5 @@ def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(place
         conf=(("fence_dir", str(disk.path)),),
     )
     assert place.run() == 198, place.console()
-    assert place.outcome()["reason"] == "disk-full"
+    assert place.outcome()["cause"] == "disk-full"
     assert f"the disk at {disk.path} is full" in place.outcome()["detail"]

@@ -31,4 +31,4 @@ def test_an_interrupted_with_block_stops_the_run(place):
     wait_until(is_up(training))
     caller.send_signal(signal.SIGINT)
     assert caller.wait() != 0
-    assert training.outcome.reason == "stop-requested"
+    assert training.outcome.cause == "stop-requested"

@@ -51,7 +51,7 @@ def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place):
     training = run(tiny(stop_grace_s=120), on="local")
     wait_until(is_up(training))
     asked_at = time.monotonic()
-    assert training.stop(grace=1).reason == "stop-requested"
+    assert training.stop(grace=1).cause == "stop-requested"
     assert time.monotonic() - asked_at < 25, "without the kill of its own it takes 31 s"
     assert place.processes() == []
 
@@ -66,7 +66,7 @@ def test_an_elastic_run_is_scaled(place):
         training.scale(1)
         wait_until(lambda: len(training.status().nodes) == 1)
         raise ZeroDivisionError
-    assert training.outcome.reason == "stop-requested"
+    assert training.outcome.cause == "stop-requested"
     assert place.processes() == []
 
 
@@ -83,7 +83,7 @@ def interrupted_at(place: Runner, slow: str, reached: Path) -> None:
     caller.send_signal(signal.SIGINT)
     assert caller.wait() != 0
     training = find()
-    assert training.wait(timeout=60).reason == "stop-requested"
+    assert training.wait(timeout=60).cause == "stop-requested"
     assert process_table.find(**{RUN_ID: training.run_id}) == ()
 
 
@@ -182,7 +182,7 @@ def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(place, notebook
     assert notebook("training.outcome, training.status().state") == "(None, 'running')"
     notebook.restart()
     assert training.outcome is None
-    assert notebook("from launcher import find; find().stop().reason") == "'stop-requested'"
+    assert notebook("from launcher import find; find().stop().cause") == "'stop-requested'"
 
 
 SCRIPTS, _, CELLS = (ROOT / "docs/python.md").read_text().partition("\n## In a notebook\n")

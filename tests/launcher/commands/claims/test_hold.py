@@ -94,7 +94,7 @@ def test_runs_in_a_hold_see_nothing_of_earlier_ones(dev):
         assert "nnodes 2 x nproc_per_node 1" in done.stderr
         told += [seen(dev, rank) for rank in (0, 1)]
         wait_until(lambda: not left_by_runs())
-    assert dev.outcome["reason"] == "completed"
+    assert dev.outcome["cause"] == "completed"
     for one in told:
         assert one["env"] is None
         assert one["module"] is False

@@ -90,7 +90,7 @@ from launcher import InputError, Job, hold
 with hold(name="py", on="local", nnodes=2, nproc_per_node=1) as nodes:
     for _ in range(2):
         done = nodes.run(Job(command="train.py"))
-        print(done.wait().reason, *sorted(done.logs()))
+        print(done.wait().cause, *sorted(done.logs()))
 """
     (launcher.folder / "start.py").write_text(script)
     done = run_program(

@@ -69,7 +69,7 @@ def collect_garbage(server: FakeCluster) -> threading.Thread:
 
 def fail(server: FakeCluster, process: subprocess.Popen[str]) -> str:
     """The run's pod and job fail; what its launcher said in all."""
-    told = agents_outcome(at=2.0, message="ValueError: no data", reason="training-failed")
+    told = agents_outcome(at=2.0, message="ValueError: no data", cause="training-failed")
     put_pod(server)
     server.log("digits-0-a", ("2026-01-01T00:00:01Z", "[0/0] no data at all"), ended=True)
     put_pod(server, phase="Failed", state=ended(1, message=told))

@@ -44,4 +44,4 @@ def test_ctrl_c_that_ends_the_reader_too_is_not_told_as_a_run_that_goes_on(launc
     told = (launcher.folder / "err").read_text()
     assert "stdout cannot be written any more (Broken pipe); its output: " in told
     assert "goes on" not in told
-    assert launcher.outcome["reason"] == "interrupted"
+    assert launcher.outcome["cause"] == "interrupted"

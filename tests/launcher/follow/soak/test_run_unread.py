@@ -35,5 +35,5 @@ def test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads(launcher
     wait_until(lambda: (tmp_path / "up-1-1").exists())
     assert launcher("stop", run_id).returncode == 0
     assert process.wait(timeout=60) == 143
-    assert launcher.outcome["reason"] == "stop-requested"
+    assert launcher.outcome["cause"] == "stop-requested"
     assert launcher.processes() == []

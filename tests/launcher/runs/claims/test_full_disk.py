@@ -53,7 +53,7 @@ def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(launcher, disk)
     done = launcher("run", "job.yaml", "--on", "local")
     assert done.returncode == 198, done.stderr
     outcome = launcher.outcome
-    assert (outcome["state"], outcome["reason"]) == ("failed", "disk-full")
+    assert (outcome["state"], outcome["cause"]) == ("failed", "disk-full")
     headline = done.stderr.partition("FAILED")[2].splitlines()[0]
     assert "disk-full (node " in headline
     for part in ("the disk at ", " free of 8.0 MiB", "filler (", "fault: platform"):

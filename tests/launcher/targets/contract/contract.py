@@ -215,7 +215,7 @@ class TargetContract:
             told = done.stderr + done.stdout
             assert done.returncode == code, told
             outcome = bench.launcher.outcome
-            assert (outcome["state"], outcome["reason"]) == ("failed", reason)
+            assert (outcome["state"], outcome["cause"]) == ("failed", reason)
             headline = headline.format(run=outcome["run_id"], pod=r"[\w-]+(; |: )")
             assert re.search(f"^{headline}$", told, re.MULTILINE), told
             assert re.search(f"{below}$", told, re.MULTILINE), told

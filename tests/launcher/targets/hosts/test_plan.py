@@ -353,8 +353,8 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
     monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False))
     for index, exit_code in ((0, 1), (1, -9)):
         end = worker_end(index, exit_code=exit_code)
-        reason = Cause.TRAINING_FAILED
-        outcome = NodeOutcome(node_index=index, incarnation=0, reason=reason, first=end)
+        cause = Cause.TRAINING_FAILED
+        outcome = NodeOutcome(node_index=index, incarnation=0, cause=cause, first=end)
         path = tmp_path / f"nodes/{index}/0/outcome.json"
         path.parent.mkdir(parents=True)
         path.write_text(outcome.to_json())

@@ -88,7 +88,7 @@ def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the
     ]
     assert [line for line in told if line.startswith("[1")] == ["[1/1] b1", "[1/1] b2", "[1/1] b3"]
     outcome = run.read_outcome()
-    assert (outcome.reason, outcome.exit_code) == ("completed", 0)
+    assert (outcome.cause, outcome.exit_code) == ("completed", 0)
 
 
 def test_two_terminals_that_follow_one_run_both_show_each_line_once(server, run):
@@ -175,7 +175,7 @@ def test_a_job_that_ended_unseen_gets_its_outcome_at_the_next_look(
     gone = threading.Thread(target=_collect_garbage, args=(server,), daemon=True)
     gone.start()
     _, outcome = read_state(run, run.read_plan())
-    assert outcome.reason == reason
+    assert outcome.cause == reason
     assert (("jobs", "digits") in server.objects) is kept
     assert [path.read_text() for _, path in run.consoles()] == ["[0/0] last words\n"]
     again = read_state(run, run.read_plan())[1]
@@ -261,7 +261,7 @@ def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(
     assert command(run, "stop") == 0
     assert server.objects == {}
     outcome = run.read_outcome()
-    assert outcome.reason == "stop-requested"
+    assert outcome.cause == "stop-requested"
     assert command(run, "stop") == 0
 
 

@@ -77,7 +77,7 @@ def test_a_run_whose_login_ends_is_followed_on_once_a_person_has_logged_in_again
     server.write_kubeconfig(Path(os.environ["KUBECONFIG"]))
     server.until(lambda: ("jobs", "digits") not in server.objects)
     server.remove("pods", "digits-0-a")
-    assert run.end().reason == "completed"
+    assert run.end().cause == "completed"
     assert "the cluster answers again" in run.text
     assert "epoch 2" in run.folder.console(0, 0).read_text()
 
@@ -157,7 +157,7 @@ def test_a_job_that_is_done_and_may_not_be_deleted_is_done_with_the_command_for_
     server.denied.add(("delete", "jobs"))
     run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
     run.condition("Complete")
-    assert run.end().reason == "completed"
+    assert run.end().cause == "completed"
     assert "the job has ended, but its object is left: kubectl delete job digits" in run.text
 
 
@@ -282,7 +282,7 @@ def test_a_log_that_was_read_to_its_end_is_not_lost_when_its_container_is_forgot
     run.condition("Complete")
     server.until(lambda: ("jobs", "digits") not in server.objects)
     server.remove("pods", "digits-0-a")
-    assert run.end().reason == "completed"
+    assert run.end().cause == "completed"
     assert "is lost" not in run.text
 
 
@@ -472,7 +472,7 @@ def test_a_second_equal_failure_to_start_ends_the_run(server, start):
     run.said("ending the run: digits-worker-0: StartError, 2 times: ")
     server.remove("pods", "digits-worker-0")
     outcome = run.end()
-    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert (outcome.cause, outcome.exit_code) == ("bad-input", 2)
     assert "executable file not found" in outcome.detail
     assert not server.objects
 
@@ -482,7 +482,7 @@ def test_a_job_whose_controller_sees_the_failure_to_start_first_says_it_and_is_k
     run.put("digits-0-a", phase="Failed", state=ended(128, "StartError", message=NO_PYTHON))
     run.condition("Failed", reason="PodFailurePolicy", message="exit code 128")
     outcome = run.end()
-    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert (outcome.cause, outcome.exit_code) == ("bad-input", 2)
     assert "executable file not found" in outcome.detail
     assert "the image lacks python3" in outcome.detail
     assert ("jobs", "digits") in server.objects
@@ -495,7 +495,7 @@ def test_what_never_becomes_right_ends_after_the_limit_which_is_told_at_its_star
     run.said("ending the run: digits-0-a: ")
     server.remove("pods", "digits-0-a")
     outcome = run.end()
-    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert (outcome.cause, outcome.exit_code) == ("bad-input", 2)
     assert outcome.detail.endswith("it lasted 1 s (kubernetes.start_limit_s)")
     assert not server.objects
 
@@ -525,7 +525,7 @@ def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_though_node
     run.said("ending the run: PyTorchJob digits: FailedCreatePod: ")
     server.remove("pods", "digits-master-0")
     outcome = run.end()
-    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert (outcome.cause, outcome.exit_code) == ("bad-input", 2)
     assert "kubectl describe namespace team" in outcome.detail
     assert server.asked("DELETE", "/pytorchjobs/digits")
 
@@ -564,7 +564,7 @@ def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(serve
     server.remove("pods", "digits-0-a")
     run.condition("Failed", reason="BackoffLimitExceeded", message="x")
     outcome = run.end()
-    assert outcome.reason == "restarts-exhausted"
+    assert outcome.cause == "restarts-exhausted"
     assert outcome.detail == "digits-0-a: rank 0: ValueError: no data"
     code, report = typed("report", RUN_ID)
     assert code == 0

@@ -120,7 +120,7 @@ def test_a_job_that_was_made_unseen_and_is_withdrawn_leaves_nothing(server, tmp_
     assert "does not answer" in run.refused().what
     assert not server.objects
     outcome = run.folder.read_outcome()
-    assert outcome.reason == "target-unreachable"
+    assert outcome.cause == "target-unreachable"
 
 
 def test_a_cluster_that_goes_away_once_the_job_is_made_leaves_a_job_that_is_told(server, tmp_path):

@@ -70,6 +70,6 @@ def test_a_run_that_is_done_does_not_wait_for_a_pod_that_came_late(server, start
     server.until(lambda: ("jobs", "digits") not in server.objects)
     server.remove("pods", "digits-0-a")
     began = time.monotonic()
-    assert run.end().reason == "completed"
+    assert run.end().cause == "completed"
     assert time.monotonic() - began < 5 + LATE_S
     assert ("pods", "digits-1-b") in server.objects, "it ends by itself, as its job is gone"

@@ -235,7 +235,7 @@ def test_a_stop_that_its_living_launcher_has_done_is_done_whatever_the_kubeconfi
     class Later(SystemClock):
         def sleep(self, seconds: float) -> None:
             run.write_outcome(
-                Outcome(reason=Cause.STOP_REQUESTED, run_id=run.run_id, started_at=1.0)
+                Outcome(cause=Cause.STOP_REQUESTED, run_id=run.run_id, started_at=1.0)
             )
             follower.kill()
             follower.wait()

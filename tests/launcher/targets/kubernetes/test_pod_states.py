@@ -10,10 +10,9 @@ from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.states import NodeState
 from launcher.targets.kubernetes.pod_states import (
-    FIXES,
+    OOM,
     WORDS,
     JobEnd,
-    Trouble,
     describe_trouble,
     judge_job,
     newest_of_each,
@@ -51,44 +50,44 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "message": "preempted
         # The kubelet tells the container's end first, and the pod's phase a moment later.
         ({"phase": "Running", "state": ended(0)}, NodeState.EXITED, 0, None),
         ({"phase": "Failed", "state": ended(3)}, NodeState.EXITED, 3, None),
-        (waiting("ImagePullBackOff"), NodeState.PENDING, None, Trouble.IMAGE),
-        (waiting("ErrImagePull"), NodeState.PENDING, None, Trouble.IMAGE),
-        (waiting("InvalidImageName"), NodeState.PENDING, None, Trouble.IMAGE),
-        (waiting("CreateContainerConfigError"), NodeState.PENDING, None, Trouble.CONFIG),
-        (waiting("CreateContainerError"), NodeState.PENDING, None, Trouble.START),
+        (waiting("ImagePullBackOff"), NodeState.PENDING, None, Cause.IMAGE_PULL),
+        (waiting("ErrImagePull"), NodeState.PENDING, None, Cause.IMAGE_PULL),
+        (waiting("InvalidImageName"), NodeState.PENDING, None, Cause.IMAGE_PULL),
+        (waiting("CreateContainerConfigError"), NodeState.PENDING, None, Cause.CONTAINER_START),
+        (waiting("CreateContainerError"), NodeState.PENDING, None, Cause.CONTAINER_START),
         ({"phase": "Failed", "state": ended(128, "StartError")}, NodeState.EXITED, 128,
-         Trouble.START),
+         Cause.CONTAINER_START),
         ({"phase": "Pending", "state": {}, "conditions": [UNSCHEDULABLE]}, NodeState.PENDING, None,
-         Trouble.UNSCHEDULABLE),
+         Cause.NO_ROOM),
         ({"phase": "Failed", "state": ended(137, "OOMKilled")}, NodeState.EXITED, 137,
-         Trouble.OUT_OF_MEMORY),
+         Cause.OUT_OF_MEMORY),
         ({"phase": "Failed", "state": {}, "reason": "Evicted"}, NodeState.EXITED, 137,
-         Trouble.EVICTED),
+         Cause.PREEMPTED),
         ({**waiting("CrashLoopBackOff"), "phase": "Running", "restarts": 4}, NodeState.PENDING,
-         None, Trouble.CRASH_LOOP),
+         None, Cause.UNKNOWN),
         ({**waiting("CrashLoopBackOff"), "restarts": 4, "last": ended(137, "OOMKilled")},
-         NodeState.PENDING, None, Trouble.OUT_OF_MEMORY),
+         NodeState.PENDING, None, Cause.OUT_OF_MEMORY),
         ({"phase": "Failed", "state": ended(143), "conditions": [DISRUPTED]}, NodeState.EXITED, 143,
-         Trouble.DISRUPTED),
+         Cause.PREEMPTED),
     ],
 )  # fmt: skip
 def test_phases_and_reasons_become_states_and_troubles(fields, state, code, trouble):
     view = parse_pod(pod("digits-0", {INDEX: "0"}, **fields))
-    assert (view.state, view.exit_code, view.trouble) == (state, code, trouble)
+    assert (view.state, view.exit_code, view.cause) == (state, code, trouble)
 
 
 @pytest.mark.parametrize(
     ("state", "phase", "code", "trouble"),
     [
-        ({"waiting": {"reason": "ImagePullBackOff"}}, "Pending", None, Trouble.IMAGE),
-        (ended(128, "StartError"), "Failed", 128, Trouble.START),
+        ({"waiting": {"reason": "ImagePullBackOff"}}, "Pending", None, Cause.IMAGE_PULL),
+        (ended(128, "StartError"), "Failed", 128, Cause.CONTAINER_START),
     ],
 )
 def test_what_keeps_the_init_container_keeps_the_pod(state, phase, code, trouble):
     waits = waiting("PodInitializing")["state"]
     prepares = [{"name": "code", "state": state}]
     view = parse_pod(pod("d-0", {}, phase=phase, state=waits, initContainerStatuses=prepares))
-    assert (view.trouble, view.exit_code, view.has_started) == (trouble, code, False)
+    assert (view.cause, view.exit_code, view.has_started) == (trouble, code, False)
 
 
 @pytest.mark.parametrize("made", ["01", "02"])
@@ -126,10 +125,11 @@ def test_a_pod_without_a_place_is_told_what_would_give_it_one(message, fix):
     assert ("lower resources" in told) == ("Insufficient" in message)
 
 
-@pytest.mark.parametrize("trouble", Trouble)
-def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble):
-    assert trouble is Trouble.OUT_OF_MEMORY or WORDS[trouble.value] is trouble
-    assert FIXES[trouble]
+def test_every_trouble_is_known_by_its_word_and_has_a_cause_of_its_own_list_and_a_fix():
+    assert OOM.word not in WORDS, "a worker's end tells more"
+    for trouble in WORDS.values():
+        assert WORDS[trouble.word] is trouble
+        assert trouble.fix.format(kubectl="kubectl")
 
 
 ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
@@ -212,18 +212,18 @@ def test_a_kill_for_memory_counts_where_a_worker_of_the_last_attempt_was_killed(
     message = agents_outcome(at=100.1, message="ended", rank=1, exit_code=code)
     state = ended(1, "OOMKilled", message=message)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
-    assert (view.trouble is Trouble.OUT_OF_MEMORY) is is_oom
+    assert (view.cause is Cause.OUT_OF_MEMORY) is is_oom
 
 
 def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod():
-    message = agents_outcome(at=100.1, message="CUDA out of memory", reason="out-of-memory")
+    message = agents_outcome(at=100.1, message="CUDA out of memory", cause="out-of-memory")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(1, message=message)))
     told = Ending(cause=Cause.OUT_OF_MEMORY, detail="d-0: rank 0: CUDA out of memory")
     assert judge_job(FAILED, (view,)) == told
 
 
 def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed():
-    message = agents_outcome(at=100.1, message="", reason="completed", exit_code=0)
+    message = agents_outcome(at=100.1, message="", cause="completed", exit_code=0)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, message=message)))
     assert judge_job(FAILED, (view,)).cause is Cause.KILLED
 

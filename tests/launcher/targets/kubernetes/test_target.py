@@ -329,7 +329,7 @@ def test_a_run_is_followed_through_a_lost_pod_to_its_end(server, run, target):
     for name in ("digits-0-a", "digits-1-b"):
         server.remove("pods", name)
     outcome = run.end()
-    assert (outcome.reason, outcome.exit_code) == ("completed", 0)
+    assert (outcome.cause, outcome.exit_code) == ("completed", 0)
     assert run.text.count("epoch 1") == 1
     assert "inside" not in run.text
     assert "accuracy 0.99" in run.text
@@ -344,7 +344,7 @@ def test_a_failed_run_says_why_and_keeps_its_object(server, run):
     server.log("digits-0-a", (stamp(1), "[0/0] dying"), ended=True)
     run.condition("Failed", reason="PodFailurePolicy", message="x")
     outcome = run.end()
-    assert (outcome.reason, outcome.exit_code) == ("training-failed", 1)
+    assert (outcome.cause, outcome.exit_code) == ("training-failed", 1)
     assert outcome.detail == "digits-0-a: ValueError: no data"
     assert "launcher stop digits-0a1b2c removes it" in run.text
     assert "dying" in run.text

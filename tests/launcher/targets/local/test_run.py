@@ -51,7 +51,7 @@ def test_an_interrupted_launcher_leaves_nothing(launcher, signum, code, reason):
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
-    assert launcher.outcome["reason"] == reason
+    assert launcher.outcome["cause"] == reason
     assert launcher.processes() == []
 
 
@@ -90,5 +90,5 @@ def test_closing_the_terminal_ends_the_run_and_leaves_nothing(launcher):
     os.close(terminal)
     wait_until(lambda: (launcher.folder / "runs/latest/outcome.json").exists())
     os.waitpid(pid, 0)
-    assert launcher.outcome["reason"] == "interrupted"
+    assert launcher.outcome["cause"] == "interrupted"
     assert launcher.processes() == []

@@ -92,7 +92,7 @@ def test_another_process_sees_living_nodes_and_how_others_ended(target, make_loc
     outcome = NodeOutcome(
         node_index=1,
         incarnation=0,
-        reason=Cause.PREEMPTED,
+        cause=Cause.PREEMPTED,
         started_at=0.0,
         finished_at=1.0,
     )

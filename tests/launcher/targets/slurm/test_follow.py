@@ -66,7 +66,7 @@ class Folder:
         told = NodeOutcome(
             node_index=index,
             incarnation=0,
-            reason=reason,
+            cause=reason,
             detail=detail,
             started_at=1.0,
             finished_at=2.0,

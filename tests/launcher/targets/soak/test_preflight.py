@@ -30,7 +30,7 @@ def test_what_is_only_found_missing_at_the_start_ends_the_same_under_both_engine
     argv = ("--on", "local", "--set", f"command={command}", "--set", "env.PYTHONPATH=.")
     told = launcher.fails(2, "run", "job.yaml", *argv)
     assert "bad-input" in told
-    assert (launcher.outcome["reason"], launcher.outcome["exit_code"]) == ("bad-input", 2)
+    assert (launcher.outcome["cause"], launcher.outcome["exit_code"]) == ("bad-input", 2)
 
 
 GONE = """

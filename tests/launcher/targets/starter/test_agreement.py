@@ -146,11 +146,11 @@ def claim_incarnation(run: RunFolder, index: int) -> None:
     take_incarnation(run.node_dir(index, 0).parent)
 
 
-def end_node(run: RunFolder, index: int, reason: Cause, incarnation: int = 0) -> Path:
+def end_node(run: RunFolder, index: int, cause: Cause, incarnation: int = 0) -> Path:
     outcome = NodeOutcome(
         node_index=index,
         incarnation=incarnation,
-        reason=reason,
+        cause=cause,
         started_at=1000.0,
         finished_at=1000.0,
     )

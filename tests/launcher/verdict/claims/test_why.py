@@ -19,7 +19,7 @@ def test_a_killed_rank_is_likely_but_not_certainly_that(launcher):
     told = json.loads(launcher("why", "--json").stdout)
     assert (told["cause"], told["certainty"], told["rank"]) == ("killed", "likely", 0)
     assert told["runbook"] == "launcher docs killed"
-    assert told["reason"] == launcher.outcome["reason"]  # one word for both
+    assert told["run_cause"] == launcher.outcome["cause"]  # one word for both
 
 
 WAITS_FOR_A_LOCK = """\

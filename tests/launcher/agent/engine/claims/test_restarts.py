@@ -39,7 +39,7 @@ def test_a_killed_worker_is_started_again_with_the_others(place, start):
     assert place.stdout(0, attempt=1) == "sum 2.0 of attempt 1\n"
     assert not psutil.pid_exists(sibling)
     outcome = place.outcome()
-    assert (outcome["reason"], outcome["attempts"]) == ("completed", 2)
+    assert (outcome["cause"], outcome["attempts"]) == ("completed", 2)
     assert outcome["restarts"] == {"worker-fault": 1}
     ended = [e for e in place.events() if e["event"] == "worker-ended"]
     told = [(e["rank"], e["exit_code"], e["cause"]) for e in ended]
@@ -54,7 +54,7 @@ def test_the_same_failure_again_and_again_ends_the_run_and_says_so(place, start)
     place.plan(max_restarts=100, start=start)
     assert place.run() == 1
     outcome = place.outcome()
-    assert (outcome["reason"], outcome["attempts"]) == ("restarts-exhausted", 3)
+    assert (outcome["cause"], outcome["attempts"]) == ("restarts-exhausted", 3)
     assert "the same failure 3 times without progress" in place.console()
     assert outcome["first"]["exception"] == "ValueError: no data"
     error = json.loads((place.rank(attempt=2) / "error.json").read_text())

@@ -62,7 +62,7 @@ def test_nothing_is_left_after_the_agent_was_killed(place, start):
     wait_until(lambda: not any(map(is_living, everything)))
     wait_until(lambda: not any(path.exists() for path in segments))
     assert place.process.wait(LIMIT_S) == 137
-    assert place.outcome()["reason"] == "killed"
+    assert place.outcome()["cause"] == "killed"
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -116,7 +116,7 @@ def test_a_stop_file_with_a_reason_stops_the_node_after_the_training_has_committ
     file.write_text(text)
     assert process.wait(LIMIT_S) == 143
     assert place.stdout() == f"up\nasked {reason}\nSIGTERM after answer\n"
-    assert place.outcome()["reason"] == reason
+    assert place.outcome()["cause"] == reason
     asked = [e["reason"] for e in place.events() if e["event"] == "stop-requested"]
     assert asked == [reason]
 

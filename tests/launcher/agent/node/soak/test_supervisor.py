@@ -28,7 +28,7 @@ def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(place, sta
     wait_until(lambda: "rendezvous-began" in str(place.events_or_none()))
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 143
-    assert place.outcome()["reason"] == "preempted"
+    assert place.outcome()["cause"] == "preempted"
     assert not place.rank().exists()
 
 
@@ -48,7 +48,7 @@ def test_a_static_group_that_waits_for_its_other_node_ends_before_its_grace(plac
     wait_until(listens)
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 143
-    assert place.outcome()["reason"] == "preempted"
+    assert place.outcome()["cause"] == "preempted"
 
 
 def test_sigterm_while_torch_is_still_being_imported_says_preempted(place):

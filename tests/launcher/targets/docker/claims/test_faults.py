@@ -94,7 +94,7 @@ def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(launcher, engin
     outcome = launcher.folder / "runs/latest/nodes/0/0/outcome.json"
     wait_until(outcome.exists)
     told = json.loads(outcome.read_text())
-    assert (told["reason"], told["exit_code"]) == ("preempted", 143)
+    assert (told["cause"], told["exit_code"]) == ("preempted", 143)
     process.terminate()
     process.communicate(timeout=90)
     assert containers(engine, run_id) == []

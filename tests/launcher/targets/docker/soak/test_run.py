@@ -61,7 +61,7 @@ def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(laun
     )
     told = launcher.fails(1, "run", "job.yaml", "--on", "docker")
     assert launcher.outcome["restarts"] == {"worker-fault": 1}
-    assert launcher.outcome["reason"] == "restarts-exhausted", told
+    assert launcher.outcome["cause"] == "restarts-exhausted", told
     assert "no such column" in launcher.outcome["failure"]["first"]["exception"]
 
 

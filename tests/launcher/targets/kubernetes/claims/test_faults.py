@@ -36,4 +36,4 @@ def test_a_lost_node_is_told_beside_what_the_others_say_of_it(server, start):
     server.remove("pods", "digits-0-a")
     run.said("node 0 is lost with its pod digits-0-a; the others go on")
     run.condition("Complete")
-    assert run.end().reason == "completed"
+    assert run.end().cause == "completed"

@@ -25,7 +25,7 @@ def test_under_nohup_a_run_goes_on_without_its_terminal_and_without_a_reader(lau
     process.stderr.close()
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 0
-    assert launcher.outcome["reason"] == "completed"
+    assert launcher.outcome["cause"] == "completed"
 
 
 @pytest.mark.parametrize("example", ["trainer.py"])
