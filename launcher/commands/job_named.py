@@ -107,6 +107,8 @@ def planned(
     ``preview``: as in ``plan_job``.
     """
     root, again, opened = run_root(arguments), _earlier(arguments), open_named(arguments)
+    if again and opened is None and getattr(arguments, "hold", "") is None:
+        arguments.hold = again.read_plan().hold.rpartition("-")[0]
     if name := getattr(arguments, "hold", None):
         # It imports what manages runs, which a render does not need.
         from launcher.api.holding import enter_hold, find_hold
@@ -121,8 +123,6 @@ def planned(
     job = read_job(arguments)
     if arguments.resume:
         job, arguments.resume = resume_job(job, root, arguments.resume, opened)
-    if opened and opened.hold:
-        job = opened.hold.fit(job)
     run = plan_job(
         job,
         root,

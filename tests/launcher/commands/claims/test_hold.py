@@ -15,7 +15,7 @@ import pytest
 
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.runs.folder import RunFolder
-from launcher.targets.hold import Hold
+from launcher.targets.held.hold import Hold
 from tests.debugged import STOPS, Terminal, debug_rank_1
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
@@ -157,7 +157,7 @@ ENTERS = """
 import sys
 from pathlib import Path
 from launcher.runs.folder import RunFolder
-from launcher.targets import hold
+from launcher.targets.held import hold
 write = hold.dump_record
 def pause(user):
     print("between", flush=True)

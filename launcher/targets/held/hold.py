@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import getpass
+import importlib
 import json
 import os
 import socket
@@ -28,7 +29,7 @@ from launcher.contract.hold import (
     User,
 )
 from launcher.contract.keeper_record import RECORD
-from launcher.contract.node_plan import Mount
+from launcher.contract.node_plan import Mount, NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
@@ -37,6 +38,7 @@ from launcher.runs.folder import RunFolder, full_disk, write_atomically
 from launcher.targets.shared_folder import changed_at
 
 if TYPE_CHECKING:
+    from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
 
 TAKEN_LIMIT_S = 120.0
@@ -64,16 +66,23 @@ class Hold:
     @property
     def there(self) -> NodesThere:
         """The hold's nodes, for a job that runs on all of them or on some."""
-        count = len(self.plan.nodes)
-        says = f"the hold {self.plan.job_name} has {count}"
-        return NodesThere(count=count, says=says, fix=f"--nnodes {count}, or a larger hold")
+        plan, count = self.plan, len(self.plan.nodes)
+        return NodesThere(
+            count=count,
+            says=f"the hold {plan.job_name} has {count}",
+            fix=f"--nnodes {count}, or a larger hold",
+            gives=(
+                ("nproc_per_node", plan.nproc_per_node),
+                ("start", "fresh" if self.fresh else "fork"),
+            ),
+        )
 
-    def fit(self, job: JobSpec) -> JobSpec:
-        """The job, with keys that it leaves open set as the hold needs."""
-        nproc = self.plan.nproc_per_node
-        open_keys = {"nproc_per_node": nproc, "start": "fresh" if self.fresh else "fork"}
-        asks = job.model_fields_set | ({"nproc_per_node"} if job.devices else set())
-        return job.model_copy(update={k: v for k, v in open_keys.items() if k not in asks})
+    @property
+    def python(self) -> str:
+        """The Python of this machine that runs its nodes; empty if they run another, or left."""
+        with contextlib.suppress(InputError):
+            return own.own_python if (own := self.plan.own) else ""
+        return ""
 
     def read_user(self) -> User | None:
         """Who uses the hold; None if it is free."""
@@ -212,6 +221,14 @@ class Hold:
         return now - self._signs[folder][1] < SILENT_S
 
 
+def in_hold(folder: Path, target: Target, *, fresh: bool = False) -> Target:
+    """The target of runs in a hold of ``target``; ``folder`` is the hold's run folder."""
+    module, _, name = target.traits.held_by.partition(":")
+    hold = Hold(RunFolder(folder), fresh=fresh)
+    held: Target = getattr(importlib.import_module(module), name)(hold, target)
+    return held
+
+
 def _write_private(path: Path, text: str) -> None:
     """Writes a file that holds secrets; the node removes it on reading."""
     mask = os.umask(0o077)
@@ -219,6 +236,12 @@ def _write_private(path: Path, text: str) -> None:
         write_atomically(path, text)
     finally:
         os.umask(mask)
+
+
+def ids_in(held: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
+    """The GPUs of a held node, as it counts them: a container from 0."""
+    ids = node.device_ids
+    return ids if held.image is None else tuple(map(str, range(len(ids))))
 
 
 def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
@@ -246,14 +269,9 @@ def check_contained(job: JobSpec, held: LaunchPlan, cwd: str) -> None:
             raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
 
 
-def is_hold(plan: LaunchPlan) -> bool:
-    """Whether the plan is a hold's."""
-    return plan.agent is not None and plan.agent.hold_idle_s > 0
-
-
 def refuse_hold(run: RunFolder, plan: LaunchPlan, *words: str) -> None:
     """Raises ``InputError`` for a hold: only the run in it has workers. ``words`` are for that."""
-    if is_hold(plan):
+    if plan.is_hold:
         user = Hold(run).read_user()
         what = f"{run.run_id} is a hold and has no workers: {describe_hold(run)}"
         again = typed.command("run", "--in", plan.job_name, "SCRIPT")

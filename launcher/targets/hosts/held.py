@@ -1,7 +1,8 @@
-"""Runs in a hold of pods, which do not see the run folders of this machine.
+"""Runs in a hold whose nodes do not see this machine's run folders.
 
-Such a run works as on hosts, with ``kubectl exec`` (the target's door) in place of ssh: the host
-program runs in each pod.
+Such a run is one on hosts, whose keepers have the held nodes fork the run's nodes. Pods are hosts
+that are reached by ``kubectl exec`` (the target's door) in place of ssh: the host program runs in
+each pod.
 """
 
 from __future__ import annotations
@@ -13,32 +14,44 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.contract.hold import READY_FILE, Ready
+from launcher.contract.hold import (
+    END_REQUEST,
+    READY_FILE,
+    START_REQUEST,
+    USER_FILE,
+    Ready,
+    StartRun,
+)
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.records import parse_record
+from launcher.contract.records import dump_record, parse_record
 from launcher.contract.states import NodeState
 from launcher.follow.nodes import AWAY_LIMIT_S
 from launcher.follow.target import Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder
 from launcher.targets.docker_options import plan_containers
-from launcher.targets.hold import TAKEN_LIMIT_S, check_contained
+from launcher.targets.held.hold import (
+    TAKEN_LIMIT_S,
+    Hold,
+    check_contained,
+    check_reach,
+    ids_in,
+)
+from launcher.targets.hosts import nodes
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.nodes import key_of
-from launcher.targets.hosts.plan import find_caller, plan_facts
-from launcher.targets.hosts.program.messages import ReadNewest
+from launcher.targets.hosts.plan import find_caller, plan_facts, run_dir_on, shared_folder
+from launcher.targets.hosts.program.messages import RUNS_DIR, HeldNode, KeeperSpec, ReadNewest
 from launcher.targets.hosts.render import HostNode, render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import check_takes_all
+from launcher.targets.hosts.survey import check_folder
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
 
@@ -89,29 +102,135 @@ class Doors(Ssh):
         return False
 
 
-class EnteredTarget(HostsTarget):
-    """Runs each node as a fork of a held one."""
+class HeldHostsTarget(HostsTarget):
+    """Has the held node of each host fork the run's node."""
 
-    name = "entered"
+    _starts_outside = True
+    """Whether keepers run outside of the held containers."""
 
-    def __init__(self, run_root: Path, open_target: Callable[[str], Target]) -> None:
-        """``open_target`` opens the target of the hold itself, by name."""
-        super().__init__(run_root)
-        self._open_target = open_target
+    def __init__(self, hold: Hold, target: Target) -> None:
+        """``target`` has started the hold."""
+        super().__init__(hold.run.path.parent)
+        self.name, self.hold, self._target = target.name, hold, target
+
+    # -- before a run -----------------------------------------------------------------------------
+
+    def facts(self, job: JobSpec) -> TargetFacts:
+        """As ``Target.facts``: from the hold's plan."""
+        plan, cwd = self.hold.plan, Path.cwd()
+        if job.nnodes.max < (count := len(plan.nodes)):
+            # The others would be idle, and end.
+            what = f"a run in {plan.job_name} takes all of its {count} nodes"
+            raise InputError(f"nnodes is {job.nnodes}: {what}", f"--nnodes {count}")
+        job, own = self._read_nodes(job, plan)
+        facts = plan_facts(
+            job,
+            own,
+            image=plan.image if self._starts_outside else None,
+            torch_version=plan.torch_version,
+            port=random.SystemRandom().choice(PORTS),
+            run_root=str(self._run_root.absolute()),
+            cwd=str(cwd),
+            inner=find_caller(self.code.record, cwd) if self.code else None,
+            terminal=sys.stderr.isatty(),
+            names=[node.name for node in plan.nodes],
+        )
+        place = f"the hold {plan.job_name} on {plan.target}"
+        machine = replace(facts.machine, loopback=None)
+        return replace(facts, target=self.name, place=place, machine=machine)
+
+    def _read_nodes(self, job: JobSpec, plan: LaunchPlan) -> tuple[JobSpec, HostsSettings]:
+        """The job, and the hold's nodes as they were when it was made.
+
+        Raises ``TargetError`` if they do not share the checkpoint folder of a job, if it has one,
+        and ``InputError`` for a job that they cannot run.
+        """
+        own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
+        runtime = own.hosts[0].runtime
+        if "runtime" in job.hosts.model_fields_set and job.hosts.runtime != runtime:
+            what = f"{job.hosts.runtime}, but the nodes of {plan.job_name} are {runtime}"
+            fix = f"leave it out, or {typed.command('release', plan.job_name)}, then hold this job"
+            raise KeyInputError(("hosts", "runtime"), what, fix)
+        check_reach(job, plan, f"{own.hosts[0].state_dir}/{RUNS_DIR}", str(Path.cwd()))
+        if folder and len(own.hosts) > 1:
+            check_folder(self._connect(plan), own.hosts, folder)
+        held = zip(own.hosts, plan.nodes, strict=True)
+        hosts = tuple(replace(host, device_ids=ids_in(plan, node)) for host, node in held)
+        return job, replace(own, hosts=hosts, hold=plan.run_id)
+
+    def has_image(self, job: JobSpec) -> bool:
+        return self.hold.plan.image is not None
+
+    def check(self, plan: LaunchPlan) -> None:
+        self.hold.enter(plan.run_id)
+        super().check(plan)
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        self.hold.enter(plan.run_id)
+        super().submit(plan, only)
+
+    def _take(self, plan: LaunchPlan, node: HostNode, session: Session) -> None:
+        # The hold has the lease. An earlier incarnation may still run.
+        if node.node.incarnation:
+            index = node.node.node_index
+            nodes.end(session, plan, node.host, index, 0.0, tell_launcher=False)
+
+    def _provide_image(self, plan: LaunchPlan, sessions: Iterable[Session]) -> None:
+        """The held containers have it."""
+
+    def _spec(self, plan: LaunchPlan, node: HostNode) -> KeeperSpec:
+        """With what the held node is asked."""
+        index, run_dir, is_contained = node.node.node_index, self._hold_dir(node), bool(plan.image)
+        assert node.task is not None, "a run in a hold has the agent"
+        asked = StartRun(
+            task=node.task.path,
+            node_dir=node.spec.node_dir,
+            record_dir=f"{node.spec.node_dir}/.held",
+            cwd=(node.node.workdir or "") if is_contained else node.spec.cwd,
+            env=(),
+            adds_env=is_contained,
+            fresh=self.hold.fresh,
+        )
+        held = HeldNode(
+            folder=f"{run_dir}/{protocol.NODES_DIR}/{index}",
+            start_file=START_REQUEST,
+            request=dump_record(asked),
+            end_file=END_REQUEST,
+            user_file=f"{run_dir}/{USER_FILE}",
+            user=(self.hold.run.path / USER_FILE).read_text(),
+        )
+        return node.spec.having(held=held)
+
+    def _hold_dir(self, node: HostNode) -> str:
+        """The hold's folder, as the node's keeper sees it."""
+        return run_dir_on(node.host, self.hold.run.run_id)
+
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
+        try:
+            super().stop(run_id, grace_s, only)
+        finally:
+            if only is None:
+                self.hold.leave()
+
+
+class HeldPodsTarget(HeldHostsTarget):
+    """Has the held node in each pod fork the run's node."""
+
+    _starts_outside = False
+
+    def __init__(self, hold: Hold, target: Target) -> None:
+        super().__init__(hold, target)
         self._doors: Doors | None = None
         self._addresses: dict[int, str] = {}
         """Where nodes of the hold were found, by index."""
         self._looked_at, self._judged = float("-inf"), dict[int, tuple[NodeState, str]]()
         """When nodes that are not seen were last looked for, and what was found."""
 
-    def facts(self, job: JobSpec) -> TargetFacts:
-        """As ``Target.facts``: from what the nodes say of themselves, and from the hold's plan."""
-        if self.hold is None:
-            what = "that run was in a hold; name the hold to use now"
-            raise InputError(what, "--in NAME, or --on TARGET to run elsewhere")
-        plan, cwd = self.hold.plan, Path.cwd()
-        check_takes_all(job, plan)
-        check_contained(job, plan, str(cwd))
+    def _read_nodes(self, job: JobSpec, plan: LaunchPlan) -> tuple[JobSpec, HostsSettings]:
+        """As there, from what the nodes say of themselves."""
+        check_contained(job, plan, str(Path.cwd()))
         if job.checkpoint_dir:
             what = f"{job.checkpoint_dir}: nodes of {plan.job_name} see no folders of this machine"
             raise KeyInputError(("checkpoint_dir",), what, "leave it out: the hold has a folder")
@@ -121,35 +240,21 @@ class EnteredTarget(HostsTarget):
             hosts=tuple(_describe(plan, node, ready) for node, ready in told),
             ssh_config=None,
             containers=plan_containers(job, None),
-            hold=self.hold.run.run_id,
+            hold=plan.run_id,
             followed_s=FOLLOWED_S,
         )
-        if self._open_target(plan.target).as_run(plan).checkpoint_dir:
+        if self._target.as_run(plan).checkpoint_dir:
             # All nodes see this folder, and it outlives them. Jobs of one name share it.
             folder = f"{dict(plan.nodes[0].env)[protocol.CHECKPOINT_DIR]}/{job.name}"
             job = job.model_copy(update={"checkpoint_dir": folder})
-        facts = plan_facts(
-            job,
-            own,
-            image=None,
-            torch_version=plan.torch_version,
-            port=random.SystemRandom().choice(PORTS),
-            run_root=str(self._run_root.absolute()),
-            cwd=str(cwd),
-            inner=find_caller(self.code.record, cwd) if self.code else None,
-            terminal=sys.stderr.isatty(),
-        )
-        place = f"the hold {plan.job_name} on {plan.target}"
-        machine = replace(facts.machine, loopback=None)
-        return replace(facts, target=self.name, place=place, machine=machine)
+        return job, own
+
+    def _hold_dir(self, node: HostNode) -> str:
+        return dict(self.hold.plan.nodes[node.node.node_index].env)[protocol.RUN_DIR]
 
     def _connect(self, plan: LaunchPlan | None = None) -> Doors:
         if self._doors is None:
-            assert plan is not None or self.hold is not None, "asked for a run"
-            own = HostsSettings.of(plan).hold if plan else ""
-            run = self.hold.run if self.hold else RunFolder(self._run_root / own)
-            held = run.read_plan()
-            self._doors = Doors(held, self._open_target(held.target))
+            self._doors = Doors(self.hold.plan, self._target)
         return self._doors
 
     def _wait_there(self, plan: LaunchPlan) -> None:
@@ -161,8 +266,6 @@ class EnteredTarget(HostsTarget):
                 what = f"node {away[0].node_index} of {plan.job_name} does not run{why}"
                 raise TargetError(what, typed.command("status", plan.run_id))
             time.sleep(LOOK_S)
-
-    # -- while it runs ----------------------------------------------------------------------------
 
     def _place(
         self, plan: LaunchPlan, nodes: list[HostNode], sessions: Mapping[str, Session]
@@ -185,7 +288,6 @@ class EnteredTarget(HostsTarget):
 
     def _read_ready(self, session: Session, index: int) -> Ready | None:
         """What a held node says of itself once it takes runs; None before."""
-        assert self.hold is not None, "a run is started in a hold"
         log_dir = self.hold.plan.nodes[index].log_dir
         asked = ReadNewest(folder=str(PurePosixPath(log_dir).parent), name=READY_FILE)
         text = session.call(asked)
@@ -198,7 +300,7 @@ class EnteredTarget(HostsTarget):
         """
         seen = super().observe(plan)
         gone = {n.node_index: n for n in seen.nodes if n.state is NodeState.MISSING}
-        if not gone or not self._lines or self.hold is None or self.hold.run.read_outcome():
+        if not gone or not self._lines or self.hold.run.read_outcome():
             return seen
         if time.monotonic() - self._looked_at > LOOK_S or not gone.keys() <= self._judged.keys():
             held = self._connect(plan).observe()
@@ -219,7 +321,7 @@ class EnteredTarget(HostsTarget):
         if held.state is not NodeState.RUNNING:
             why = f": {held.detail}" if held.detail else ""
             return NodeState.PENDING, f"its node of the hold is gone{why}; waiting for the next one"
-        if self._lines[node.node_index].state(key_of(node)).state == "running":
+        if self._lines[node.node_index].state(nodes.key_of(node)).state == "running":
             # Only the way there is cut.
             return NodeState.RUNNING, ""
         host = HostsSettings.of(plan).hosts[node.node_index]
