@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import math
 import socket
 from pathlib import Path
 
 from launcher.api.listing import read_state
 from launcher.api.stopping import stop_run
 from launcher.contract import typed
-from launcher.contract.clock import Clock
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import InputError
 from launcher.contract.hold import OWNER_FILE
 from launcher.contract.states import OVER
 from launcher.follow.target import Target
@@ -19,7 +19,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, list_runs, write_atomically
 from launcher.targets.held.hold import Hold, in_hold
 
-POLL_S = 0.05
 COMMAND = ("-m", "launcher_hold")
 """The command of a hold without a job. It is never started."""
 
@@ -59,29 +58,23 @@ def find_hold(root: Path, name: str) -> RunFolder:
     return run
 
 
-def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> Target:
+def enter_hold(run: RunFolder, target: Target, *, fresh: bool) -> Target:
     """The target of a new run that uses the nodes of a hold, on the hold's own ``target``.
 
     Raises ``InputError``.
     """
-    run = find_hold(root, name)
-    if (there := run.read_plan().target) != target.name:
-        raise InputError(f"--in {name}: that hold is on {there}", f"--on {there}")
+    plan = run.read_plan()
+    if (there := plan.target) != target.name:
+        raise InputError(f"--in {plan.job_name}: that hold is on {there}", f"--on {there}")
     target = in_hold(run.path, target, fresh=fresh)
     target.there = Hold(run, fresh=fresh).there
     return target
 
 
-def wait_ready(run: RunFolder, clock: Clock) -> None:
+def wait_ready(run: RunFolder) -> None:
     """Blocks until all nodes take runs. Raises ``TargetError`` if the hold has ended."""
-    hold = Hold(run)
     write_atomically(run.path / OWNER_FILE, f"{getpass.getuser()}@{socket.gethostname()}\n")
-    while not hold.is_ready():
-        if (outcome := run.read_outcome()) is not None:
-            what = f"{run.run_id} has ended ({outcome.reason}): {outcome.detail}"
-            raise TargetError(what, typed.command("logs", "-v", run.run_id))
-        # Ended by the hold's end, or by the person.
-        clock.sleep(POLL_S)
+    Hold(run).wait_ready(math.inf)
 
 
 def release(root: Path, name: str) -> str:

@@ -14,7 +14,6 @@ from launcher.commands.job_named import read_job
 from launcher.commands.run import create_told
 from launcher.commands.runs import find
 from launcher.contract import typed
-from launcher.contract.clock import SystemClock
 from launcher.follow.console import Console
 from launcher.plan.agent_task import Purpose
 
@@ -31,7 +30,7 @@ def hold(arguments: argparse.Namespace) -> None:
     run = create_told(planned, console)
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned.plan, planned.choice.target, console.note)
-        wait_ready(run, SystemClock())
+        wait_ready(run)
     use = typed.command("run", "train.py", "--in", arguments.name)
     end = typed.command("release", arguments.name)
     limit = f"after {arguments.idle_limit / 60:g} min without a run"

@@ -113,8 +113,9 @@ def planned(
         # It imports what manages runs, which a render does not need.
         from launcher.api.holding import enter_hold, find_hold
 
-        opened = opened or room_of(find_hold(root, name).read_plan().target).open(root, arguments)
-        opened = enter_hold(root, name, opened, fresh=arguments.fresh)
+        hold = find_hold(root, name)
+        opened = opened or room_of(hold.read_plan().target).open(root, arguments)
+        opened = enter_hold(hold, opened, fresh=arguments.fresh)
     elif getattr(arguments, "fresh", False):
         what = "--fresh goes with --in NAME; without a hold, interpreters are always new"
         raise InputError(what, "leave it out")

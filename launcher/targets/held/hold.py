@@ -18,11 +18,8 @@ from launcher.agent import disk
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import (
-    END_REQUEST,
     OWNER_FILE,
     READY_FILE,
-    START_REQUEST,
-    USER_FILE,
     EndRun,
     Ready,
     StartRun,
@@ -45,7 +42,7 @@ TAKEN_LIMIT_S = 120.0
 """How long a node may take to begin: first it may import torch, or end a dead launcher's run."""
 SILENT_S = 4 * protocol.ALIVE_S
 """A held node that shows no sign of life for so long is gone."""
-POLL_S, TRIES = 0.01, 200
+POLL_S, READY_POLL_S, TRIES = 0.01, 0.05, 200
 
 
 class Hold:
@@ -54,7 +51,7 @@ class Hold:
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
         self.run, self.fresh = run, fresh
         self._signs: dict[Path, tuple[float, float]] = {}
-        self._user = run.path / USER_FILE
+        self._user = run.path / protocol.HOLD_USER
         self._file: IO[str] | None = None
         self._touched_at = float("-inf")
 
@@ -168,19 +165,18 @@ class Hold:
             return parse_record(Ready, json.loads((self.folder(index) / READY_FILE).read_text()))
         return None
 
-    def wait_ready(self) -> list[Ready]:
+    def wait_ready(self, limit_s: float = TAKEN_LIMIT_S) -> list[Ready]:
         """Waits until all nodes take runs. Raises ``TargetError`` if one does not."""
-        end = time.monotonic() + TAKEN_LIMIT_S
+        end = time.monotonic() + limit_s
         while None in (found := [self.read_ready(n.node_index) for n in self.plan.nodes]):
-            if time.monotonic() > end or self.run.read_outcome() is not None:
+            if (outcome := self.run.read_outcome()) is not None:
+                what = f"{self.run.run_id} has ended ({outcome.reason}): {outcome.detail}"
+                raise TargetError(what, typed.command("logs", "-v", self.run.run_id))
+            if time.monotonic() > end:
                 what = f"node {found.index(None)} of {self.plan.job_name} does not come up"
                 raise TargetError(what, typed.command("status", self.run.run_id))
-            time.sleep(0.1)
+            time.sleep(READY_POLL_S)
         return [ready for ready in found if ready]
-
-    def is_ready(self) -> bool:
-        """Whether all nodes take runs."""
-        return all(self.read_ready(node.node_index) for node in self.plan.nodes)
 
     def start(self, asked: Mapping[int, StartRun]) -> None:
         """Has held nodes, by their index, start nodes of a run. Raises ``TargetError``."""
@@ -193,11 +189,12 @@ class Hold:
                     waits.pop(index, None)
                 elif sent.get(index) != (folder := self.folder(index)):
                     sent[index] = folder
-                    _write_private(folder / START_REQUEST, dump_record(one))
+                    # It has secrets; the node removes it on reading.
+                    write_atomically(folder / protocol.HOLD_START, dump_record(one), 0o600)
             has_ended = self.run.read_outcome() is not None
             if waits and (has_ended or time.monotonic() > end):
                 for index in waits:
-                    (sent[index] / START_REQUEST).unlink(missing_ok=True)
+                    (sent[index] / protocol.HOLD_START).unlink(missing_ok=True)
                 why = "has ended" if has_ended else f"does not answer on node {min(waits)}"
                 what = f"the hold {self.plan.job_name} {why}"
                 raise TargetError(what, typed.command("status", self.run.run_id))
@@ -207,9 +204,9 @@ class Hold:
     def end(self, index: int, run_id: str, grace_s: float) -> None:
         """Asks a held node to end the node of a run there, if it has one."""
         folder = self.folder(index)
-        (folder / START_REQUEST).unlink(missing_ok=True)
+        (folder / protocol.HOLD_START).unlink(missing_ok=True)
         request = dump_record(EndRun(run_id=run_id, grace_s=grace_s))
-        write_atomically(folder / END_REQUEST, request)
+        write_atomically(folder / protocol.HOLD_END, request)
 
     def is_alive(self, index: int, folder: Path) -> bool:
         """Whether the held node that has this folder is still there."""
@@ -227,15 +224,6 @@ def in_hold(folder: Path, target: Target, *, fresh: bool = False) -> Target:
     hold = Hold(RunFolder(folder), fresh=fresh)
     held: Target = getattr(importlib.import_module(module), name)(hold, target)
     return held
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Writes a file that holds secrets; the node removes it on reading."""
-    mask = os.umask(0o077)
-    try:
-        write_atomically(path, text)
-    finally:
-        os.umask(mask)
 
 
 def ids_in(held: LaunchPlan, node: NodePlan) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ each pod.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import shlex
@@ -22,10 +21,7 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import (
-    END_REQUEST,
     READY_FILE,
-    START_REQUEST,
-    USER_FILE,
     Ready,
     StartRun,
 )
@@ -145,7 +141,8 @@ class HeldHostsTarget(HostsTarget):
         Raises ``TargetError`` if they do not share the checkpoint folder of a job, if it has one,
         and ``InputError`` for a job that they cannot run.
         """
-        own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
+        ssh, own = self._connect(plan), HostsSettings.of(plan)
+        folder = shared_folder(job, str(Path.cwd()))
         runtime = own.hosts[0].runtime
         if "runtime" in job.hosts.model_fields_set and job.hosts.runtime != runtime:
             what = f"{job.hosts.runtime}, but the nodes of {plan.job_name} are {runtime}"
@@ -153,7 +150,7 @@ class HeldHostsTarget(HostsTarget):
             raise KeyInputError(("hosts", "runtime"), what, fix)
         check_reach(job, plan, f"{own.hosts[0].state_dir}/{RUNS_DIR}", str(Path.cwd()))
         if folder and len(own.hosts) > 1:
-            check_folder(self._connect(plan), own.hosts, folder)
+            check_folder(ssh, own.hosts, folder)
         held = zip(own.hosts, plan.nodes, strict=True)
         hosts = tuple(replace(host, device_ids=ids_in(plan, node)) for host, node in held)
         return job, replace(own, hosts=hosts, hold=plan.run_id)
@@ -182,7 +179,7 @@ class HeldHostsTarget(HostsTarget):
 
     def _spec(self, plan: LaunchPlan, node: HostNode) -> KeeperSpec:
         """With what the held node is asked."""
-        index, run_dir, is_contained = node.node.node_index, self._hold_dir(node), bool(plan.image)
+        is_contained = plan.image is not None
         assert node.task is not None, "a run in a hold has the agent"
         asked = StartRun(
             task=node.task.path,
@@ -194,12 +191,9 @@ class HeldHostsTarget(HostsTarget):
             fresh=self.hold.fresh,
         )
         held = HeldNode(
-            folder=f"{run_dir}/{protocol.NODES_DIR}/{index}",
-            start_file=START_REQUEST,
+            run_dir=self._hold_dir(node),
             request=dump_record(asked),
-            end_file=END_REQUEST,
-            user_file=f"{run_dir}/{USER_FILE}",
-            user=(self.hold.run.path / USER_FILE).read_text(),
+            user=(self.hold.run.path / protocol.HOLD_USER).read_text(),
         )
         return node.spec.having(held=held)
 
@@ -225,8 +219,8 @@ class HeldPodsTarget(HeldHostsTarget):
         self._doors: Doors | None = None
         self._addresses: dict[int, str] = {}
         """Where nodes of the hold were found, by index."""
-        self._looked_at, self._judged = float("-inf"), dict[int, tuple[NodeState, str]]()
-        """When nodes that are not seen were last looked for, and what was found."""
+        self._looked_at, self._held = float("-inf"), tuple[NodeObservation, ...]()
+        """When the hold's own nodes were looked at, and what was found."""
 
     def _read_nodes(self, job: JobSpec, plan: LaunchPlan) -> tuple[JobSpec, HostsSettings]:
         """As there, from what the nodes say of themselves."""
@@ -299,36 +293,24 @@ class HeldPodsTarget(HeldHostsTarget):
         Raises ``TargetError`` while the hold's own target cannot be asked about a silent node.
         """
         seen = super().observe(plan)
-        gone = {n.node_index: n for n in seen.nodes if n.state is NodeState.MISSING}
-        if not gone or not self._lines or self.hold.run.read_outcome():
+        is_lost = any(node.state is NodeState.MISSING for node in seen.nodes)
+        if not is_lost or not self._lines or self.hold.run.read_outcome():
             return seen
-        if time.monotonic() - self._looked_at > LOOK_S or not gone.keys() <= self._judged.keys():
-            held = self._connect(plan).observe()
-            self._judged = {i: self._judge(node, held[i], plan) for i, node in gone.items()}
-            self._looked_at = time.monotonic()
-        nodes = (
-            replace(node, state=judged[0], detail=judged[1] or node.detail)
-            if node.node_index in gone and (judged := self._judged[node.node_index])
-            else node
-            for node in seen.nodes
-        )
-        return replace(seen, nodes=tuple(nodes))
+        if time.monotonic() - self._looked_at > LOOK_S:
+            self._held, self._looked_at = self._connect(plan).observe(), time.monotonic()
+        return replace(seen, nodes=tuple(map(self._judge, seen.nodes)))
 
-    def _judge(
-        self, node: NodeObservation, held: NodeObservation, plan: LaunchPlan
-    ) -> tuple[NodeState, str]:
-        """How a node is that is not seen, and why, by what is known of the ``held`` one."""
-        if held.state is not NodeState.RUNNING:
+    def _judge(self, node: NodeObservation) -> NodeObservation:
+        """A node, by what is known of the held one."""
+        if node.state is not NodeState.MISSING:
+            return node
+        if (held := self._held[node.node_index]).state is not NodeState.RUNNING:
             why = f": {held.detail}" if held.detail else ""
-            return NodeState.PENDING, f"its node of the hold is gone{why}; waiting for the next one"
-        if self._lines[node.node_index].state(nodes.key_of(node)).state == "running":
-            # Only the way there is cut.
-            return NodeState.RUNNING, ""
-        host = HostsSettings.of(plan).hosts[node.node_index]
-        with contextlib.suppress(TargetError), self._connect(plan).open(host.host) as session:
-            if self._read_ready(session, node.node_index):
-                return NodeState.MISSING, ""
-        return NodeState.PENDING, "the next node of the hold is starting in its place"
+            what = f"its node of the hold is gone{why}; waiting for the next one"
+            return replace(node, state=NodeState.PENDING, detail=what)
+        runs = self._lines[node.node_index].state(nodes.key_of(node)).state == "running"
+        # In that case only the way there is cut.
+        return replace(node, state=NodeState.RUNNING) if runs else node
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
         return self._connect(plan).door(node_index)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launcher.targets.held.target import HeldSettings
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
@@ -17,6 +16,7 @@ from launcher.plan.devices import plan_devices
 from launcher.plan.launch_plan import parse_plan, plan_moved, plan_run
 from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
 from launcher.targets.docker_options import ContainerSettings
+from launcher.targets.held.target import HeldSettings
 from launcher.targets.processes import ProcessSettings
 
 
