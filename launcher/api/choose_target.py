@@ -13,10 +13,9 @@ from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.targets.room import Room
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
+    from launcher.plan.launch_plan import LaunchPlan
     from launcher.plan.target_facts import TargetFacts
     from launcher.targets.starter.node import StartedNode
 
@@ -27,12 +26,8 @@ ROOMS = {
     "hosts": "launcher.targets.hosts.room:HostsRoom",
     "slurm": "launcher.targets.slurm.room:SlurmRoom",
     "starter": "launcher.targets.starter.room:StarterRoom",
-    "held": "launcher.targets.held.target:HeldTarget",
-    "entered": "launcher.targets.hosts.entered:EnteredTarget",
 }
 """The room of each target, as ``MODULE:CLASS``; or the target's class, if it needs no ``Room``."""
-OF_HOLDS = ("held", "entered")
-"""Targets of runs in a hold, whose nodes another target has started."""
 CONTAINERS, PROCESSES = "docker", "local"
 """Where a job that names no target may run."""
 
@@ -56,7 +51,7 @@ def room_of(name: str) -> Room:
     if named.endswith("Room"):
         room: Room = load(named)()
         return room
-    return (HoldRoom if name in OF_HOLDS else Room)(name, named)
+    return Room(name, named)
 
 
 def load(named: str) -> Any:
@@ -75,8 +70,8 @@ def rooms() -> Iterator[Room]:
 
 def targets_of_jobs() -> list[str]:
     """The targets that ``--on`` of a job may name."""
-    # Commands of their own start the runs of ``starter``, and ``--in`` those in holds.
-    return [name for name in ROOMS if name not in ("starter", *OF_HOLDS)]
+    # Commands of their own start the runs of ``starter``.
+    return [name for name in ROOMS if name != "starter"]
 
 
 def name_here(
@@ -106,12 +101,14 @@ def open_target(name: str, run_root: Path) -> Target:
     return room_of(name).open(run_root)
 
 
-class HoldRoom(Room):
-    """One of ``OF_HOLDS``."""
-
-    def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
-        target: Target = load(self.opens)(run_root, lambda name: open_target(name, run_root))
+def target_of(plan: LaunchPlan, run_root: Path) -> Target:
+    """The target of a run; in a hold, that of runs in its nodes."""
+    target = open_target(plan.target, run_root)
+    if not plan.hold:
         return target
+    from launcher.targets.held.hold import in_hold
+
+    return in_hold(run_root / plan.hold, target)
 
 
 def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) -> Choice:

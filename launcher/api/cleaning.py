@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.api.listing import list_runs
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
@@ -51,7 +51,7 @@ def find_old(
             chosen.insert(0, one._replace(state=state or "unknown"))
         elif state in OVER and one.is_cut:
             plan = RunFolder(run_root / one.run_id).read_plan()
-            end = functools.partial(open_target(plan.target, run_root).stop, plan.run_id, 0)
+            end = functools.partial(target_of(plan, run_root).stop, plan.run_id, 0)
             chosen.insert(0, one._replace(state=state, remove=end))
     return chosen
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.agent import disk
-from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target
+from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target, target_of
 from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
@@ -29,7 +29,7 @@ from launcher.runs.heals import Heal, tell_heals
 from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_clocks, render_failure, render_why
-from launcher.targets.hold import describe_hold, is_hold
+from launcher.targets.held.hold import describe_hold
 from launcher.targets.machine import read_size
 
 POLL_S = 0.1
@@ -61,7 +61,7 @@ def _row(run: RunFolder) -> ListedRun:
         return ListedRun(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
     state, outcome = read_state(run, plan)
     cause = outcome.cause if outcome else ""
-    if outcome is None and is_hold(plan):
+    if outcome is None and plan.is_hold:
         state, cause = HELD, describe_hold(run)
     return ListedRun(
         run_id=run.run_id,
@@ -85,7 +85,7 @@ def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, 
     """As ``read_state``, and the error of a target that does not answer."""
     outcome, is_suspended = read_kept(run, plan)
     if outcome is None and run.launcher_pid() is None:
-        target = open_target(plan.target, run.path.parent)
+        target = target_of(plan, run.path.parent)
         try:
             outcome = fold(run, target, SystemClock().wall())
         except TargetError as error:
@@ -212,7 +212,7 @@ def read_status(run: RunFolder) -> RunStatus:
     nodes: tuple[NodeObservation, ...] = ()
     if outcome is None and error is None:
         try:
-            observed = open_target(plan.target, run.path.parent).observe(plan)
+            observed = target_of(plan, run.path.parent).observe(plan)
             nodes = without(observed, read_withdrawn(run, plan)).nodes
         except TargetError as unseen:
             error = unseen
@@ -233,7 +233,7 @@ def read_status(run: RunFolder) -> RunStatus:
         hosts=tuple(machine.name for machine in plan.machines),
         restarts=read_restarts(run) if outcome is None else {},
         heals=outcome.heals if outcome else read_heals(run, plan),
-        hold=describe_hold(run) if outcome is None and is_hold(plan) else "",
+        hold=describe_hold(run) if outcome is None and plan.is_hold else "",
         metrics=run.read_metrics(plan),
         outcome=outcome,
         unseen=error.what if error else "",
@@ -312,7 +312,7 @@ def read_output(
         _check_rank(run, plan, rank, follow=follow)
     tails = RunTails(
         run,
-        workers_in_consoles=open_target(plan.target, run.path.parent).traits.workers_on_consoles,
+        workers_in_consoles=target_of(plan, run.path.parent).traits.workers_on_consoles,
         agents=agents and rank is None,
         keeps_returns=keeps_returns,
     )
@@ -334,7 +334,7 @@ def _check_rank(run: RunFolder, plan: LaunchPlan, rank: int, *, follow: bool) ->
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
     """One turn for each look at the files, until no more output can come."""
-    target = open_target(plan.target, run.path.parent)
+    target = target_of(plan, run.path.parent)
     while follow and run.read_outcome() is None:
         if run.launcher_pid() is None and not is_out_of_sight(run, target):
             break

@@ -63,8 +63,6 @@ class PlannedRun:
                 unpack(code.data, self.copy)
             return create_run(self.plan, target, fill)
         except BaseException:
-            if target.hold:
-                target.hold.leave()
             if self.copy:
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.api.listing import read_state
 from launcher.contract import look, typed
 from launcher.contract.clock import Clock
@@ -15,7 +15,7 @@ from launcher.contract.errors import InputError
 from launcher.contract.look import LookRequest
 from launcher.follow.look import present_nodes
 from launcher.runs.folder import RunFolder
-from launcher.targets.hold import refuse_hold
+from launcher.targets.held.hold import refuse_hold
 
 MARGIN_S = 25.0
 """Seconds to start and write a profile, beside its own seconds."""
@@ -49,7 +49,7 @@ def take_profile(run: RunFolder, clock: Clock, *, steps: int, seconds: float) ->
     refuse_hold(run, plan, "profile")
     id = f"profile-{clock.wall():.3f}-{os.getpid()}"
     request = LookRequest(id=id, steps=steps, seconds=seconds)
-    target = open_target(plan.target, run.path.parent)
+    target = target_of(plan, run.path.parent)
     silent = target.look(run, plan, request, seconds + MARGIN_S, clock)
     told = RunProfile(silent=silent)
     for node_dir in present_nodes(run).values():

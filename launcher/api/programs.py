@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.api.listing import read_state
 from launcher.contract.errors import InputError, LauncherError
 from launcher.follow.target import Target
@@ -69,5 +69,5 @@ def _open(run: RunFolder, node: int | None) -> tuple[LaunchPlan, Target]:
     last = len(plan.nodes) - 1
     if node is not None and node > last:
         raise InputError(f"node {node}: {run.run_id} has node 0 to {last}", "one of them")
-    target = open_target(plan.target, run.path.parent)
+    target = target_of(plan, run.path.parent)
     return target.as_run(plan), target

@@ -37,7 +37,7 @@ from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
 from launcher.runs.report import Postmortem
 from launcher.targets.conversation import Conversation
-from launcher.targets.hold import Hold
+from launcher.targets.held.hold import Hold
 
 POLL_S = 0.1
 POLL_ALONE_S = 1.0

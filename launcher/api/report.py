@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.api.listing import GOES_ON, UNREADABLE, read_state
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError, TargetError
@@ -30,7 +30,7 @@ def report_run(run: RunFolder, now: float) -> Postmortem:
     if run.is_borrowed:
         # A user who may not read logs gets a report without them.
         with contextlib.suppress(TargetError):
-            list(open_target(plan.target, run.path.parent).bring_output(run, plan, follow=False))
+            list(target_of(plan, run.path.parent).bring_output(run, plan, follow=False))
     state, outcome = read_state(run, plan)
     states = read_node_states(run, plan) if state in GOES_ON else {}
     return read_postmortem(run, plan, state, outcome, now, states)
@@ -57,7 +57,7 @@ def read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], 
     Empty if the target is silent.
     """
     try:
-        seen = open_target(plan.target, run.path.parent).observe(plan)
+        seen = target_of(plan, run.path.parent).observe(plan)
     except TargetError:
         return {}
     return {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in seen.nodes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.api.stopping import read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
@@ -52,7 +52,7 @@ def _check_room(run: RunFolder, plan: LaunchPlan) -> None:
     planned = {node.node_index for node in plan.nodes}
     by_hand = sorted({index for index, _ in run.incarnations()} - planned)
     nodes = (*plan.nodes, *(plan_joining_node(plan, index) for index in by_hand))
-    seen = open_target(plan.target, run.path.parent).observe(replace(plan, nodes=nodes))
+    seen = target_of(plan, run.path.parent).observe(replace(plan, nodes=nodes))
     there = sum(node.is_alive for node in without(seen, read_withdrawn(run, plan)).nodes)
     if there >= (most := plan.max_nodes):
         raise InputError(
@@ -96,7 +96,7 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     """
     clock = clock or SystemClock()
     plan = run.read_plan()
-    target = open_target(plan.target, run.path.parent)
+    target = target_of(plan, run.path.parent)
     check_scale(plan, nodes, own_checkpoints=bool(target.traits.own_checkpoints))
     is_over = read_outcome_now(run, plan) is not None
     asked = f"{run.run_id}: asked for {count_nodes(nodes)}"

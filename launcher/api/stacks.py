@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.api.listing import read_state
 from launcher.contract import look, typed
 from launcher.contract.clock import Clock
@@ -17,7 +17,7 @@ from launcher.contract.look import Look, LookRequest, RankStacks
 from launcher.follow.look import present_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.hold import refuse_hold
+from launcher.targets.held.hold import refuse_hold
 from launcher.verdict.collectives import Mismatch, join_recorders
 from launcher.verdict.looks import Seen, find_last_looks, read_seen
 from launcher.verdict.rules.standstill import own_place
@@ -76,7 +76,7 @@ def look_at_nodes(
 ) -> tuple[dict[int, Path], Mapping[int, str]]:
     """Has the agents look at their workers: the folders of the looks, and why nodes are silent."""
     request = LookRequest(id=f"asked-{clock.wall():.3f}-{os.getpid()}", native=native)
-    silent = open_target(plan.target, run.path.parent).look(run, plan, request, LIMIT_S, clock)
+    silent = target_of(plan, run.path.parent).look(run, plan, request, LIMIT_S, clock)
     nodes = present_nodes(run)
     return {index: look.look_dir(folder, request.id) for index, folder in nodes.items()}, silent
 

@@ -7,7 +7,7 @@ import os
 import signal
 
 from launcher.agent import disk
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.contract import protocol, typed
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
@@ -38,7 +38,7 @@ def stop_run(
     """
     clock = clock or SystemClock()
     plan = run.read_plan()
-    target = open_target(plan.target, run.path.parent)
+    target = target_of(plan, run.path.parent)
     kept = target.suspension(plan) if keep else None
     if keep and kept is None:
         raise InputError(f"--keep: {run.run_id} is on no cluster", "leave --keep out")
@@ -157,7 +157,7 @@ def read_kept(run: RunFolder, plan: LaunchPlan) -> tuple[Outcome | None, bool]:
     outcome = run.read_outcome()
     if outcome is None or not is_to_be_kept(run):
         return outcome, False
-    kept = open_target(plan.target, run.path.parent).suspension(plan)
+    kept = target_of(plan, run.path.parent).suspension(plan)
     is_suspended = kept.is_suspended() if kept else None
     if is_suspended is not False:
         return outcome, is_suspended is True

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import target_of
 from launcher.api.resizing import join_run
 from launcher.commands.arguments import is_job_named, run_root
 from launcher.commands.job_named import read_job
@@ -26,7 +26,7 @@ def env(arguments: argparse.Namespace) -> None:
         )
     if arguments.join is not None:
         joined, index = join_run(find_run(run_root(arguments), arguments.join))
-        target = open_target(joined.target, run_root(arguments))
+        target = target_of(joined, run_root(arguments))
         sys.stdout.write(target.render(joined, (index,)).shell_to_join())
         return
     job = read_job(arguments)

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from launcher.api import launch
-from launcher.api.holding import check_hold, wait_ready, write_job
+from launcher.api.holding import check_name, wait_ready, write_job
 from launcher.api.holding import release as release_hold
 from launcher.api.planning import plan_job
 from launcher.commands.arguments import open_named, rooms_of_runs, run_root
@@ -14,26 +14,23 @@ from launcher.commands.job_named import read_job
 from launcher.commands.run import create_told
 from launcher.commands.runs import find
 from launcher.contract import typed
-from launcher.contract.clock import SystemClock
 from launcher.follow.console import Console
 from launcher.plan.agent_task import Purpose
 
 
 def hold(arguments: argparse.Namespace) -> None:
     """Starts nodes that wait, and returns once they do."""
-    root, opened = run_root(arguments), open_named(arguments)
-    if opened:
-        check_hold(root, arguments.name, opened)
+    root = run_root(arguments)
+    check_name(root, arguments.name)
     job = read_job(arguments, write_job(arguments.name))
     job = job.model_copy(update={"name": arguments.name})
     purpose = Purpose(hold_idle_s=max(1e-3, arguments.idle_limit))
-    planned = plan_job(job, root, opened=opened, detached=True, purpose=purpose)
-    check_hold(root, arguments.name, planned.choice.target)
+    planned = plan_job(job, root, opened=open_named(arguments), detached=True, purpose=purpose)
     console = Console(sys.stderr)
     run = create_told(planned, console)
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned.plan, planned.choice.target, console.note)
-        wait_ready(run, SystemClock())
+        wait_ready(run)
     use = typed.command("run", "train.py", "--in", arguments.name)
     end = typed.command("release", arguments.name)
     limit = f"after {arguments.idle_limit / 60:g} min without a run"

@@ -107,12 +107,15 @@ def planned(
     ``preview``: as in ``plan_job``.
     """
     root, again, opened = run_root(arguments), _earlier(arguments), open_named(arguments)
+    if again and opened is None and getattr(arguments, "hold", "") is None:
+        arguments.hold = again.read_plan().hold.rpartition("-")[0]
     if name := getattr(arguments, "hold", None):
         # It imports what manages runs, which a render does not need.
         from launcher.api.holding import enter_hold, find_hold
 
-        opened = opened or room_of(find_hold(root, name).read_plan().target).open(root, arguments)
-        opened = enter_hold(root, name, opened, fresh=arguments.fresh)
+        hold = find_hold(root, name)
+        opened = opened or room_of(hold.read_plan().target).open(root, arguments)
+        opened = enter_hold(hold, opened, fresh=arguments.fresh)
     elif getattr(arguments, "fresh", False):
         what = "--fresh goes with --in NAME; without a hold, interpreters are always new"
         raise InputError(what, "leave it out")
@@ -121,8 +124,6 @@ def planned(
     job = read_job(arguments)
     if arguments.resume:
         job, arguments.resume = resume_job(job, root, arguments.resume, opened)
-    if opened and opened.hold:
-        job = opened.hold.fit(job)
     run = plan_job(
         job,
         root,

@@ -6,11 +6,6 @@ from dataclasses import dataclass
 
 from launcher.contract.node_plan import Env
 
-USER_FILE = ".in-use"
-"""In the hold's run folder: which run uses the nodes (the fields of ``User``); empty if none does.
-
-The launcher of that run holds a lock on it, and touches it every ``LEASE_S`` seconds or more often.
-On hosts each host has such a file. The dot in its name keeps it from being copied back."""
 OWNER_FILE = "held-by"
 """In the hold's run folder: USER@MACHINE."""
 LEASE_S = 60.0
@@ -20,11 +15,6 @@ READY_FILE = "ready"
 runs. The node touches it every ``ALIVE_S`` seconds."""
 READY_SAYS = "ready: "
 """A pod's agent logs this and the same fields, because the launcher does not see its folder."""
-START_REQUEST = ".start-request"
-"""In a held node's folder: the fields of ``StartRun``. The held node removes it and starts the
-run's node, whose record is in ``record_dir``. At the end the record has the exit code."""
-END_REQUEST = ".end-request"
-"""In a held node's folder: the fields of ``EndRun``. The held node removes it."""
 RENEW = "packages have changed"
 """The detail with which a held node's agent ends if packages have changed; it is started anew."""
 WARN_S = 300.0

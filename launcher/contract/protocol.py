@@ -147,6 +147,16 @@ STOP_RUN_FILE = "stop-run"
 SCALE_REQUEST = "scale-request"
 RUN_REQUESTS = (STOP_RUN_FILE, SCALE_REQUEST)
 """Files by which a terminal asks the launcher of a run, which removes them when it has acted."""
+HOLD_USER = ".in-use"
+"""In a hold's run folder: which run uses the nodes (the fields of ``User``); empty if none does.
+
+The launcher of that run holds a lock on it, and touches it every ``LEASE_S`` seconds or more often.
+On hosts each host has such a file. The dot in its name keeps it from being copied back."""
+HOLD_START = ".start-request"
+"""In a held node's folder: the fields of ``StartRun``. The held node removes it and starts the
+run's node, whose record is in ``record_dir``. At the end the record has the exit code."""
+HOLD_END = ".end-request"
+"""In a held node's folder: the fields of ``EndRun``. The held node removes it."""
 FOLLOWED_FILE = ".followed"
 """In a node's folder on a host, beside its incarnations. Its time is when the host last heard the
 launcher that follows the run, by the clock since the boot."""

@@ -9,7 +9,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
@@ -186,8 +186,9 @@ class Traits:
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
     takes_shell: bool = False
     """Whether workers get the variables of the shell that starts them."""
-    held_by: str = ""
-    """The name of the target that runs in its holds are submitted to; empty if it has no holds."""
+    held_by: str = "launcher.targets.held.target:HeldTarget"
+    """The target of runs in a hold, as ``MODULE:CLASS``. This one is for nodes that see the run
+    folders of this machine."""
     plans_offline: bool = False
     """Whether the job file has all that a plan needs, so that the target is not asked."""
 
@@ -212,24 +213,12 @@ class Suspension(Protocol):
         ...
 
 
-class HeldNodes(Protocol):
-    """Nodes that wait for a run."""
-
-    def fit(self, job: JobSpec) -> JobSpec:
-        """The job, with the values that it leaves open taken from the hold."""
-        ...
-
-    def leave(self) -> None:
-        """Frees the nodes, if this process has them."""
-        ...
-
-
 class Target(ABC):
     """A place where jobs run. Methods block until done; all but the pure ones may raise
     ``TargetError``."""
 
-    name: ClassVar[str]
-    traits: ClassVar[Traits] = Traits()
+    name: str
+    traits: Traits = Traits()
 
     def __init__(self) -> None:
         self.code: PackedCode | None = None
@@ -238,8 +227,6 @@ class Target(ABC):
         """Whether ``submit`` sends and no node has started: an interrupt then ends it at once."""
         self.there: NodesThere | None = None
         """The nodes that are there before the run is planned; None if the job says how many."""
-        self.hold: HeldNodes | None = None
-        """The hold whose nodes a new run uses; only where the target has holds."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 

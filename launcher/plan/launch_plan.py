@@ -124,10 +124,19 @@ class LaunchPlan:
         return self.min_nodes < self.max_nodes
 
     @property
+    def is_hold(self) -> bool:
+        """Whether its nodes wait for other runs."""
+        return self.agent is not None and self.agent.hold_idle_s > 0
+
+    @property
+    def hold(self) -> str:
+        """The run id of the hold whose nodes the run uses; empty for nodes of its own."""
+        return self.own.hold if self.own else ""
+
+    @property
     def place(self) -> str:
         """Where the run is, for a person."""
-        hold = self.own.hold.rpartition("-")[0] if self.own else ""
-        return f"the hold {hold}" if hold else self.target
+        return f"the hold {self.hold.rpartition('-')[0]}" if self.hold else self.target
 
     @property
     def machines(self) -> tuple[MachineFacts, ...]:

@@ -23,12 +23,15 @@ class NodesThere:
     """What to do if the job needs another number."""
     are_started: bool = False
     """Whether each of them runs already, so that none can be left out."""
+    gives: tuple[tuple[str, object], ...] = ()
+    """Keys of the job, and their values there if the job leaves them open."""
 
 
 def decide_nnodes(job: JobSpec, there: NodesThere) -> JobSpec:
     """The job with its final number of nodes: all that are there, if it names no number.
 
-    Raises ``KeyInputError`` if it needs another number.
+    Keys that it leaves open are as the nodes have them. Raises ``KeyInputError`` if it needs
+    another number.
     """
     wanted = job.nnodes
     if "nnodes" not in job.model_fields_set:
@@ -39,4 +42,6 @@ def decide_nnodes(job: JobSpec, there: NodesThere) -> JobSpec:
         )
     else:
         nodes = NodeRange(wanted.min, min(wanted.max, there.count))
-    return job.model_copy(update={"nnodes": nodes})
+    asks = job.model_fields_set | ({"nproc_per_node"} if job.devices else set())
+    given = {key: value for key, value in there.gives if key not in asks}
+    return job.model_copy(update={"nnodes": nodes, **given})

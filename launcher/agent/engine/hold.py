@@ -29,13 +29,10 @@ from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
 from launcher.contract.hold import (
-    END_REQUEST,
     LEASE_S,
     READY_FILE,
     READY_SAYS,
     RENEW,
-    START_REQUEST,
-    USER_FILE,
     WARN_S,
     EndRun,
     Ready,
@@ -60,7 +57,7 @@ class Holder:
         self._tells = task.settings.tee
         self._poll_s = POLL_SHARED_S if task.settings.meet_dir else POLL_S
         self._address, self._folder = task.node.local_addr, Path(task.node.log_dir)
-        self._user = run_dir / USER_FILE
+        self._user = run_dir / protocol.HOLD_USER
         # Only in a container: on a machine, others use these folders too.
         is_contained = self._folder.is_relative_to(protocol.CONTAINER_RUN_DIR)
         mounted = {mount.target for mount in task.node.mounts}
@@ -99,7 +96,7 @@ class Holder:
                 if not self._child:
                     return Cause.STOP_REQUESTED, ""
                 self._end_child(now, self._grace_s)
-            elif not self._child and START_REQUEST in asked:
+            elif not self._child and protocol.HOLD_START in asked:
                 if _state_of_packages() != packages:
                     return Cause.COMPLETED, RENEW
                 self._start()
@@ -167,9 +164,9 @@ class Holder:
                     path.unlink()
             with contextlib.suppress(OSError):
                 write_record(self._record_dir, told)
-        if END_REQUEST in asked:
+        if protocol.HOLD_END in asked:
             with contextlib.suppress(OSError, ValueError):
-                end = parse_record(EndRun, self._take(END_REQUEST))
+                end = parse_record(EndRun, self._take(protocol.HOLD_END))
                 if end.run_id == self._run_id:
                     self._end_child(now, end.grace_s)
         if self._child and user != self._run_id and self._kill_at is None:
@@ -185,7 +182,7 @@ class Holder:
 
     def _start(self) -> None:
         try:
-            asked = parse_record(StartRun, self._take(START_REQUEST))
+            asked = parse_record(StartRun, self._take(protocol.HOLD_START))
             task = parse_task(Path(asked.task).read_text())
         except Exception as error:
             say(f"a run cannot be started here: {error}")

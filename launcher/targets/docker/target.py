@@ -60,7 +60,7 @@ class DockerTarget(Target):
     """Runs each node as a container of the engine that the docker command line would use."""
 
     name = "docker"
-    traits = Traits(sees_other_machines=False, held_by="held")
+    traits = Traits(sees_other_machines=False)
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Target ``held``: runs in the nodes of a hold."""
+"""Nodes that are held: who uses them, and the targets of runs in them."""

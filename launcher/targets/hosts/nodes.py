@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
-from launcher.contract.hold import END_REQUEST, START_REQUEST, USER_FILE, StartRun
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.records import dump_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
@@ -23,7 +21,6 @@ from launcher.targets.hosts.ssh import Session, Ssh
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.follow.target import NodeObservation
-    from launcher.targets.hold import Hold
 
 STOP_MARGIN_S = 20.0
 SENDING_LIMIT_S = 600.0
@@ -54,34 +51,6 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
             f"{host.name}: held by {holders}",
             f"wait for it, or name other hosts; {typed.command('hosts')} shows all leases",
         )
-
-
-def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
-    """The held node that starts a run's node on the same host."""
-    held, run_dir = hold.plan.nodes[node.node.node_index], run_dir_on(node.host, hold.run.run_id)
-    on_hosts = isinstance(hold.plan.own, HostsSettings)
-    if not on_hosts:
-        # The keeper runs in the held node, such as a pod, and sees the node's paths.
-        run_dir = dict(held.env)[protocol.RUN_DIR]
-    adds_env = on_hosts and hold.plan.image is not None
-    assert node.task is not None, "a run in a hold has the agent"
-    asked = StartRun(
-        task=node.task.path,
-        node_dir=node.spec.node_dir,
-        record_dir=f"{node.spec.node_dir}/.held",
-        cwd=(node.node.workdir or "") if adds_env else node.spec.cwd,
-        env=(),
-        adds_env=adds_env,
-        fresh=hold.fresh,
-    )
-    return messages.HeldNode(
-        folder=f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}",
-        start_file=START_REQUEST,
-        request=dump_record(asked),
-        end_file=END_REQUEST,
-        user_file=f"{run_dir}/{USER_FILE}",
-        user=(hold.run.path / USER_FILE).read_text(),
-    )
 
 
 def end(

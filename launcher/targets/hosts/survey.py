@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.contract import typed
-from launcher.contract.errors import InputError, KeyInputError, TargetError
+from launcher.contract.errors import TargetError
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.hosts.inventory import Inventory
@@ -25,14 +24,12 @@ from launcher.targets.hosts.plan import (
 )
 from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadHost
 from launcher.targets.hosts.reach import Reachability, meet
-from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
+from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.machine import PORTS
 
 if TYPE_CHECKING:
-    from launcher.contract.node_plan import NodePlan
     from launcher.job.spec import JobSpec
-    from launcher.plan.launch_plan import LaunchPlan
 
 PROPOSED_PORTS = 16
 
@@ -92,43 +89,12 @@ def _with_addresses(
     )
 
 
-def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int | None]:
-    """The hosts of a hold as they were when it was made, and a port that is most likely free.
-
-    Raises ``TargetError`` if they do not share the checkpoint folder of a job, if it has one,
-    and ``InputError`` for a job that they cannot run.
-    """
-    own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
-    check_takes_all(job, plan)
-    _check_runtime(job, plan, own.hosts[0].runtime)
-    held = zip(own.hosts, plan.nodes, strict=True)
-    found = tuple(replace(facts, device_ids=_ids_in(plan, node)) for facts, node in held)
-    hosts = [facts.host for facts in found]
-    if folder and len(hosts) > 1:
-        with ssh.sessions(hosts) as opened:
-            sessions = [opened[host.name] for host in hosts]
-            _check_met(hosts, meet(ssh, sessions, [()] * len(hosts), folder, called=()), folder)
-    return replace(own, hosts=found, hold=plan.run_id), random.SystemRandom().choice(PORTS)
-
-
-def _ids_in(held: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
-    # A container counts its GPUs from 0.
-    ids = node.device_ids
-    return ids if held.image is None else tuple(map(str, range(len(ids))))
-
-
-def check_takes_all(job: JobSpec, plan: LaunchPlan) -> None:
-    """Raises ``InputError`` for a job of fewer nodes than a hold: the others would be idle."""
-    if job.nnodes.max < (count := len(plan.nodes)):
-        what = f"nnodes is {job.nnodes}: a run in {plan.job_name} takes all of its {count} nodes"
-        raise InputError(what, f"--nnodes {count}")
-
-
-def _check_runtime(job: JobSpec, plan: LaunchPlan, runtime: str) -> None:
-    if "runtime" in job.hosts.model_fields_set and job.hosts.runtime != runtime:
-        what = f"{job.hosts.runtime}, but the nodes of {plan.job_name} are {runtime}"
-        fix = f"leave it out, or {typed.command('release', plan.job_name)}, then hold this job"
-        raise KeyInputError(("hosts", "runtime"), what, fix)
+def check_folder(ssh: Ssh, known: Sequence[HostFacts], folder: str) -> None:
+    """Raises ``TargetError`` if the hosts do not share a folder."""
+    hosts = [facts.host for facts in known]
+    with ssh.sessions(hosts) as opened:
+        sessions = [opened[host.name] for host in hosts]
+        _check_met(hosts, meet(ssh, sessions, [()] * len(hosts), folder, called=()), folder)
 
 
 def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> None:

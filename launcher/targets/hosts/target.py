@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +30,14 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
-from launcher.targets.hold import Hold, check_reach
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
 from launcher.targets.hosts.program.messages import (
-    RUNS_DIR,
     AskLauncher,
+    KeeperSpec,
     NodeSeen,
     StartNode,
     TakeLook,
@@ -46,7 +45,7 @@ from launcher.targets.hosts.program.messages import (
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import read_held, survey_hosts
+from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = TARGET
-    traits = Traits(sends_code=True, held_by=TARGET)
+    traits = Traits(sends_code=True, held_by="launcher.targets.hosts.held:HeldHostsTarget")
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class HostsTarget(Target):
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
         self._beats: threading.Event | None = None
-        self.hold: Hold | None = None
         self._refused: dict[int, str] = {}
         """Nodes that could not be started again, and why."""
 
@@ -91,42 +89,29 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` if no hosts are named."""
-        if self.hold is not None:
-            plan, self._inventory = self.hold.plan, None
-            own, port = read_held(self._connect(plan), plan, job)
-            image, version = plan.image, plan.torch_version
-            names = [node.name for node in plan.nodes]
-            check_reach(job, plan, f"{own.hosts[0].state_dir}/{RUNS_DIR}", str(Path.cwd()))
-        else:
-            names = []
-            inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
-            hosts, port, notes = survey_hosts(self._connect(), inventory, job)
-            self.notes += notes
-            found = None if job.hosts.runtime == "python" else read_image(hosts[0].image or "")
-            image = found.name if found else None
-            known = [found.torch_version if found else "", *(host.torch_version for host in hosts)]
-            version = next(filter(None, known), None)
-            own = HostsSettings(
-                hosts=hosts,
-                ssh_config=inventory.ssh_config,
-                containers=plan_containers(job, None),
-            )
+        inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
+        hosts, port, notes = survey_hosts(self._connect(), inventory, job)
+        self.notes += notes
+        found = None if job.hosts.runtime == "python" else read_image(hosts[0].image or "")
+        known = [found.torch_version if found else "", *(host.torch_version for host in hosts)]
+        own = HostsSettings(
+            hosts=hosts,
+            ssh_config=inventory.ssh_config,
+            containers=plan_containers(job, None),
+        )
         return plan_facts(
             job,
             own,
-            image=image,
-            torch_version=version,
+            image=found.name if found else None,
+            torch_version=next(filter(None, known), None),
             port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             inner=find_caller(self.code.record, Path.cwd()) if self.code else None,
             terminal=sys.stderr.isatty(),
-            names=names,
         )
 
     def has_image(self, job: JobSpec) -> bool:
-        if self.hold is not None:
-            return self.hold.plan.image is not None
         return job.hosts.runtime != "python"
 
     def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
@@ -142,8 +127,6 @@ class HostsTarget(Target):
         return self._ssh
 
     def check(self, plan: LaunchPlan) -> None:
-        if self.hold is not None:
-            self.hold.enter(plan.run_id)
         read_secrets(plan.nodes[0].secrets, os.environ)
         if self.code is not None:
             check_in_code(self.code)
@@ -162,8 +145,6 @@ class HostsTarget(Target):
         With ``only``, ``observe`` reports nodes whose host is away or refuses as missing.
         """
         artifact = self.render(plan, only)
-        if self.hold is not None:
-            self.hold.enter(plan.run_id)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
         started = [node.node.node_index for node in artifact.nodes]
@@ -200,28 +181,18 @@ class HostsTarget(Target):
             def each(work: Callable[[HostNode, Session], object]) -> None:
                 ssh.each(lambda node: work(node, sessions[node.host.name]), reached)
 
-            def take(node: HostNode, session: Session) -> None:
-                if self.hold is None:
-                    nodes.take(plan, node, session)
-                elif node.node.incarnation:  # an earlier one may still run; the hold has the lease
-                    index = node.node.node_index
-                    nodes.end(session, plan, node.host, index, 0.0, tell_launcher=False)
-
             def launch(node: HostNode, session: Session) -> None:
-                held = nodes.find_held(self.hold, node) if self.hold else None
-                session.call(StartNode(node=node.spec.having(secrets=secrets, held=held)))
+                session.call(StartNode(node=self._spec(plan, node).having(secrets=secrets)))
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
             # Take leases before sending anything, which may take minutes.
-            each(take)
+            each(lambda node, session: self._take(plan, node, session))
             self._open_lines(plan)
             code = self._read_code(plan)
             agent = artifact.files.archive if artifact.files else None
             token = make_token(Path(plan.run_dir)) if artifact.files else ""
             each(lambda node, session: nodes.prepare(plan, node, agent, code, token, session))
-            if plan.image is not None and self.hold is None:
-                image = read_image(plan.image)
-                each(lambda node, session: provide_image(image, session))
+            self._provide_image(plan, [sessions[node.host.name] for node in reached])
             self.is_sending = False
             # Last: no rendezvous timeout may run before every host is ready.
             each(launch)
@@ -231,6 +202,19 @@ class HostsTarget(Target):
     ) -> tuple[LaunchPlan, list[HostNode]]:
         """The plan, and its ``nodes`` to start, as their places are now."""
         return plan, nodes
+
+    def _take(self, plan: LaunchPlan, node: HostNode, session: Session) -> None:
+        """Takes what the node needs of its host."""
+        nodes.take(plan, node, session)
+
+    def _provide_image(self, plan: LaunchPlan, sessions: Iterable[Session]) -> None:
+        if plan.image is not None:
+            image = read_image(plan.image)
+            self._connect().each(lambda session: provide_image(image, session), sessions)
+
+    def _spec(self, plan: LaunchPlan, node: HostNode) -> KeeperSpec:
+        """What the node's keeper does."""
+        return node.spec
 
     def _may_answer(self, node: HostNode) -> bool:
         """False for a silent host; ``observe`` then reports its node as missing."""
@@ -415,8 +399,6 @@ class HostsTarget(Target):
                     self._beats.set()
                 self._connect().each(lambda line: line.close(), self._lines.values())
                 self._lines, self._beats = {}, None
-                if self.hold is not None:
-                    self.hold.leave()
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)

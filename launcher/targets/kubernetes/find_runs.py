@@ -303,7 +303,7 @@ def move_run(run: RunFolder, place: dict[str, str]) -> None:
     """
     plan = run.read_plan()
     option = " ".join(f"--{key} {value}" for key, value in place.items())
-    if plan.target != ON:
+    if plan.target != ON or plan.hold:
         raise InputError(f"{option}: {run.run_id} is on no cluster", f"leave {option} out")
     told = read_told(run.path)
     if told | place == told:

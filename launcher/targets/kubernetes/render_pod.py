@@ -16,7 +16,6 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.hold import is_hold
 from launcher.targets.kubernetes.code import (
     render_code_mount,
     render_code_volumes,
@@ -268,7 +267,7 @@ def _probes(plan: LaunchPlan, pods: PodSettings) -> Object:
 
     An agent that waits for others counts as healthy, so no probe ends a rendezvous.
     """
-    if pods.probe_port is None or is_hold(plan):
+    if pods.probe_port is None or plan.is_hold:
         return {}
     get = {"httpGet": {"path": "/healthz", "port": "health"}}
     alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10}

@@ -20,7 +20,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import is_own_image
-from launcher.targets.hold import is_hold
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import check_size
@@ -46,7 +45,7 @@ class KubernetesTarget(Target):
         workers_on_consoles=True,
         sends_code=True,
         plans_offline=True,
-        held_by="entered",
+        held_by="launcher.targets.hosts.held:HeldPodsTarget",
     )
 
     def __init__(
@@ -97,7 +96,7 @@ class KubernetesTarget(Target):
                 f"context {cluster.context} skips TLS verification: whoever is on the way to "
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
-        if is_hold(plan):
+        if plan.is_hold:
             from launcher.targets.kubernetes.look import check_door
 
             check_door(cluster, "runs in a hold are started in its pods")

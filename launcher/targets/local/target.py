@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent import disk
-from launcher.agent.processes import tree_of
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
-from launcher.contract.hold import StartRun
 from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.process_stat import lives, parent_of, start_of
@@ -28,7 +26,6 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignor
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
-from launcher.targets.hold import Hold
 from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import PORTS, PROCESSES_PER_CORE, is_free, read_gpus, read_used_gpus
 from launcher.targets.preflight import check_here, read_secrets
@@ -47,7 +44,7 @@ NodeKey = tuple[str, int, int]
 class LocalTarget(Target):
     """Runs each node's agent as a process of this machine."""
 
-    traits = Traits(sees_other_machines=False, takes_shell=True, held_by="local")
+    traits = Traits(sees_other_machines=False, takes_shell=True)
     name = "local"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
@@ -55,14 +52,12 @@ class LocalTarget(Target):
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._free_ports: tuple[int, ...] = ()
-        self.hold: Hold | None = None
         self._pids: dict[NodeKey, int] = {}
         """Process id of each node that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        own = ProcessSettings.of(self.hold.plan).python if self.hold else job.local.python
-        python, torch_version = find_torch(own)
-        is_other = python != sys.executable and not own
+        python, torch_version = find_torch(job.local.python)
+        is_other = python != sys.executable and not job.local.python
         why = f" (from PATH, as {sys.executable} has no torch)" if is_other else ""
         devices = read_gpus() if not job.is_on_cpu else ()
         cores = len(os.sched_getaffinity(0))
@@ -89,8 +84,6 @@ class LocalTarget(Target):
         )
 
     def check(self, plan: LaunchPlan) -> None:
-        if self.hold:
-            self.hold.enter(plan.run_id)
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
         check_here(plan.nodes[0])
@@ -107,29 +100,13 @@ class LocalTarget(Target):
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         artifact = self.render(plan, only)
-        if self.hold:
-            self.hold.enter(plan.run_id)
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
         for process in artifact.processes:
             if process.node.incarnation:  # the first has no earlier one to end
                 self.stop(plan.run_id, plan.stop_grace_s, (process.node.node_index,))
-        if self.hold:
-            self.hold.start({p.node.node_index: self._ask(p) for p in artifact.processes})
-            return
         for process in artifact.processes:
             self._start(plan.run_id, process)
-
-    def _ask(self, process: Process) -> StartRun:
-        folder = process.node.log_dir
-        return StartRun(
-            task=f"{folder}/{protocol.NODE_TASK_FILE}",
-            node_dir=folder,
-            record_dir=folder,
-            cwd=process.cwd,
-            env=tuple(_env_of(process).items()),
-            fresh=self.hold is not None and self.hold.fresh,
-        )
 
     def _start(self, run_id: str, process: Process) -> None:
         """Starts one node; if that fails, ends the whole run."""
@@ -150,8 +127,6 @@ class LocalTarget(Target):
         write_record(Path(node.log_dir), {"pid": pid, "start": start_of(pid)})
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        if self.hold:
-            self.hold.touch()
         if any(run_id == plan.run_id for run_id, _, _ in self._pids):
             pids = [self._pids.get((plan.run_id, n.node_index, n.incarnation)) for n in plan.nodes]
             nodes = tuple(
@@ -165,8 +140,6 @@ class LocalTarget(Target):
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         for index in (None,) if only is None else only:
             self._end(run_id, index, grace_s)
-        if self.hold and only is None:
-            self.hold.leave()
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
         (process,) = self.render(plan, (node_index,)).processes
@@ -187,8 +160,6 @@ class LocalTarget(Target):
         deadline = self._clock.monotonic() + grace_s
         process_table.send(find_agents(self._find(run_id, index)), signal.SIGTERM)
         while find_agents(self._find(run_id, index)) and self._clock.monotonic() < deadline:
-            if self.hold:
-                self.hold.touch()
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
         while (left := self._find(run_id, index)) and self._clock.monotonic() < deadline:
@@ -199,14 +170,7 @@ class LocalTarget(Target):
         """The processes of a run, or of one of its nodes."""
         label = {protocol.RUN_ID: run_id}
         label |= {} if index is None else {protocol.NODE_INDEX: str(index)}
-        found = {*process_table.find(**label)}
-        # Nodes forked in a hold have the hold's variables: find them by their records.
-        run = RunFolder(self._run_root / run_id)
-        for node, incarnation in run.incarnations():
-            record = read_record(run.node_dir(node, incarnation))
-            if index in (None, node) and lives(record):
-                found |= {*tree_of(record["pid"])}
-        return tuple(sorted(found))
+        return tuple(sorted({*process_table.find(**label)}))
 
 
 def _env_of(process: Process) -> dict[str, str]:

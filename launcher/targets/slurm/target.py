@@ -29,7 +29,6 @@ from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shel
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.agent_files import make_token
-from launcher.targets.hold import is_hold
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 from launcher.targets.shared_folder import ask_to_stop, plan_as_run
@@ -79,7 +78,7 @@ class SlurmTarget(Target):
     """Submits a run as one job, or as a job array, and reads what its nodes leave."""
 
     name = TARGET
-    traits = Traits(goes_on_alone=True, sends_code=True, takes_shell=True, held_by="held")
+    traits = Traits(goes_on_alone=True, sends_code=True, takes_shell=True)
 
     def __init__(
         self, run_root: Path, clock: Clock | None = None, allocation: SlurmProcess | None = None
@@ -128,7 +127,7 @@ class SlurmTarget(Target):
         elif plan.image is None:
             check_there(plan.nodes[0], plan.run_dir)
         own = SlurmSettings.of(plan)
-        if own.container is not None and is_hold(plan):
+        if own.container is not None and plan.is_hold:
             what = f"slurm.container: containers of {own.container} are not held"
             raise InputError(what, "--set slurm.container=null")
         if own.inside:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
+from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.targets.hosts.program.node_state import read_state
 from launcher.targets.hosts.program.wire import TYPE_CHECKING
@@ -29,35 +30,39 @@ class HeldChild:
 
     def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
         assert spec.held is not None
-        self._held, self._run_id = spec.held, spec.run_id
+        self._run_id, run = spec.run_id, Path(spec.held.run_dir)
+        self._user, folder = (
+            run / protocol.HOLD_USER,
+            run / f"{protocol.NODES_DIR}/{spec.node_index}",
+        )
         self._limit_at, self._show_at = time.monotonic() + TAKEN_LIMIT_S, 0.0
         self.why = ""
         names: list[str] = []
         # If the hold has ended, the folder is gone: the first ``poll`` finds that.
         with suppress(FileNotFoundError):
-            names = os.listdir(self._held.folder)
+            names = os.listdir(folder)
         newest = max(filter(str.isdigit, names), key=int, default="0")
-        self._of_held = Path(self._held.folder, newest)
-        asked = json.loads(self._held.request)
+        self._of_held = folder / newest
+        asked = json.loads(spec.held.request)
         # A container has an environment of its own, and pids that say nothing here.
         given = {**spec.env, **spec.secrets} if asked.get("adds_env") else env
         asked["env"], self._record_dir = list(given.items()), Path(asked["record_dir"])
         self._record_dir.mkdir(exist_ok=True)
         (self._record_dir / RECORD).unlink(missing_ok=True)
-        _write(Path(self._held.user_file), self._held.user)
-        _write(self._of_held / self._held.start_file, json.dumps(asked))
+        _write(self._user, spec.held.user)
+        _write(self._of_held / protocol.HOLD_START, json.dumps(asked))
 
     def poll(self) -> int | None:
         """Its exit code as in a shell; None while it runs, or is about to."""
         if (now := time.monotonic()) > self._show_at:
             self._show_at = now + SHOWN_S
             with suppress(OSError):
-                os.utime(self._held.user_file)
+                os.utime(self._user)
         record = read_record(self._record_dir)
         if "exit_code" in record:
             # Written by the held node, whose child it was.
             return int(record["exit_code"])
-        request = self._of_held / self._held.start_file
+        request = self._of_held / protocol.HOLD_START
         # A held node that is a container's first process has no keeper: this process ends with it.
         is_kept = bool(read_record(self._of_held))
         is_alive = not is_kept or read_state(self._of_held).state == "running"
@@ -71,18 +76,11 @@ class HeldChild:
     def end(self, grace_s: float) -> None:
         """Has the node ended, by force after the grace; if it has not begun, it will not."""
         self._limit_at = 0.0
-        _write(
-            self._of_held / self._held.end_file,
-            json.dumps({"run_id": self._run_id, "grace_s": grace_s}),
-        )
+        told = json.dumps({"run_id": self._run_id, "grace_s": grace_s})
+        _write(self._of_held / protocol.HOLD_END, told)
 
 
 def _write(path: Path, text: str) -> None:
-    # A request holds secrets, and is gone once it is read.
-    mask = os.umask(0o077)
-    try:
-        # If the hold has ended, the folder is gone.
-        with suppress(FileNotFoundError):
-            write_atomically(path, text)
-    finally:
-        os.umask(mask)
+    # If the hold has ended, the folder is gone. A request has secrets.
+    with suppress(FileNotFoundError):
+        write_atomically(path, text, 0o600)

@@ -92,18 +92,13 @@ class LeaseTaken(Record):
 
 
 class HeldNode(Record):
-    """A held node on this host, which starts the nodes of runs.
+    """The hold that has a node on this host, and what that node is asked, without the variables.
 
-    ``folder`` has a folder for each incarnation. In the newest, ``start_file`` asks for a node: it
-    holds ``request``, a JSON object, with the variables added. ``end_file`` asks to end the node.
-    ``user_file`` names the ``user``, and is touched as long as there is one.
+    ``user`` is who uses the hold.
     """
 
-    folder: str
-    start_file: str
+    run_dir: str
     request: str
-    end_file: str
-    user_file: str
     user: str
 
 

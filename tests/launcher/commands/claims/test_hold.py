@@ -15,7 +15,7 @@ import pytest
 
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.runs.folder import RunFolder
-from launcher.targets.hold import Hold
+from launcher.targets.held.hold import Hold
 from tests.debugged import STOPS, Terminal, debug_rank_1
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
@@ -48,6 +48,7 @@ subprocess.Popen([sys.executable, "-c", left, "left-by-a-run"], start_new_sessio
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 os.chdir("/")
 print("trained", flush=True)
+dist.barrier()
 if "fail" in sys.argv:
     raise ValueError("as asked")
 dist.destroy_process_group()
@@ -104,10 +105,12 @@ def test_runs_in_a_hold_see_nothing_of_earlier_ones(dev):
         assert one["attempt"] == "0"
         assert one["cwd"] == str(dev.folder)
     assert len({one["random"] for one in told}) == len(told)
-    # The failed one can be had again, in the hold too.
+    # The failed one can be had again, in the hold unless another place is named.
     (again,) = [r for r in dev.run_ids() if "training-failed" in outcome_of(dev, r)]
-    done = dev("run", "--again", again, "--in", "dev", "--", "fail")
-    assert done.returncode == 1, done.stderr
+    for words in (("--in", "dev"), ()):
+        done = dev("run", "--again", again, *words, "--", "fail")
+        assert done.returncode == 1, done.stderr
+        assert "running on the hold dev on local" in done.stderr
 
 
 def left_by_runs() -> list[int]:
@@ -157,7 +160,7 @@ ENTERS = """
 import sys
 from pathlib import Path
 from launcher.runs.folder import RunFolder
-from launcher.targets import hold
+from launcher.targets.held import hold
 write = hold.dump_record
 def pause(user):
     print("between", flush=True)

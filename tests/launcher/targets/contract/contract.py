@@ -251,6 +251,7 @@ class TargetContract:
             done = bench.launcher(*argv, *words)
             assert done.returncode == code, done.stderr
             assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+            assert bench.launcher.outcome["target"] == bench.name
         assert "ValueError: as asked" in done.stderr
         bench.write(WAITING)
         process = bench.begin(*argv)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract import protocol
 from launcher.contract.keeper_record import write_record
 from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program.held import HeldChild
@@ -17,18 +18,20 @@ from launcher.targets.hosts.program.messages import HeldNode, KeeperSpec
 @pytest.fixture
 def waiting(tmp_path: Path) -> Path:
     """The folder of a held node that lives, and takes nothing."""
-    for name in ("0", "node"):
-        (tmp_path / name).mkdir()
-    write_record(tmp_path / "0", {"pid": os.getpid(), "start": start_of(os.getpid())})
-    return tmp_path / "0"
+    held = tmp_path / "nodes/0/0"
+    for folder in (held, tmp_path / "node"):
+        folder.mkdir(parents=True)
+    write_record(held, {"pid": os.getpid(), "start": start_of(os.getpid())})
+    return held
 
 
 def ask(held: Path, **more: object) -> HeldChild:
-    request = {"task": "t", "record_dir": str(held.parent / "node/own"), **more}
+    run_dir = held.parents[2]
+    request = {"task": "t", "record_dir": str(run_dir / "node/own"), **more}
     spec = KeeperSpec(
         run_id="r",
         node_index=0,
-        node_dir=str(held.parent / "node"),
+        node_dir=str(run_dir / "node"),
         argv=[],
         cwd="/",
         env={"NAME": "plain"},
@@ -36,14 +39,7 @@ def ask(held: Path, **more: object) -> HeldChild:
         secrets={},
         detached=False,
         stop_grace_s=1,
-        held=HeldNode(
-            folder=str(held.parent),
-            start_file="start",
-            request=json.dumps(request),
-            end_file="end",
-            user_file=f"{held.parent}/user",
-            user="u",
-        ),
+        held=HeldNode(run_dir=str(run_dir), request=json.dumps(request), user="u"),
     )
     return HeldChild(spec, {"KEY": "secret"})
 
@@ -51,17 +47,17 @@ def ask(held: Path, **more: object) -> HeldChild:
 def test_nobody_else_reads_what_a_held_node_is_asked(waiting):
     child = ask(waiting)
     assert child.poll() is None
-    assert json.loads((waiting / "start").read_text())["env"] == [["KEY", "secret"]]
-    assert (waiting / "start").stat().st_mode & 0o077 == 0
+    assert json.loads((waiting / protocol.HOLD_START).read_text())["env"] == [["KEY", "secret"]]
+    assert (waiting / protocol.HOLD_START).stat().st_mode & 0o077 == 0
 
 
 def test_a_container_gets_no_variables_of_its_host(waiting):
     ask(waiting, adds_env=True)
-    assert json.loads((waiting / "start").read_text())["env"] == [["NAME", "plain"]]
+    assert json.loads((waiting / protocol.HOLD_START).read_text())["env"] == [["NAME", "plain"]]
 
 
 def test_an_earlier_start_says_nothing_of_this_one(waiting):
-    own = waiting.parent / "node/own"
+    own = waiting.parents[2] / "node/own"
     own.mkdir()
     write_record(own, {"pid": 1, "exit_code": 1})
     assert ask(waiting).poll() is None
@@ -71,12 +67,12 @@ def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting):
     child = ask(waiting)
     child.end(3.0)
     assert child.poll() == 137
-    assert not (waiting / "start").exists()
-    assert json.loads((waiting / "end").read_text()) == {"run_id": "r", "grace_s": 3.0}
+    assert not (waiting / protocol.HOLD_START).exists()
+    assert json.loads((waiting / protocol.HOLD_END).read_text()) == {"run_id": "r", "grace_s": 3.0}
 
 
 def test_a_node_has_the_code_that_the_held_node_tells(waiting):
-    child, node = ask(waiting), waiting.parent / "node/own"
+    child, node = ask(waiting), waiting.parents[2] / "node/own"
     write_record(node, {"pid": 1, "start": "of the fork"})
     child.end(3.0)
     assert child.poll() is None
@@ -86,7 +82,7 @@ def test_a_node_has_the_code_that_the_held_node_tells(waiting):
 
 def test_a_node_ends_with_the_held_node(waiting):
     child = ask(waiting)
-    write_record(waiting.parent / "node/own", {"pid": 1, "start": "of the fork"})
+    write_record(waiting.parents[2] / "node/own", {"pid": 1, "start": "of the fork"})
     write_record(waiting, {"pid": os.getpid(), "start": "of another"})
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"
@@ -94,6 +90,6 @@ def test_a_node_ends_with_the_held_node(waiting):
 
 def test_a_node_ends_at_once_where_the_folder_of_its_hold_is_gone(tmp_path):
     (tmp_path / "node").mkdir()
-    child = ask(tmp_path / "gone" / "0", record_dir=str(tmp_path / "node/own"))
+    child = ask(tmp_path / "nodes/0/0", record_dir=str(tmp_path / "node/own"))
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"

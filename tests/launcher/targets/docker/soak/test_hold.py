@@ -43,8 +43,8 @@ def test_runs_in_held_containers_start_none(held, engine):
     hold = folder_of_hold(held).name
     assert len(containers(engine, hold)) == 2
     assert not [run for run in run_ids if run != hold and containers(engine, run)]
-    told = held.fails(2, "run", "--again", "latest")
-    assert "that run was in a hold; name the hold to use now" in told
+    again = held.well("run", "--again", "latest")
+    assert "the hold dev on docker" in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import getpass
+import importlib
 import json
 import os
 import socket
@@ -17,18 +18,15 @@ from launcher.agent import disk
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import (
-    END_REQUEST,
     OWNER_FILE,
     READY_FILE,
-    START_REQUEST,
-    USER_FILE,
     EndRun,
     Ready,
     StartRun,
     User,
 )
 from launcher.contract.keeper_record import RECORD
-from launcher.contract.node_plan import Mount
+from launcher.contract.node_plan import Mount, NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
@@ -37,13 +35,14 @@ from launcher.runs.folder import RunFolder, full_disk, write_atomically
 from launcher.targets.shared_folder import changed_at
 
 if TYPE_CHECKING:
+    from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
 
 TAKEN_LIMIT_S = 120.0
 """How long a node may take to begin: first it may import torch, or end a dead launcher's run."""
 SILENT_S = 4 * protocol.ALIVE_S
 """A held node that shows no sign of life for so long is gone."""
-POLL_S, TRIES = 0.01, 200
+POLL_S, READY_POLL_S, TRIES = 0.01, 0.05, 200
 
 
 class Hold:
@@ -52,7 +51,7 @@ class Hold:
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
         self.run, self.fresh = run, fresh
         self._signs: dict[Path, tuple[float, float]] = {}
-        self._user = run.path / USER_FILE
+        self._user = run.path / protocol.HOLD_USER
         self._file: IO[str] | None = None
         self._touched_at = float("-inf")
 
@@ -64,16 +63,23 @@ class Hold:
     @property
     def there(self) -> NodesThere:
         """The hold's nodes, for a job that runs on all of them or on some."""
-        count = len(self.plan.nodes)
-        says = f"the hold {self.plan.job_name} has {count}"
-        return NodesThere(count=count, says=says, fix=f"--nnodes {count}, or a larger hold")
+        plan, count = self.plan, len(self.plan.nodes)
+        return NodesThere(
+            count=count,
+            says=f"the hold {plan.job_name} has {count}",
+            fix=f"--nnodes {count}, or a larger hold",
+            gives=(
+                ("nproc_per_node", plan.nproc_per_node),
+                ("start", "fresh" if self.fresh else "fork"),
+            ),
+        )
 
-    def fit(self, job: JobSpec) -> JobSpec:
-        """The job, with keys that it leaves open set as the hold needs."""
-        nproc = self.plan.nproc_per_node
-        open_keys = {"nproc_per_node": nproc, "start": "fresh" if self.fresh else "fork"}
-        asks = job.model_fields_set | ({"nproc_per_node"} if job.devices else set())
-        return job.model_copy(update={k: v for k, v in open_keys.items() if k not in asks})
+    @property
+    def python(self) -> str:
+        """The Python of this machine that runs its nodes; empty if they run another, or left."""
+        with contextlib.suppress(InputError):
+            return own.own_python if (own := self.plan.own) else ""
+        return ""
 
     def read_user(self) -> User | None:
         """Who uses the hold; None if it is free."""
@@ -159,19 +165,18 @@ class Hold:
             return parse_record(Ready, json.loads((self.folder(index) / READY_FILE).read_text()))
         return None
 
-    def wait_ready(self) -> list[Ready]:
+    def wait_ready(self, limit_s: float = TAKEN_LIMIT_S) -> list[Ready]:
         """Waits until all nodes take runs. Raises ``TargetError`` if one does not."""
-        end = time.monotonic() + TAKEN_LIMIT_S
+        end = time.monotonic() + limit_s
         while None in (found := [self.read_ready(n.node_index) for n in self.plan.nodes]):
-            if time.monotonic() > end or self.run.read_outcome() is not None:
+            if (outcome := self.run.read_outcome()) is not None:
+                what = f"{self.run.run_id} has ended ({outcome.cause}): {outcome.detail}"
+                raise TargetError(what, typed.command("logs", "-v", self.run.run_id))
+            if time.monotonic() > end:
                 what = f"node {found.index(None)} of {self.plan.job_name} does not come up"
                 raise TargetError(what, typed.command("status", self.run.run_id))
-            time.sleep(0.1)
+            time.sleep(READY_POLL_S)
         return [ready for ready in found if ready]
-
-    def is_ready(self) -> bool:
-        """Whether all nodes take runs."""
-        return all(self.read_ready(node.node_index) for node in self.plan.nodes)
 
     def start(self, asked: Mapping[int, StartRun]) -> None:
         """Has held nodes, by their index, start nodes of a run. Raises ``TargetError``."""
@@ -184,11 +189,12 @@ class Hold:
                     waits.pop(index, None)
                 elif sent.get(index) != (folder := self.folder(index)):
                     sent[index] = folder
-                    _write_private(folder / START_REQUEST, dump_record(one))
+                    # It has secrets; the node removes it on reading.
+                    write_atomically(folder / protocol.HOLD_START, dump_record(one), 0o600)
             has_ended = self.run.read_outcome() is not None
             if waits and (has_ended or time.monotonic() > end):
                 for index in waits:
-                    (sent[index] / START_REQUEST).unlink(missing_ok=True)
+                    (sent[index] / protocol.HOLD_START).unlink(missing_ok=True)
                 why = "has ended" if has_ended else f"does not answer on node {min(waits)}"
                 what = f"the hold {self.plan.job_name} {why}"
                 raise TargetError(what, typed.command("status", self.run.run_id))
@@ -198,9 +204,9 @@ class Hold:
     def end(self, index: int, run_id: str, grace_s: float) -> None:
         """Asks a held node to end the node of a run there, if it has one."""
         folder = self.folder(index)
-        (folder / START_REQUEST).unlink(missing_ok=True)
+        (folder / protocol.HOLD_START).unlink(missing_ok=True)
         request = dump_record(EndRun(run_id=run_id, grace_s=grace_s))
-        write_atomically(folder / END_REQUEST, request)
+        write_atomically(folder / protocol.HOLD_END, request)
 
     def is_alive(self, index: int, folder: Path) -> bool:
         """Whether the held node that has this folder is still there."""
@@ -212,13 +218,18 @@ class Hold:
         return now - self._signs[folder][1] < SILENT_S
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Writes a file that holds secrets; the node removes it on reading."""
-    mask = os.umask(0o077)
-    try:
-        write_atomically(path, text)
-    finally:
-        os.umask(mask)
+def in_hold(folder: Path, target: Target, *, fresh: bool = False) -> Target:
+    """The target of runs in a hold of ``target``; ``folder`` is the hold's run folder."""
+    module, _, name = target.traits.held_by.partition(":")
+    hold = Hold(RunFolder(folder), fresh=fresh)
+    held: Target = getattr(importlib.import_module(module), name)(hold, target)
+    return held
+
+
+def ids_in(held: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
+    """The GPUs of a held node, as it counts them: a container from 0."""
+    ids = node.device_ids
+    return ids if held.image is None else tuple(map(str, range(len(ids))))
 
 
 def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
@@ -246,14 +257,9 @@ def check_contained(job: JobSpec, held: LaunchPlan, cwd: str) -> None:
             raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
 
 
-def is_hold(plan: LaunchPlan) -> bool:
-    """Whether the plan is a hold's."""
-    return plan.agent is not None and plan.agent.hold_idle_s > 0
-
-
 def refuse_hold(run: RunFolder, plan: LaunchPlan, *words: str) -> None:
     """Raises ``InputError`` for a hold: only the run in it has workers. ``words`` are for that."""
-    if is_hold(plan):
+    if plan.is_hold:
         user = Hold(run).read_user()
         what = f"{run.run_id} is a hold and has no workers: {describe_hold(run)}"
         again = typed.command("run", "--in", plan.job_name, "SCRIPT")
