@@ -41,7 +41,7 @@ def check_hold(root: Path, name: str, target: Target) -> None:
     except InputError:
         return
     what = f"--name {name}: that hold is there already ({run.run_id})"
-    raise InputError(what, f"{typed.command('release', name)}, or another --name")
+    raise InputError(what, f"{typed.command('stop', name)}, or another --name")
 
 
 def find_hold(root: Path, name: str) -> RunFolder:
@@ -91,12 +91,12 @@ def wait_ready(run: RunFolder, clock: Clock) -> None:
         clock.sleep(POLL_S)
 
 
-def release(root: Path, name: str) -> str:
+def release(root: Path, name: str, grace_s: float | None) -> str:
     """Ends a hold that nobody uses, and returns what was done. Raises ``InputError``."""
     run = find_hold(root, name)
     # Enter the hold, so that no run can.
     (hold := Hold(run)).enter(run.run_id)
     try:
-        return stop_run(run, None)
+        return stop_run(run, grace_s)
     finally:
         hold.leave()

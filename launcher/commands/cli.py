@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.api.choose_target import load, rooms
-from launcher.commands.other_programs import find_habit
+from launcher.commands.other_programs import GONE, find_habit
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import options_to_find_runs, program_name
 from launcher.commands.table import add_commands
@@ -58,6 +58,8 @@ def _run_command(
 ) -> int:
     arguments = argparse.Namespace()
     try:
+        if own and own[0] in GONE:
+            raise InputError(f"{own[0]}: gone", f"{typed.program()} {GONE[own[0]]}")
         wrong, meant = find_habit(own, TAKES_TRAINING)
         if wrong:
             raise InputError(wrong, _fix(parser, meant, extra))

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher.api.choose_target import room_of, rooms
-from launcher.api.holding import find_hold
+from launcher.api.holding import find_hold, release
 from launcher.api.listing import (
     describe_none,
     find_elsewhere,
@@ -35,6 +35,7 @@ from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.protocol import LATEST_LINK
 from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder, find_run
+from launcher.targets.hold import is_hold
 
 PAGE_FILE = "report.html"
 """The page in a run's folder to which the index of ``ps --html`` links."""
@@ -118,9 +119,12 @@ def logs(arguments: argparse.Namespace) -> int:
 
 
 def stop(arguments: argparse.Namespace) -> None:
-    """Ends a run."""
+    """Ends a run, or a hold that no run uses."""
     run, others = _find_to_stop(arguments)
-    said = stop_run(run, arguments.grace, keep=arguments.keep)
+    if not run.is_borrowed and is_hold(run.read_plan()) and run.read_outcome() is None:
+        said = release(run_root(arguments), run.run_id, arguments.grace)
+    else:
+        said = stop_run(run, arguments.grace, keep=arguments.keep)
     print(said, file=sys.stderr)
     for other in others:
         told = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"

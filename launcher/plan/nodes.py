@@ -53,7 +53,7 @@ class NodePlanner:
         # A run of one node under the agent uses its own loopback for the rendezvous.
         alone = LOCAL_ADDR if job.uses_agent and job.nnodes.max == 1 else None
         # MASTER_ADDR of a static job; the rendezvous host of any other.
-        self._master_addr = alone or facts.rdzv_host or self._address(0)
+        self._master_addr = alone or self._address(0)
 
     def plan(self, index: int, devices: NodeDevices) -> NodePlan:
         """One node's first incarnation."""

@@ -129,8 +129,6 @@ class TargetFacts:
     cwd: str
     ports: tuple[int, ...] = ()
     """Free TCP ports: the rendezvous', then those of stores that take over on the same machine."""
-    rdzv_host: str | None = None
-    """Where nodes meet, if not at node 0's own address."""
     shares_storage: bool = True
     """Whether all nodes see the same checkpoint folder."""
     terminal: bool = False

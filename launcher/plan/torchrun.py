@@ -46,13 +46,8 @@ def as_flags(options: Env) -> tuple[str, ...]:
     return tuple(f"--{dest.replace('_', '-')}={value}" for dest, value in options)
 
 
-def as_variables(options: Env) -> Env:
-    """``PET_RDZV_BACKEND=c10d`` and so on; torchrun prefers a flag to its variable."""
-    return tuple((f"PET_{dest.upper()}", value) for dest, value in options)
-
-
 def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Env:
-    """torchrun's options for one node, by torchrun's names; they can be flags or variables."""
+    """torchrun's options for one node, by torchrun's names."""
     several = node.max_nodes > 1
     nnodes = (
         str(node.max_nodes)

@@ -239,7 +239,7 @@ class HeldTarget(Target):
         while find_live():
             if self._clock.monotonic() > deadline:
                 what = f"STILL RUNNING: {run_id}: the nodes of {hold.plan.job_name} do not end it"
-                raise TargetError(what, typed.command("release", hold.plan.job_name))
+                raise TargetError(what, typed.command("stop", hold.plan.job_name))
             self._clock.sleep(0.05)
         if only is None:
             hold.leave()

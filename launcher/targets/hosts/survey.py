@@ -127,7 +127,7 @@ def check_takes_all(job: JobSpec, plan: LaunchPlan) -> None:
 def _check_runtime(job: JobSpec, plan: LaunchPlan, runtime: str) -> None:
     if "runtime" in job.hosts.model_fields_set and job.hosts.runtime != runtime:
         what = f"{job.hosts.runtime}, but the nodes of {plan.job_name} are {runtime}"
-        fix = f"leave it out, or {typed.command('release', plan.job_name)}, then hold this job"
+        fix = f"leave it out, or {typed.command('stop', plan.job_name)}, then hold this job"
         raise KeyInputError(("hosts", "runtime"), what, fix)
 
 

@@ -21,7 +21,7 @@ def test_pdb_can_be_quit_and_a_restart_stops_again(launcher):
     terminal = Terminal(launcher, "run", "job.yaml", *ALONE)
     terminal.wait("(Pdb) ")
     terminal.type("q")
-    # A prompt may be drawn again below other lines; the line it stops at is told once for each stop.
+    # A prompt may be drawn again below other lines; the line it stops at comes once for each stop.
     terminal.wait("-> print('got on')", 2)
     terminal.type("c")
     assert terminal.finish() == 0, terminal.text

@@ -264,7 +264,7 @@ class TargetContract:
         bench.write(SUMS.replace('"sum"', '"anew"'))
         assert bench.launcher.well(*argv).stdout.count("anew 2.0 left None") == 2
         assert {*nodes} <= {*process_table.find(**{RUN_ID: hold})}
-        bench.launcher.well("release", "dev")
+        bench.launcher.well("stop", "dev")
         wait_until(lambda: bench.launcher.processes() == [])
 
 

@@ -450,7 +450,7 @@ def test_where_no_kind_may_be_listed_that_is_the_answer(server, launcher, run_id
 
 
 @pytest.mark.parametrize(
-    "words", [("run", "train.py", "--in", "dev", "-n", "team"), ("release", "dev", "-n", "team")]
+    "words", [("run", "train.py", "--in", "dev", "-n", "team"), ("stop", "dev", "-n", "team")]
 )
 def test_the_verbs_of_a_hold_take_the_options_that_lead_to_a_cluster(words, server, typed):
     code, said = typed(*words)
