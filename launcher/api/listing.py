@@ -25,10 +25,10 @@ from launcher.follow.target import SUSPENDED, ListedRun, LiveRun, NodeObservatio
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
-from launcher.runs.heals import Heal, tell_heals
+from launcher.runs.heals import Heal
 from launcher.runs.node_outcomes import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
-from launcher.runs.summary import render_clocks, render_failure, render_why
+from launcher.runs.summary import render_end, render_restarts
 from launcher.targets.hold import describe_hold, is_hold
 from launcher.targets.machine import read_size
 
@@ -243,18 +243,15 @@ def read_status(run: RunFolder) -> RunStatus:
 
 def render_status(status: RunStatus) -> str:
     """The status for a person."""
-    lines = [f"{status.run_id}: {status.state} on {status.target}, attempt {status.attempt}"]
-    lines += [f"  {status.hold}"] if status.hold else []
     if outcome := status.outcome:
-        ended = f"exit code {outcome.exit_code}, {outcome.duration_s} s"
-        lines.append(f"  {outcome.reason}, {ended}")
-        if failure := outcome.failure:
-            lines += render_failure(failure, outcome.reason)
-            lines += render_clocks(failure.clock_offsets_s)
-        lines += render_why(outcome)
-    causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts.items())
-    lines += [f"  restarts by cause, over all nodes: {causes}"] if causes else []
-    lines += [f"  {name}: {told}" for name, told in tell_heals(status.heals).items()]
+        lines = render_end(outcome)
+        if status.state != outcome.state:
+            lines.append(f"  {status.state}")
+    else:
+        starts = f" ({status.attempt + 1} starts of all nodes)" if status.attempt else ""
+        lines = [f"{status.run_id}: {status.state.upper()} on {status.target}{starts}"]
+        lines += [f"  {status.hold}"] if status.hold else []
+        lines += render_restarts(status.heals, status.restarts)
     for node in status.nodes:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"

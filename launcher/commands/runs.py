@@ -35,6 +35,7 @@ from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.protocol import LATEST_LINK
 from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder, find_run
+from launcher.runs.summary import render_headline
 from launcher.targets.hold import is_hold
 
 PAGE_FILE = "report.html"
@@ -112,16 +113,16 @@ def logs(arguments: argparse.Namespace) -> int:
     outcome = read_state(run, run.read_plan())[1] if arguments.follow else None
     if outcome is None or outcome.exit_code == ExitCode.OK:
         return 0
-    ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
-    told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
-    print(told, file=sys.stderr)
+    report = typed.command("report", run.run_id)
+    print(f"launcher: {render_headline(outcome)}; see: {report}", file=sys.stderr)
     return outcome.exit_code
 
 
 def stop(arguments: argparse.Namespace) -> None:
-    """Ends a run, or a hold that no run uses."""
+    """Ends a run; a hold by its name only if no run uses it, by its id in any case."""
     run, others = _find_to_stop(arguments)
-    if not run.is_borrowed and is_hold(run.read_plan()) and run.read_outcome() is None:
+    plan = run.read_plan()
+    if is_hold(plan) and arguments.run == plan.job_name and run.read_outcome() is None:
         said = release(run_root(arguments), run.run_id, arguments.grace)
     else:
         said = stop_run(run, arguments.grace, keep=arguments.keep)

@@ -281,7 +281,7 @@ def _add_to_stop(stop: ArgumentParser) -> None:
     add_run(stop)
     stop.epilog = (
         "Without RUN: the newest run that goes on; the others that go on are named. A hold ends by"
-        " its name, unless a run uses it."
+        " its name unless a run uses it, by its id in any case."
     )
     stop.add_argument(
         "--grace",

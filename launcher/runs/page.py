@@ -8,7 +8,8 @@ from html import escape
 from launcher.contract.worker_end import WorkerEnd, show_text
 from launcher.runs.heals import tell_heals
 from launcher.runs.particulars import Particulars
-from launcher.runs.report import render_headline, render_postmortem
+from launcher.runs.report import render_postmortem
+from launcher.runs.summary import render_headline
 
 MOST_MOMENTS, OPEN_LINES = 2_000, 100
 STYLE = """

@@ -13,7 +13,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.goodput import Goodput, measure_goodput
-from launcher.runs.heals import Heal, find_heals, tell_heals
+from launcher.runs.heals import Heal, find_heals
 from launcher.runs.ledger import (
     LedgerEvent,
     agent_ledger,
@@ -24,7 +24,7 @@ from launcher.runs.ledger import (
 )
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.summary import render_clocks, render_failure, without_first
+from launcher.runs.summary import render_end, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
@@ -83,6 +83,9 @@ class Postmortem:
     missing: Sequence[str] = ()
     """What of the run could not be read."""
     heals: Sequence[Heal] = ()
+    replaced_nodes: int = 0
+    verdict: str = ""
+    """As in the outcome."""
 
     def to_jsonable(self) -> Mapping[str, object]:
         """Plain data for ``--json``."""
@@ -144,6 +147,8 @@ def read_postmortem(
         failure=failure.with_log_commands(run.run_id) if failure and run.is_borrowed else failure,
         restarts=(outcome.restarts if outcome else None) or read_restarts(run),
         heals=(outcome.heals if outcome else ()) or find_heals(events),
+        replaced_nodes=outcome.replaced_nodes if outcome else 0,
+        verdict=outcome.verdict if outcome else "",
         nodes=nodes,
         clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
         phases_s={phase: round(spent_s, 3) for phase, spent_s in phases_s.items()},
@@ -203,14 +208,7 @@ def _read_nodes(
 
 def render_postmortem(told: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
     """What ``read_postmortem`` found, for a person, with the last events. Pure."""
-    lines = [render_headline(told)]
-    if told.failure and (told.failure.first or told.reason):
-        lines += render_failure(told.failure, told.reason or "")
-    if told.restarts:
-        causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
-        lines.append(f"  restarts by cause, over all nodes: {causes}")
-    lines += [f"  {name}: {how}" for name, how in tell_heals(told.heals).items()]
-    lines += render_clocks(told.clock_offsets_s)
+    lines = render_end(told)
     lines += [f"  missing: {what}" for what in told.missing]
     lines.append("  nodes:" if told.nodes else "  nodes: none was started")
     lines += [render_node(node, told) for node in told.nodes]
@@ -228,20 +226,6 @@ def _render_code(code: CodeRecord, run_id: str) -> str:
     changed = " with changes (code.diff)" if code.commit and code.is_dirty else ""
     what = f"{commit}{changed}, {code.files} files, hash {code.hash[:12]}"
     return f"  code: {code.root}: {what}; once more: {typed.command('run', '--again', run_id)}"
-
-
-def render_headline(told: Postmortem) -> str:
-    """The run's end in one line."""
-    parts = [
-        told.reason,
-        without_first(told.detail, told.failure),
-        f"fault: {told.fault}" if told.fault else None,
-        None if told.exit_code is None else f"exit code {told.exit_code}",
-        f"{told.duration_s:.1f} s",
-        f"{told.attempts} starts of all nodes" if told.attempts > 1 else None,
-    ]
-    about = "; ".join(part for part in parts if part)
-    return f"{told.run_id}: {told.state} on {told.target}, engine {told.engine} ({about})"
 
 
 def render_node(node: NodeReport, told: Postmortem) -> str:

@@ -22,7 +22,7 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
 from launcher.contract.worker_end import show_text
 from launcher.runs.folder import RunFolder
-from launcher.runs.report import render_headline
+from launcher.runs.summary import render_headline
 from launcher.runs.timeline import Moment
 from launcher.screen.snapshot import (
     HEADER,

@@ -19,7 +19,8 @@ from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import tell_heals
 from launcher.runs.ledger import clock_offsets
-from launcher.runs.report import NodeReport, Postmortem, render_headline
+from launcher.runs.report import NodeReport, Postmortem
+from launcher.runs.summary import render_headline
 
 SILENT_S = 3 * protocol.VITALS_S
 """A running node without vitals for this long counts as a node with trouble."""

@@ -107,7 +107,7 @@ while True:
 
 def test_a_run_is_told_in_columns():
     assert render_snapshot(SEEN).splitlines() == [
-        "digits-1: running on local, engine agent (75.0 s)",
+        "digits-1: RUNNING on local (75.0 s)",
         "step 700/1000  loss 0.25  1,234 samples/s  30 s left  saved 4 s ago  goodput 87.5%  "
         "restarts: exit 2  healed without a restart once, paused 0.73 s",
         "NODE  STATE    SEEN  STEP  CPU  MEMORY     GPU           LAST LINE",
@@ -290,7 +290,7 @@ def test_without_a_terminal_a_run_is_told_once(tmp_path):
     runner.write("print('hello')")
     runner("run", "job.yaml", "--on", "local")
     done = runner("top")
-    assert "succeeded on local, engine agent (completed" in done.stdout
+    assert "SUCCEEDED on local (completed" in done.stdout
     assert "hello" in done.stdout
     (row,) = json.loads(runner("top", "--json").stdout)["nodes"]
     assert (row["told"]["reason"], row["seen_s"]) == ("completed", None)

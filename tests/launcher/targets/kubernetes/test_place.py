@@ -184,7 +184,7 @@ def test_a_run_remembers_the_kubeconfig_that_was_named(server, launcher, elsewhe
     assert remembered(run_id) == place
     code, said = launcher("status", run_id)
     assert code == 0, said
-    assert f"{run_id}: running" in said
+    assert f"{run_id}: RUNNING" in said
     # What is printed leads there too.
     server.denied.add(("delete", "jobs"))
     code, said = launcher("stop", run_id)
@@ -286,7 +286,7 @@ def test_a_cluster_whose_address_has_changed_is_known_by_its_uid(server, launche
     server.delete("jobs", "digits")
     code, said = launcher("status", run_id)
     assert code == 0, said
-    assert "stopped" in said
+    assert "STOPPED" in said
 
 
 # -- inside of a pod ------------------------------------------------------------------------------
