@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from launcher.contract import typed
 from launcher.contract.causes import Cause
@@ -14,6 +14,9 @@ from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd, is_own_failure
 from launcher.runs.heals import Heal, tell_heals
 from launcher.runs.outcome import FailureReport, Outcome
+
+if TYPE_CHECKING:
+    from launcher.runs.report import Postmortem
 
 COLLATERAL_LINES = 8
 
@@ -62,42 +65,7 @@ def render_summary(
     return "\n".join(lines)
 
 
-class RunEnd(Protocol):
-    """What is known of a run's end; of one that goes on, the same without reason and exit code."""
-
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def target(self) -> str: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def fault(self) -> str | None: ...
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def duration_s(self) -> float: ...
-    @property
-    def attempts(self) -> int: ...
-    @property
-    def failure(self) -> FailureReport | None: ...
-    @property
-    def replaced_nodes(self) -> int: ...
-    @property
-    def heals(self) -> Sequence[Heal]: ...
-    @property
-    def restarts(self) -> Mapping[str, int]: ...
-    @property
-    def clock_offsets_s(self) -> Mapping[str, float]: ...
-    @property
-    def verdict(self) -> str: ...
-
-
-def render_end(end: RunEnd) -> list[str]:
+def render_end(end: Outcome | Postmortem) -> list[str]:
     """A headline, the first failure, what the run survived, and why it failed.
 
     The summary of ``run``, ``status``, ``report`` and its page show these lines.
@@ -114,7 +82,7 @@ def render_end(end: RunEnd) -> list[str]:
     return lines
 
 
-def render_headline(end: RunEnd) -> str:
+def render_headline(end: Outcome | Postmortem) -> str:
     """The run's end in one line; of a run that goes on, its state."""
     parts = [
         end.reason,
