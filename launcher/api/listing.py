@@ -255,9 +255,9 @@ def render_status(status: RunStatus) -> str:
     for node in status.nodes:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"
-        said = f"; {node.detail}" if node.detail else ""
+        detail = f"; {node.detail}" if node.detail else ""
         where = f"node {node.node_index}.{node.incarnation}{_on_host(status, node)}"
-        lines.append(f"  {where}: {node.state.value}{ended}{said}")
+        lines.append(f"  {where}: {node.state.value}{ended}{detail}")
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
     lines += [f"  folder: {status.folder}"] if status.folder else []
     if status.state == ORPHANED:

@@ -24,9 +24,9 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     target = open_target(plan.target, run.path.parent)
     check_scale(plan, nodes, own_checkpoints=bool(target.traits.own_checkpoints))
     is_over = read_outcome_now(run, plan) is not None
-    asked = f"{run.run_id}: asked for {count_nodes(nodes)}"
+    answer = f"{run.run_id}: asked for {count_nodes(nodes)}"
     if not is_over and run.launcher_pid() is None and target.scale(run, plan, nodes):
-        return asked
+        return answer
     if is_over or run.launcher_pid() is None:
         raise _has_ended(run)
     request = request_scale(run, nodes)
@@ -38,7 +38,7 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
                 typed.command("status", run.run_id),
             )
         clock.sleep(0.05)
-    return f"{asked}; {typed.command('status', run.run_id)} shows them"
+    return f"{answer}; {typed.command('status', run.run_id)} shows them"
 
 
 def _has_ended(run: RunFolder) -> InputError:

@@ -76,7 +76,7 @@ def _run_command(
                 sys.stdout.write(text)
             return int(code or 0)
     except LauncherError as error:
-        return _tell(_placed(error, arguments))
+        return _print_error(_placed(error, arguments))
     except KeyboardInterrupt:
         # A command about a run starts nothing, and the run may well go on.
         of_run = getattr(arguments, "command", None) in typed.ABOUT_RUNS
@@ -89,7 +89,7 @@ def _run_command(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _tell(_of_system(error))
+        return _print_error(_of_system(error))
 
 
 def _fix(parser: argparse.ArgumentParser, words: list[str], extra: list[str]) -> str:
@@ -149,7 +149,7 @@ def _of_system(error: OSError) -> LauncherError:
     return InputError(f"{error.filename}: {what}", fix)
 
 
-def _tell(error: LauncherError) -> int:
+def _print_error(error: LauncherError) -> int:
     with contextlib.suppress(BrokenPipeError):
         print(f"error: {error}", file=sys.stderr)
     return int(error.exit_code)

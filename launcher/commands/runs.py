@@ -123,13 +123,13 @@ def stop(arguments: argparse.Namespace) -> None:
     run, others = _find_to_stop(arguments)
     plan = run.read_plan()
     if is_hold(plan) and arguments.run == plan.job_name and run.read_outcome() is None:
-        said = release(run_root(arguments), run.run_id, arguments.grace)
+        done = release(run_root(arguments), run.run_id, arguments.grace)
     else:
-        said = stop_run(run, arguments.grace, keep=arguments.keep)
-    print(said, file=sys.stderr)
+        done = stop_run(run, arguments.grace, keep=arguments.keep)
+    print(done, file=sys.stderr)
     for other in others:
-        told = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"
-        print(told, file=sys.stderr)
+        line = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"
+        print(line, file=sys.stderr)
 
 
 def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
@@ -144,8 +144,8 @@ def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFol
 
 def scale(arguments: argparse.Namespace) -> None:
     """Changes the number of nodes of a run."""
-    said = scale_run(find(arguments), arguments.nodes)
-    print(said, file=sys.stderr)
+    done = scale_run(find(arguments), arguments.nodes)
+    print(done, file=sys.stderr)
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:

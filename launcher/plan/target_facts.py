@@ -102,8 +102,8 @@ def describe_ignored(environ: Mapping[str, str]) -> str | None:
     names += [_SHARES_STORE] if environ.get(_SHARES_STORE, "1") != "1" else []
     if not names:
         return None
-    told = f"{', '.join(names)} of this shell {'do' if len(names) > 1 else 'does'} not count"
-    return f"{told}: the launcher sets what each worker needs (docs/worker-environment.md)"
+    what = f"{', '.join(names)} of this shell {'do' if len(names) > 1 else 'does'} not count"
+    return f"{what}: the launcher sets what each worker needs (docs/worker-environment.md)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...
     offsets = clock_offsets(plan)
     found = (read_node_outcome(run, node.node_index, node.incarnation) for node in plan.nodes)
     return tuple(
-        replace(told, finished_at=told.finished_at - offsets.get(told.node_index, 0.0))
-        for told in found
-        if told is not None
+        replace(outcome, finished_at=outcome.finished_at - offsets.get(outcome.node_index, 0.0))
+        for outcome in found
+        if outcome is not None
     )

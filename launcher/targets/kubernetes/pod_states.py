@@ -114,8 +114,8 @@ class PodView:
     @property
     def waits(self) -> str:
         """Why it may wait though nothing is wrong with it; empty if nothing is known."""
-        told = f"{self.name}: its scheduler {self.scheduler} has not looked at it: does it run?"
-        return told if self.scheduler else ""
+        what = f"{self.name}: its scheduler {self.scheduler} has not looked at it: does it run?"
+        return what if self.scheduler else ""
 
 
 def section(item: Object, *path: str) -> Object:
@@ -187,11 +187,11 @@ def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
     """When a pod was placed, could not be, or was disrupted."""
     machine = section(pod, "spec").get("nodeName") or "a node"
     for found in section(pod, "status").get("conditions") or ():
-        said = found.get("message") or found.get("reason") or ""
+        message = found.get("message") or found.get("reason") or ""
         words = {
             ("PodScheduled", "True"): f"placed on {machine}",
-            ("PodScheduled", "False"): f"cannot be placed: {said}",
-            ("DisruptionTarget", "True"): f"disrupted: {said}",
+            ("PodScheduled", "False"): f"cannot be placed: {message}",
+            ("DisruptionTarget", "True"): f"disrupted: {message}",
         }.get((found.get("type"), found.get("status")))
         if words and (stamp := found.get("lastTransitionTime")):
             yield stamp, words
@@ -358,8 +358,8 @@ def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") ->
 
     for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
-            told = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
-            return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
+            what = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
+            return Ending(cause=Cause.OUT_OF_MEMORY, detail=what)
         if pod.trouble is Trouble.START:
             return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
@@ -395,8 +395,8 @@ def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
 def last_words(message: str) -> str:
     """A termination message on one line; empty if it says nothing."""
     outcome = parse_node_outcome(message)
-    said = outcome.detail if outcome else message
-    return " ".join(said.splitlines()[-1:])
+    text = outcome.detail if outcome else message
+    return " ".join(text.splitlines()[-1:])
 
 
 def order_of_failure(
@@ -419,14 +419,14 @@ def order_of_failure(
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
     """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
-    said = f": {pod.message}" if pod.message else ""
+    message = f": {pod.message}" if pod.message else ""
     fix = fix_of(pod.trouble, kubectl)
     if claim := find_missing_claim(pod):
         fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
         fix += ", or kubernetes.checkpoint: pvc/OTHER"
     elif "unbound immediate PersistentVolumeClaims" in pod.message:
         fix = f"{kubectl} get pvc,storageclass: the claim needs a class that can make its volume"
-    return f"{pod.name}: {pod.trouble.value}{said}; {fix}"
+    return f"{pod.name}: {pod.trouble.value}{message}; {fix}"
 
 
 def find_missing_claim(pod: PodView) -> str | None:

@@ -239,8 +239,8 @@ def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeO
 
 def _run_dir_of(pids: tuple[int, ...]) -> str:
     """The run folder, from the first process that still lives: workers' children come and go."""
-    told = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
-    return next(filter(None, told), "")
+    folders = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
+    return next(filter(None, folders), "")
 
 
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
