@@ -46,7 +46,7 @@ print("given", json.dumps({{"code": helper.NAME, "argv": sys.argv[1:], "env": en
 FAILED = (
     1,
     "training-failed",
-    r"{run}: FAILED on \S+ \(training-failed; ({pod})?fault: training; exit code 1; ",
+    r"{run}: FAILED on \S+ \(training-failed; ({pod})?fault: training; exit code 1; [\d.]+ s\)",
 )
 ASKED = "asks.py: error: unrecognized arguments: --no-such"
 ENDINGS = {
@@ -60,7 +60,7 @@ ENDINGS = {
         "import argparse; argparse.ArgumentParser().parse_args(['--no-such'])",
         2,
         "bad-input",
-        rf"{{run}}: FAILED on \S+ \(bad-input; ({{pod}})?(rank 0: )?{ASKED}; fault: user; ",
+        rf"{{run}}: FAILED on \S+ \(bad-input; ({{pod}})?(rank 0: )?{ASKED}; fault: user; exit code 2; [\d.]+ s\)",
         r"usage: asks\.py \[-h\]",
     ),
 }
