@@ -28,7 +28,7 @@ _CHUNK = 1 << 16
 def listen(port: int) -> socket.socket:
     """A port of the loopback for an editor. Raises ``InputError`` if it is taken."""
     try:
-        return socket.create_server(("127.0.0.1", port), backlog=8)
+        return socket.create_server((protocol.LOOPBACK, port), backlog=8)
     except OSError as error:
         what = f"--debug-port {port}: {error.strerror}"
         raise InputError(what, "another port") from error

@@ -91,16 +91,6 @@ def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: i
     return tuple(options)
 
 
-ENVIRONMENT: Env = (
-    # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
-    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
-    # torchrun sets it only for several workers, so that a shrink to one would change results.
-    ("OMP_NUM_THREADS", "1"),
-    ("PYTHONUNBUFFERED", "1"),
-)
-"""Variables against hangs and differences that were measured; the job's ``env`` may overrule."""
-
-
 def describe_loss(plan: LaunchPlan) -> str:
     """What "a lost node" does to a run under plain torchrun, in the words of the documentation."""
     if not plan.max_restarts:

@@ -60,7 +60,8 @@ ENDINGS = {
         "import argparse; argparse.ArgumentParser().parse_args(['--no-such'])",
         2,
         "bad-input",
-        rf"{{run}}: FAILED on \S+ \(bad-input; ({{pod}})?(rank 0: )?{ASKED}; fault: user; exit code 2; [\d.]+ s\)",
+        rf"{{run}}: FAILED on \S+ \(bad-input; ({{pod}})?(rank 0: )?{ASKED}; fault: user; "
+        r"exit code 2; [\d.]+ s\)",
         r"usage: asks\.py \[-h\]",
     ),
 }
