@@ -67,7 +67,7 @@ def held(place: Place, folder: Path) -> Iterator[tuple[str, ...]]:
     try:
         yield ("--in", NAME, *runs)
     finally:
-        run((*find_launcher(), "release", NAME, *runs), place.environment, cwd=folder)
+        run((*find_launcher(), "stop", NAME, *runs), place.environment, cwd=folder)
 
 
 def edited(argv: Sequence[str], place: Place, folder: Path) -> float:

@@ -1,7 +1,7 @@
 """A script written for Horovod; only its import was changed.
 
     launcher run examples/horovod_digits.py --nproc-per-node 2
-    mpirun -np 2 python examples/horovod_digits.py
+    mpirun -N 1 launcher node examples/horovod_digits.py    # in an allocation
 
 Digits of scikit-learn instead of MNIST, which would have to be downloaded.
 """

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from fabric_train.horovod.collectives import PERFORM, Channel, Collective
-from fabric_train.horovod.errors import HorovodInternalError
 
-STALL_LIMIT_S = 24 * 3600.0
-"""How long ranks wait for each other; a dead rank is noticed at once."""
 MIN_POLL_S, MAX_POLL_S = 0.001, 0.05
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed: another rank has gone, or asked for something else."""
 
 
 class Handle:
@@ -97,11 +98,6 @@ def _record(tensors: Sequence[Tensor]) -> Any:
     return torch.cuda.current_stream(tensors[0].device).record_event() if on_gpu else None
 
 
-def read_stall_limit_s() -> float:
-    """HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, a day unless it is set."""
-    return float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0) or STALL_LIMIT_S
-
-
 class Conductor:
     """The queue of this rank's requests, and the thread that works on it."""
 
@@ -113,7 +109,6 @@ class Conductor:
         self._error: HorovodInternalError | None = None
         self._resting = False
         self._looking_since = 0.0
-        self._stall_limit_s = read_stall_limit_s()
         self.agreed_to_leave = channel.size == 1
         """Whether all ranks have left together, so that none waits for another."""
         self._thread = threading.Thread(target=self._work, name="horovod", daemon=True)
@@ -183,16 +178,15 @@ class Conductor:
             return False
         if len({tuple(ticket) for ticket in tickets}) == 1 and head:
             self._perform(head)
-            return True
-        return self._perform_common()
+        else:
+            self._perform_common()
+        return True
 
-    def _perform_common(self) -> bool:
-        """Performs the first request that all ranks have made; False if they gave up."""
+    def _perform_common(self) -> None:
+        """Performs the first request that all ranks have made; without one, waits a moment."""
         with self._changed:
             mine = {name: handle.signature for name, handle in self._queue.items()}
-        since_s = time.monotonic() - self._looking_since if self._looking_since else 0.0
-        told = self.channel.gather_objects((mine, since_s > self._stall_limit_s))
-        wishes = [wish for wish, _ in told]
+        wishes = self.channel.gather_objects(mine)
         common = next((n for n in wishes[0] if all(n in wish for wish in wishes)), None)
         if common is not None:
             self._looking_since = 0.0
@@ -203,16 +197,12 @@ class Conductor:
                 handle.finish(error=HorovodInternalError(problem))
             else:
                 self._perform(handle)
-            return True
-        if any(gave_up for _, gave_up in told):
-            firsts = (f"rank {r} for {next(iter(w), 'nothing')}" for r, w in enumerate(wishes))
-            self._fail(f"the ranks waited for different requests: {', '.join(firsts)}")
-            return False
+            return
         self._looking_since = self._looking_since or time.monotonic()
+        since_s = time.monotonic() - self._looking_since
         with self._changed:
             # The others' new requests show only in the next round, so this polls.
             self._changed.wait(min(max(since_s, MIN_POLL_S), MAX_POLL_S))
-        return True
 
     def _perform(self, handle: Handle) -> None:
         # It stays queued meanwhile, so that ``_fail`` finds it if another rank ends.
@@ -244,20 +234,13 @@ def _find_problem(signatures: Sequence[tuple[Any, ...]]) -> str:
     for rank, signature in enumerate(signatures):
         if signature != wanted:
             return (
-                f"Mismatched requests for {wanted[0]}: rank 0 asks for {describe(wanted)}, "
-                f"rank {rank} for {describe(signature)}"
+                f"Mismatched requests for {wanted[0]}: rank 0 asks for {_describe(wanted)}, "
+                f"rank {rank} for {_describe(signature)}"
             )
     return ""
 
 
-def describe(signature: tuple[Any, ...]) -> str:
-    """A request in words, for people."""
+def _describe(signature: tuple[Any, ...]) -> str:
     _, request, shapes = signature
-    first = "[rows, " if request.kind == "allgather" else "["
-    tensors = ", ".join(
-        f"{str(dtype).removeprefix('torch.')}{first}{', '.join(map(str, shape))}] on {device}"
-        for shape, dtype, device in shapes
-    )
-    return (
-        f"{request.kind} ({request.op.name.lower()}, root {request.root}) of {tensors or 'nothing'}"
-    )
+    tensors = ", ".join(f"{dtype}{list(shape)} on {device}" for shape, dtype, device in shapes)
+    return f"{request.kind} ({request.op.name.lower()}, root {request.root}) of {tensors}"

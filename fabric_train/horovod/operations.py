@@ -7,16 +7,19 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import LBFGS, Optimizer
 
 from fabric_train.communication.adasum import check_power_of_two
 from fabric_train.horovod import context
 from fabric_train.horovod.collectives import Collective, ReduceOp
-from fabric_train.horovod.compression import Compression
 from fabric_train.horovod.engine import Handle
 
 Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
@@ -49,6 +52,44 @@ def barrier() -> None:
     submit(None, [], Collective(kind="barrier")).wait()
 
 
+# -- compression -----------------------------------------------------------------------------------
+
+
+class NoneCompressor:
+    """Sends tensors unchanged."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        """The tensor to send, and what ``decompress`` needs to know."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        """The reduced tensor in its original type."""
+        return tensor
+
+
+class FP16Compressor(NoneCompressor):
+    """Sends floats as float16: half the bytes of float32, and about three digits."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        if not tensor.dtype.is_floating_point:
+            return tensor, None
+        return tensor.to(torch.float16), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        return tensor if ctx is None else tensor.to(ctx)
+
+
+class Compression:
+    """The compressors to choose from; a script's own class with both methods works as well."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
 # -- allreduce ---------------------------------------------------------------------------------
 
 
@@ -66,7 +107,7 @@ def plan_reduce(
         op = Average if average else Sum
     op = Average if op is None else ReduceOp(op)
     if op is Adasum:
-        check_power_of_two(context.get().starter.size)
+        check_power_of_two(context.size())
         if any(not tensor.is_floating_point() for tensor in tensors):
             raise NotImplementedError("Adasum needs floating-point tensors")
     if any(tensor.is_sparse for tensor in tensors):
@@ -146,7 +187,7 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         # The average, as in Horovod: each rank's loss counts one share of the whole.
         mean = allreduce(grads[0], op=Average)
-        before = allgather(torch.tensor([ctx.rows]))[: context.get().starter.rank].sum()
+        before = allgather(torch.tensor([ctx.rows]))[: context.rank()].sum()
         return None, mean.narrow(0, int(before), ctx.rows)
 
 
@@ -168,8 +209,8 @@ def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Starts to replace a tensor by the root's; returns the handle."""
-    if not 0 <= root_rank < context.get().starter.size:
-        raise ValueError(f"root_rank {root_rank} is not one of {context.get().starter.size} ranks")
+    if not 0 <= root_rank < context.size():
+        raise ValueError(f"root_rank {root_rank} is not one of {context.size()} ranks")
     return submit(name, [tensor], Collective(kind="broadcast", root=root_rank))
 
 
@@ -187,3 +228,73 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
     """The root's tensor, in a new one."""
     return broadcast_(tensor.detach().clone(), root_rank, name)
+
+
+# -- parameters and objects -----------------------------------------------------------------------
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
+    """Replaces tensors by the root's: a ``state_dict()``, ``named_parameters()`` or a list.
+
+    Members of a ``state_dict`` that are no tensors are left alone. All ranks must give the same
+    names.
+    """
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, Tensor):
+        pairs = [
+            each if isinstance(each, tuple) else (str(number), each)
+            for number, each in enumerate(params)
+        ]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    handles = [
+        broadcast_async_(tensor, root_rank, f"parameter.{name}")
+        for name, tensor in pairs
+        if isinstance(tensor, Tensor)
+    ]
+    for handle in handles:
+        handle.wait()
+
+
+def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: object = None) -> None:
+    """Replaces the optimizer's state and its options, such as the learning rate, by the root's.
+
+    An optimizer that has made no step gets the root's state, too. Raises ValueError for LBFGS, as
+    Horovod does.
+    """
+    if isinstance(optimizer, LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    is_root = context.rank() == root_rank
+    state = broadcast_object(copy_to_cpu(optimizer.state_dict()) if is_root else None, root_rank)
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """The root's object, which pickle must support."""
+    is_root = context.rank() == root_rank
+    content = bytearray(pickle.dumps(obj)) if is_root else bytearray()
+    length = broadcast(torch.tensor([len(content)]), root_rank, name and f"{name}.size")
+    content = content or bytearray(int(length))
+    broadcast_(torch.frombuffer(content, dtype=torch.uint8), root_rank, name and f"{name}.object")
+    return obj if is_root else pickle.loads(content)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Every rank's object, in the order of ranks."""
+    content = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+    lengths = allgather(torch.tensor([len(content)]), name and f"{name}.size").tolist()
+    whole = allgather(content, name and f"{name}.object")
+    return [pickle.loads(part.numpy().tobytes()) for part in whole.split(lengths)]
+
+
+def copy_to_cpu(value: Any) -> Any:
+    """A deep copy whose tensors are in CPU memory."""
+    if isinstance(value, Tensor):
+        return torch.empty_like(value, device="cpu", requires_grad=False).copy_(value.detach())
+    if type(value) in (dict, OrderedDict):  # a Counter's constructor would count its items
+        return type(value)((key, copy_to_cpu(each)) for key, each in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(copy_to_cpu(each) for each in value)
+    return copy.deepcopy(value)

@@ -9,8 +9,6 @@ waits for all buckets. A rank sends its gradients once for each step, in float16
 from __future__ import annotations
 
 import os
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,11 +19,11 @@ from torch.optim import Optimizer
 
 from fabric_train.horovod import context
 from fabric_train.horovod.collectives import ReduceOp
-from fabric_train.horovod.compression import Compression
 from fabric_train.horovod.engine import Handle
 from fabric_train.horovod.operations import (
     Adasum,
     Average,
+    Compression,
     plan_reduce,
     reduce_in_place,
 )
@@ -67,17 +65,15 @@ class Bucket:
 class _Distributed(Optimizer):
     """The class that is mixed in before the optimizer's own class."""
 
-    def _set_up(
-        self, named: list[tuple[str, Tensor]], buckets: list[Bucket], **settings: Any
-    ) -> None:
-        self._names = {parameter: name for name, parameter in named}
+    def _set_up(self, names: dict[Tensor, str], buckets: list[Bucket], **settings: Any) -> None:
+        self._names = names
         self._compression = settings["compression"]
         self._op: ReduceOp = settings["op"]
         self._predivide: float = settings["predivide"]
         self.backward_passes_per_step: int = settings["passes"]
         self._buckets = buckets
         self._passes: dict[Tensor, int] = {}
-        self._synchronized, self._should_synchronize = False, True
+        self._should_synchronize = True
         self._hooks = []
         for bucket in buckets if self._op is not Adasum else ():
             for parameter in bucket.parameters:
@@ -87,14 +83,13 @@ class _Distributed(Optimizer):
     def _make_hook(self, bucket: Bucket) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             done = self._passes[parameter] = self._passes.get(parameter, 0) + 1
+            name = self._names.get(parameter, "a parameter")
             if done > self.backward_passes_per_step:
                 raise AssertionError(
-                    "Gradients were computed more than backward_passes_per_step times before "
-                    f"call to step(), of {self._names[parameter]}. Increase "
-                    "backward_passes_per_step to accumulate gradients locally."
+                    f"the gradient of {name} was computed more than backward_passes_per_step "
+                    "times before call to step(): increase it to accumulate gradients locally"
                 )
             if parameter.grad is not None and parameter.grad.is_sparse:
-                name = self._names[parameter]
                 raise NotImplementedError(f"the gradient of {name} is sparse: give sparse=False")
             if done == self.backward_passes_per_step:
                 bucket.ready.add(parameter)
@@ -119,15 +114,12 @@ class _Distributed(Optimizer):
         for bucket in self._buckets:
             bucket.receive(self._compression)
         self._passes.clear()
-        self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within it ``step`` does not call ``synchronize``, because the script has."""
         if self._op is Adasum:
-            raise AssertionError(
-                "Skipping synchronization is not supported when using Adasum optimizer."
-            )
+            raise AssertionError("skip_synchronize: Adasum has no gradients to wait for")
         self._should_synchronize = False
         try:
             yield
@@ -139,16 +131,7 @@ class _Distributed(Optimizer):
         if self._op is Adasum:
             return self._step_by_adasum(closure)
         if self._should_synchronize:
-            if self._synchronized:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(). This can cause training slowdown. You may want to "
-                    "consider using optimizer.skip_synchronize() context if you use "
-                    "optimizer.synchronize() in your code.",
-                    stacklevel=2,
-                )
             self.synchronize()
-        self._synchronized = False
         return super().step(closure)
 
     def _step_by_adasum(self, closure: Any) -> Any:
@@ -173,9 +156,7 @@ class _Distributed(Optimizer):
         """Clears the gradients; raises AssertionError while they are on their way."""
         if self._passes:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before "
-                "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause "
-                "a race condition."
+                "zero_grad() was called after loss.backward() and before step() or synchronize()"
             )
         super().zero_grad(*args, **kwargs)
 
@@ -185,7 +166,7 @@ class _Distributed(Optimizer):
         for bucket in self._buckets:
             bucket.sent = None
             bucket.ready.clear()
-        self._synchronized, self._should_synchronize = False, True
+        self._should_synchronize = True
         super().load_state_dict(*args, **kwargs)
 
 
@@ -202,13 +183,12 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     With ``op=Adasum`` each rank makes a step of its own, and their changes are combined. Gradients
     of several backward passes are added up, as in Horovod. ``gradient_predivide_factor`` is the
     part of the division by ``size()`` that is done before the sum, against overflow in float16.
-    Raises ValueError for a parameter without a name, or a name given twice.
+    ``named_parameters`` are for messages. Raises ValueError for a factor without an average.
     """
     op = ReduceOp(op)
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     plan_reduce([], None, op)
-    named = _name_parameters(optimizer, named_parameters)
     global _made
     _made += 1
     buckets = _fill_buckets(f"optimizer.{_made}", optimizer)
@@ -218,42 +198,14 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     # on their optimizer object; a copy of that wrapper would hide this class's ``step``.
     made.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
     made._set_up(
-        named,
-        buckets if context.get().starter.size > 1 or op is Adasum else [],
+        {parameter: name for name, parameter in named_parameters or ()},
+        buckets if context.size() > 1 or op is Adasum else [],
         compression=compression,
         op=op,
         predivide=gradient_predivide_factor,
         passes=backward_passes_per_step,
     )
     return made
-
-
-def _name_parameters(
-    optimizer: Optimizer, named: Iterable[tuple[str, Tensor]] | None
-) -> list[tuple[str, Tensor]]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if named is None:
-        return [(f"allreduce.noname.{number}", p) for number, p in enumerate(parameters)]
-    pairs = list(named)
-    if any(not isinstance(pair, tuple) for pair in pairs):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
-            "by model.named_parameters()."
-        )
-    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if twice:
-        raise ValueError(
-            "Parameter names in named_parameters must be unique. Found duplicates: "
-            + ", ".join(twice)
-        )
-    known = {parameter for _, parameter in pairs}
-    unnamed = [number for number, p in enumerate(parameters) if p not in known]
-    if unnamed:
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named: "
-            f"the optimizer's parameters number {', '.join(map(str, unnamed))}"
-        )
-    return pairs
 
 
 def _fill_buckets(name: str, optimizer: Optimizer) -> list[Bucket]:

@@ -14,7 +14,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-LOOPBACK = "127.0.0.1"
+from launcher.contract.protocol import LOOPBACK as LOOPBACK
+
 _SIOCGIFADDR = 0x8915
 _LOCAL_NETWORKS = ("docker0", "docker_", "br-", "virbr", "veth", "cni", "podman", "lxc")
 """Interfaces of networks within this machine; many machines have the same addresses there."""

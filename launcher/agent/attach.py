@@ -46,7 +46,7 @@ def _wait_for_debugger(folder: Path) -> socket.socket | None:
 
 def _connect(address: str) -> socket.socket:
     if address.isdigit():
-        return socket.create_connection(("127.0.0.1", int(address)), 10.0)
+        return socket.create_connection((protocol.LOOPBACK, int(address)), 10.0)
     talk = socket.socket(socket.AF_UNIX)
     # Ended by the kernel: somebody listens at the socket, or nobody does.
     talk.connect(address)

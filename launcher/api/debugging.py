@@ -28,7 +28,7 @@ _CHUNK = 1 << 16
 def listen(port: int) -> socket.socket:
     """A port of the loopback for an editor. Raises ``InputError`` if it is taken."""
     try:
-        return socket.create_server(("127.0.0.1", port), backlog=8)
+        return socket.create_server((protocol.LOOPBACK, port), backlog=8)
     except OSError as error:
         what = f"--debug-port {port}: {error.strerror}"
         raise InputError(what, "another port") from error
@@ -93,13 +93,13 @@ class Terminal:
                 while data := os.read(talk.stdout.fileno(), _CHUNK):
                     self._failed = 0
                     self._console.ask(decoder.decode(data))
-                code, said = talk.end()
-                self._tell(said.strip().rpartition("\n")[2] if code else "")
+                code, errors = talk.end()
+                self._note_trouble(errors.strip().rpartition("\n")[2] if code else "")
             except (LauncherError, OSError) as error:
-                self._tell(error.what if isinstance(error, LauncherError) else str(error))
+                self._note_trouble(error.what if isinstance(error, LauncherError) else str(error))
             self._over.wait(AGAIN_S)
 
-    def _tell(self, trouble: str) -> None:
+    def _note_trouble(self, trouble: str) -> None:
         """Tells once what keeps the node out of reach."""
         self._failed += 1 if trouble else 0
         if self._failed == TOLD_AFTER and not self._over.is_set():

@@ -35,7 +35,7 @@ def check_name(root: Path, name: str) -> None:
     except InputError:
         return
     what = f"--name {name}: that hold is there already ({run.run_id})"
-    raise InputError(what, f"{typed.command('release', name)}, or another --name")
+    raise InputError(what, f"{typed.command('stop', name)}, or another --name")
 
 
 def find_hold(root: Path, name: str) -> RunFolder:
@@ -77,12 +77,12 @@ def wait_ready(run: RunFolder) -> None:
     Hold(run).wait_ready(math.inf)
 
 
-def release(root: Path, name: str) -> str:
+def release(root: Path, name: str, grace_s: float | None) -> str:
     """Ends a hold that nobody uses, and returns what was done. Raises ``InputError``."""
     run = find_hold(root, name)
     # Enter the hold, so that no run can.
     (hold := Hold(run)).enter(run.run_id)
     try:
-        return stop_run(run, None)
+        return stop_run(run, grace_s)
     finally:
         hold.leave()

@@ -92,25 +92,25 @@ def follow_in_background(
     Raises ``TargetError`` or ``InputError`` as the background process met it.
     """
     log = run.path / protocol.LAUNCHER_LOG_FILE
-    message = in_background(lambda told: _follow_detached(run, plan, target, told), log)
+    message = in_background(lambda tell: _follow_detached(run, plan, target, tell), log)
     if not message:
         raise TargetError(f"the launcher died; see {log}")
-    told = json.loads(message)
-    for line in told["notes"]:
+    tell = json.loads(message)
+    for line in tell["notes"]:
         note(line)
-    if (failure := told["error"]) is not None:
+    if (failure := tell["error"]) is not None:
         error = InputError if failure["bad_input"] else TargetError
         raise error(failure["what"], failure["hint"])
 
 
-def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: Tell) -> None:
+def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, tell: Tell) -> None:
     console = _LogConsole()
     follower = Follower(run, plan, target, console, SystemClock())
     _stop_on_signals(follower, target)
     try:
         with notices(run, plan, console.note):
             follower.follow(
-                lambda: told(json.dumps({"notes": console.take_notes(), "error": None}))
+                lambda: tell(json.dumps({"notes": console.take_notes(), "error": None}))
             )
     except LauncherError as error:
         notes = console.take_notes()
@@ -118,7 +118,7 @@ def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: Tel
         console.note(f"error: {error}")
         bad_input = isinstance(error, InputError)
         failure = {"what": error.what, "hint": error.hint, "bad_input": bad_input}
-        told(json.dumps({"notes": notes, "error": failure}))
+        tell(json.dumps({"notes": notes, "error": failure}))
 
 
 class _LogConsole(Console):

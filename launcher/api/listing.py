@@ -25,10 +25,10 @@ from launcher.follow.target import SUSPENDED, ListedRun, LiveRun, NodeObservatio
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
-from launcher.runs.heals import Heal, tell_heals
+from launcher.runs.heals import Heal
 from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
-from launcher.runs.summary import render_clocks, render_failure, render_why
+from launcher.runs.summary import render_end, render_restarts
 from launcher.targets.held.hold import describe_hold
 from launcher.targets.machine import read_size
 
@@ -243,24 +243,21 @@ def read_status(run: RunFolder) -> RunStatus:
 
 def render_status(status: RunStatus) -> str:
     """The status for a person."""
-    lines = [f"{status.run_id}: {status.state} on {status.target}, attempt {status.attempt}"]
-    lines += [f"  {status.hold}"] if status.hold else []
     if outcome := status.outcome:
-        ended = f"exit code {outcome.exit_code}, {outcome.duration_s} s"
-        lines.append(f"  {outcome.cause}, {ended}")
-        if failure := outcome.failure:
-            lines += render_failure(failure, outcome.cause)
-            lines += render_clocks(failure.clock_offsets_s)
-        lines += render_why(outcome)
-    causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts.items())
-    lines += [f"  restarts by cause, over all nodes: {causes}"] if causes else []
-    lines += [f"  {name}: {told}" for name, told in tell_heals(status.heals).items()]
+        lines = render_end(outcome)
+        if status.state != outcome.state:
+            lines.append(f"  {status.state}")
+    else:
+        starts = f" ({status.attempt + 1} starts of all nodes)" if status.attempt else ""
+        lines = [f"{status.run_id}: {status.state.upper()} on {status.target}{starts}"]
+        lines += [f"  {status.hold}"] if status.hold else []
+        lines += render_restarts(status.heals, status.restarts)
     for node in status.nodes:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"
-        said = f"; {node.detail}" if node.detail else ""
+        detail = f"; {node.detail}" if node.detail else ""
         where = f"node {node.node_index}.{node.incarnation}{_on_host(status, node)}"
-        lines.append(f"  {where}: {node.state.value}{ended}{said}")
+        lines.append(f"  {where}: {node.state.value}{ended}{detail}")
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
     lines += [f"  folder: {status.folder}"] if status.folder else []
     if status.state == ORPHANED:

@@ -51,7 +51,7 @@ def take_profile(run: RunFolder, clock: Clock, *, steps: int, seconds: float) ->
     request = LookRequest(id=id, steps=steps, seconds=seconds)
     target = target_of(plan, run.path.parent)
     silent = target.look(run, plan, request, seconds + MARGIN_S, clock)
-    told = RunProfile(silent=silent)
+    profiles = RunProfile(silent=silent)
     for node_dir in present_nodes(run).values():
         folder = look.look_dir(node_dir, id)
         found = look.read_look(folder)
@@ -59,7 +59,7 @@ def take_profile(run: RunFolder, clock: Clock, *, steps: int, seconds: float) ->
             paths = [folder / name.format(rank=one.rank) for name in (look.TRACE, look.SPEEDSCOPE)]
             there = [path for path in paths if path.exists()]
             if there:
-                told.files[one.rank] = there[0]
+                profiles.files[one.rank] = there[0]
             else:
-                told.missing[one.rank] = one.no_stacks or "its node has sent no file"
-    return told
+                profiles.missing[one.rank] = one.no_stacks or "its node has sent no file"
+    return profiles

@@ -29,21 +29,21 @@ def run_in_nodes(
 
     def begin(index: int) -> int:
         try:
-            program = _told(plan, index, (*_BOTH_STREAMS, *argv))
+            program = _with_env(plan, index, (*_BOTH_STREAMS, *argv))
             talk = Conversation(target.door(plan, index).command(program))
         except (LauncherError, OSError) as error:
             show(index, f"not reached: {error}")
             return 255
         talk.stdin.close()
-        has_said = False
+        has_output = False
         # Ended by the program, or by the person.
         for line in talk.stdout:
-            has_said = True
+            has_output = True
             show(index, line.decode(errors="replace").rstrip("\n"))
-        code, said = talk.end()
-        # The words of ssh or the like: after a program's own output they only repeat the code.
-        for told in said.splitlines() if code and not has_said else ():
-            show(index, told)
+        code, errors = talk.end()
+        # Those of ssh or the like: after a program's own output they only repeat the code.
+        for reason in errors.splitlines() if code and not has_output else ():
+            show(index, reason)
         return code if code >= 0 else 128 - code
 
     wanted = [n.node_index for n in plan.nodes] if node is None else [node]
@@ -53,10 +53,10 @@ def run_in_nodes(
 def plan_shell(run: RunFolder, node: int) -> tuple[str, ...]:
     """The command on this machine that opens a terminal in a node. Raises as ``run_in_nodes``."""
     plan, target = _open(run, node)
-    return target.door(plan, node).command(_told(plan, node, _SHELL), terminal=True)
+    return target.door(plan, node).command(_with_env(plan, node, _SHELL), terminal=True)
 
 
-def _told(plan: LaunchPlan, node: int, argv: tuple[str, ...]) -> tuple[str, ...]:
+def _with_env(plan: LaunchPlan, node: int, argv: tuple[str, ...]) -> tuple[str, ...]:
     """The program with the variables that the node's workers have, however it is reached."""
     return ("env", *(f"{name}={value}" for name, value in plan.nodes[node].env), *argv)
 

@@ -257,8 +257,8 @@ def start(
     command: Sequence[str] = ("run", "--detach"),
 ) -> RunHandle:
     """Runs ``launcher run --detach`` with these words; notes name ``job_file`` as Job."""
-    code, printed, said = _call([*command, f"--runs={root}", *words], root)
-    shown = re.sub(rf"{re.escape(job_file)}(:1)?", "Job", said) if job_file else said
+    code, printed, errors = _call([*command, f"--runs={root}", *words], root)
+    shown = re.sub(rf"{re.escape(job_file)}(:1)?", "Job", errors) if job_file else errors
     notes, _, error = shown.partition("error: ")
     if code != ExitCode.OK:
         what, _, fix = (error or notes).strip().rpartition("\n  fix: ")
@@ -309,8 +309,8 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
         if lines:  # The name came too late for the command line to end the run itself.
             request_stop(RunFolder(root / lines[0].decode().strip()), keep=False)
         raise
-    code, said = command.end()
-    return code, lines[0].decode() if lines else "", said
+    code, errors = command.end()
+    return code, lines[0].decode() if lines else "", errors
 
 
 def _words(options: Mapping[str, object]) -> list[str]:

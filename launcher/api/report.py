@@ -25,8 +25,8 @@ def report_run(run: RunFolder, now: float) -> Postmortem:
     except InputError as error:
         outcome = run.read_outcome()
         state = outcome.state if outcome else UNREADABLE
-        told = read_postmortem(run, _stand_in(run, outcome), state, outcome, now, {})
-        return replace(told, missing=(error.what,))
+        report = read_postmortem(run, _stand_in(run, outcome), state, outcome, now, {})
+        return replace(report, missing=(error.what,))
     if run.is_borrowed:
         # A user who may not read logs gets a report without them.
         with contextlib.suppress(TargetError):

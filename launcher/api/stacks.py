@@ -68,7 +68,8 @@ def take_stacks(
     refuse_hold(run, plan, "stacks")
     at = clock.wall()
     folders, silent = look_at_nodes(run, plan, clock, native=native)
-    return _tell(run, read_seen(folders), rank, RunStacks(run_id=run.run_id, at=at, silent=silent))
+    begun = RunStacks(run_id=run.run_id, at=at, silent=silent)
+    return _complete(run, read_seen(folders), rank, begun)
 
 
 def look_at_nodes(
@@ -88,10 +89,11 @@ def _read_last(run: RunFolder, ended: str, rank: int | None) -> RunStacks:
         what = f"{run.run_id} has ended ({ended}), and no look at its workers was left"
         raise InputError(what, typed.command("report", run.run_id))
     at = max(one.at for one in seen.looks.values())
-    return _tell(run, seen, rank, RunStacks(run_id=run.run_id, at=at, ended=ended))
+    return _complete(run, seen, rank, RunStacks(run_id=run.run_id, at=at, ended=ended))
 
 
-def _tell(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) -> RunStacks:
+def _complete(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) -> RunStacks:
+    """Adds what was seen, of all ranks or of one, and what is wrong between their collectives."""
     if rank is not None and rank not in seen.traces and seen.traces:
         raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(seen.traces)} there")
     newest = max((one.at for one in seen.looks.values()), default=begun.at)
@@ -110,30 +112,31 @@ def _tell(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) -> Run
     )
 
 
-def render_stacks(told: RunStacks, *, all_threads: bool = False) -> str:
+def render_stacks(report: RunStacks, *, all_threads: bool = False) -> str:
     """What is wrong first, then the groups of ranks, then what is missing, each with its reason."""
-    lines = [finding.text for finding in told.findings]
-    if told.ended:
-        lines.insert(0, f"{told.run_id} has ended ({told.ended}); this is the last look at it")
+    lines = [finding.text for finding in report.findings]
+    if report.ended:
+        lines.insert(0, f"{report.run_id} has ended ({report.ended}); this is the last look at it")
     lines += [
-        render_group(group) for group in merge_stacks(told.stacks.values(), all_threads=all_threads)
+        render_group(group)
+        for group in merge_stacks(report.stacks.values(), all_threads=all_threads)
     ]
-    lines += _by_reason(told)
-    lines += [f"node {index}: no look: {why}" for index, why in sorted(told.silent.items())]
+    lines += _by_reason(report)
+    lines += [f"node {index}: no look: {why}" for index, why in sorted(report.silent.items())]
     return "\n".join(lines) + "\n"
 
 
-def _by_reason(told: RunStacks) -> list[str]:
+def _by_reason(report: RunStacks) -> list[str]:
     """A line for each reason why a rank stands still, or why part of its look is missing."""
     found: dict[str, list[int]] = {}
-    for one in (seen for each in told.looks.values() for seen in each.ranks):
+    for one in (seen for each in report.looks.values() for seen in each.ranks):
         if state := look.tell_state(one):
             found.setdefault(state, []).append(one.rank)
         if one.no_stacks:
             found.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)
         if one.no_collectives:
             found.setdefault(f"no collectives: {one.no_collectives}", []).append(one.rank)
-    for rank, stacks in told.stacks.items():
+    for rank, stacks in report.stacks.items():
         if stacks.missing:
             found.setdefault(f"by faulthandler, as {stacks.missing}", []).append(rank)
     return [f"{name_ranks(ranks)}: {why}" for why, ranks in found.items()]

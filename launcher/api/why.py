@@ -23,7 +23,9 @@ def read_named_run(run: RunFolder) -> Evidence:
     plan = run.read_plan()
     state, outcome = read_state(run, plan)
     states = read_node_states(run, plan) if state in GOES_ON else {}
-    nodes = {index: f"{state}: {said}" for (index, _), (state, said) in states.items() if said}
+    nodes = {
+        index: f"{state}: {detail}" for (index, _), (state, detail) in states.items() if detail
+    }
     looks: dict[int, Path] | None = None
     if state in GOES_ON and plan.agent is not None:
         # Without looks, as for another user's run or a silent target, the folder must do.

@@ -20,7 +20,7 @@ def clean(arguments: argparse.Namespace) -> int:
     if age_s is None and keep is None and not states and not arguments.hosts:
         fix = "--older-than 30d, --keep 10 or --state failed"
         raise InputError("nothing says which runs shall go", fix)
-    left = [one for room in rooms() for one in room.find_left(arguments, _tell)]
+    left = [one for room in rooms() for one in room.find_left(arguments, _print)]
     root = run_root(arguments)
     old = find_old(root, left, older_than_s=age_s, keep=keep, states=states)
     table = [("RUN", "PLACE", "STATE", "ENDED", "SIZE")]
@@ -31,7 +31,7 @@ def clean(arguments: argparse.Namespace) -> int:
         print("\n".join(render_columns(table)))
     total = f"{show_bytes(sum(one.size_bytes for one in old))}, with logs and checkpoints"
     if not old or not (arguments.yes or _agrees(f"remove all of it ({total})? [y/N] ")):
-        _tell("nothing to remove" if not old else "nothing was removed")
+        _print("nothing to remove" if not old else "nothing was removed")
         return int(ExitCode.OK)
     failed = 0
     for one in old:
@@ -39,12 +39,12 @@ def clean(arguments: argparse.Namespace) -> int:
             one.remove()
         except (OSError, TargetError) as error:
             failed += 1
-            _tell(f"{one.run_id}, {one.place}: not removed: {error}")
-    _tell(f"removed {len(old) - failed} of {len(old)} ({total})")
+            _print(f"{one.run_id}, {one.place}: not removed: {error}")
+    _print(f"removed {len(old) - failed} of {len(old)} ({total})")
     return int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.api.choose_target import load, rooms
-from launcher.commands.other_programs import find_habit
+from launcher.commands.other_programs import GONE, find_habit
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import options_to_find_runs, program_name
 from launcher.commands.table import add_commands
@@ -58,6 +58,8 @@ def _run_command(
 ) -> int:
     arguments = argparse.Namespace()
     try:
+        if own and own[0] in GONE:
+            raise InputError(f"{own[0]}: gone", f"{typed.program()} {GONE[own[0]]}")
         wrong, meant = find_habit(own, TAKES_TRAINING)
         if wrong:
             raise InputError(wrong, _fix(parser, meant, extra))
@@ -74,7 +76,7 @@ def _run_command(
                 sys.stdout.write(text)
             return int(code or 0)
     except LauncherError as error:
-        return _tell(_placed(error, arguments))
+        return _print_error(_placed(error, arguments))
     except KeyboardInterrupt:
         # A command about a run starts nothing, and the run may well go on.
         of_run = getattr(arguments, "command", None) in typed.ABOUT_RUNS
@@ -87,7 +89,7 @@ def _run_command(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _tell(_of_system(error))
+        return _print_error(_of_system(error))
 
 
 def _fix(parser: argparse.ArgumentParser, words: list[str], extra: list[str]) -> str:
@@ -147,7 +149,7 @@ def _of_system(error: OSError) -> LauncherError:
     return InputError(f"{error.filename}: {what}", fix)
 
 
-def _tell(error: LauncherError) -> int:
+def _print_error(error: LauncherError) -> int:
     with contextlib.suppress(BrokenPipeError):
         print(f"error: {error}", file=sys.stderr)
     return int(error.exit_code)

@@ -26,10 +26,10 @@ OWN = ("runs", "module", "again", "nproc_per_node", "html")
 
 def compare(arguments: argparse.Namespace) -> int:
     """Runs a job with each number of processes, and prints why the trainings differ."""
-    asked = arguments.nproc_per_node or ""
-    numbers = asked.split(",")
+    text = arguments.nproc_per_node or ""
+    numbers = text.split(",")
     if len({*numbers}) < 2 or not all(number.isdecimal() and int(number) for number in numbers):
-        what = f"--nproc-per-node {asked}: not two or more numbers of processes"
+        what = f"--nproc-per-node {text}: not two or more numbers of processes"
         raise InputError(what, "--nproc-per-node 1,2,4")
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)  # ends the run, as Ctrl-C does

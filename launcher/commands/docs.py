@@ -1,4 +1,4 @@
-"""``docs``: a page of the documentation, or a section; ``schema``: the job file's JSON Schema."""
+"""``docs``: a page of the documentation, a section, or the job file's JSON Schema."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 def docs(arguments: argparse.Namespace) -> tuple[str, int]:
     """The text of the page or section, or a list of all pages; and the exit code."""
+    if arguments.page == "schema":
+        return render_schema(), 0
     pages = {
         path.relative_to(PAGES).with_suffix("").as_posix(): path.read_text("utf-8")
         for path in sorted(PAGES.rglob("*.md"))
@@ -37,11 +39,6 @@ def docs(arguments: argparse.Namespace) -> tuple[str, int]:
     raise InputError(
         f"{arguments.page}: no such page or section", f"{fix}{typed.command('docs')} lists them"
     )
-
-
-def schema(_: argparse.Namespace) -> tuple[str, int]:
-    """The schema, and the exit code."""
-    return render_schema(), 0
 
 
 def _sections(page: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""``hold`` and ``release``: nodes that wait for runs."""
+"""``hold``: nodes that wait for runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import sys
 
 from launcher.api import launch
 from launcher.api.holding import check_name, wait_ready, write_job
-from launcher.api.holding import release as release_hold
 from launcher.api.planning import plan_job
-from launcher.commands.arguments import open_named, rooms_of_runs, run_root
+from launcher.commands.arguments import open_named, run_root
 from launcher.commands.job_named import read_job
 from launcher.commands.run import create_told
-from launcher.commands.runs import find
 from launcher.contract import typed
 from launcher.follow.console import Console
 from launcher.plan.agent_task import Purpose
@@ -32,13 +30,7 @@ def hold(arguments: argparse.Namespace) -> None:
         launch.follow_in_background(run, planned.plan, planned.choice.target, console.note)
         wait_ready(run)
     use = typed.command("run", "train.py", "--in", arguments.name)
-    end = typed.command("release", arguments.name)
+    end = typed.command("stop", arguments.name)
     limit = f"after {arguments.idle_limit / 60:g} min without a run"
     console.note(f"{arguments.name} is ready: {use}; it ends {limit}, or by: {end}")
     print(run.run_id, flush=True)
-
-
-def release(arguments: argparse.Namespace) -> None:
-    """Ends a hold."""
-    name = find(arguments).run_id if rooms_of_runs(arguments) else arguments.run
-    print(release_hold(run_root(arguments), name), file=sys.stderr)

@@ -15,6 +15,15 @@ CALLED_HERE = {
 """Options of other programs, written with ``-`` in the place of ``_``."""
 DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
 """Beginnings of torchrun's options that the launcher decides."""
+GONE = {
+    "env": "node JOB on each node, where people or another program start the nodes",
+    "init": "import SCRIPT -o job.yaml",
+    "play": "import JOB.yaml -o job.yaml, which runs --on docker too",
+    "release": "stop NAME, which ends a hold",
+    "schema": "docs schema",
+    "shell": "exec RUN --node N, which opens a terminal where no program is named",
+}
+"""Commands of earlier versions: what to type in their place."""
 
 
 def find_habit(words: Sequence[str], takes_training: Sequence[str]) -> tuple[str, list[str]]:

@@ -14,12 +14,12 @@ from launcher.contract.errors import TargetError
 def profile(arguments: argparse.Namespace) -> None:
     """Prints the files that were written, and why others were not."""
     run = find(arguments)
-    told = take_profile(run, SystemClock(), steps=arguments.steps, seconds=arguments.seconds)
-    for rank, path in sorted(told.files.items()):
+    profiles = take_profile(run, SystemClock(), steps=arguments.steps, seconds=arguments.seconds)
+    for rank, path in sorted(profiles.files.items()):
         print(f"rank {rank}: {path}")
-    why = [f"rank {rank}: {said}" for rank, said in sorted(told.missing.items())]
-    why += [f"node {index}: {said}" for index, said in sorted(told.silent.items())]
-    if not told.files:
+    why = [f"rank {rank}: {reason}" for rank, reason in sorted(profiles.missing.items())]
+    why += [f"node {index}: {reason}" for index, reason in sorted(profiles.silent.items())]
+    if not profiles.files:
         raise TargetError(
             f"no rank of {run.run_id} was profiled: {'; '.join(why) or 'no worker has begun'}"
         )

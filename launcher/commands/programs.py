@@ -1,4 +1,4 @@
-"""``exec`` and ``shell``: programs in the nodes of a run."""
+"""``exec``: a program in the nodes of a run, or a terminal in one of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.api.programs import plan_shell, run_in_nodes
 from launcher.commands.runs import find
@@ -15,11 +16,9 @@ from launcher.targets import children
 
 
 def exec_in(arguments: argparse.Namespace) -> int:
-    """Runs a program in all nodes, or in one."""
+    """Runs a program in all nodes, or in one; without a program, goes on as a shell in one."""
     if not arguments.extra:
-        raise InputError(
-            "exec: which program?", typed.command("exec", arguments.run, "--", "nvidia-smi")
-        )
+        _open_terminal(arguments)
 
     def show(index: int, line: str) -> None:
         # In one call, as other threads write the lines of other nodes.
@@ -33,9 +32,11 @@ def exec_in(arguments: argparse.Namespace) -> int:
     return max(codes.values())
 
 
-def shell(arguments: argparse.Namespace) -> int:
-    """Goes on as a shell in a node."""
-    words = plan_shell(find(arguments), arguments.node)
+def _open_terminal(arguments: argparse.Namespace) -> NoReturn:
+    if not sys.stdin.isatty():
+        what = "exec: which program? Without one it opens a terminal, and stdin is none"
+        raise InputError(what, typed.command("exec", arguments.run, "--", "nvidia-smi"))
+    words = plan_shell(find(arguments), arguments.node or 0)
     try:
         children.become(words, cwd=str(Path.cwd()), env=os.environ)
     except FileNotFoundError:

@@ -34,7 +34,7 @@ def report(arguments: argparse.Namespace) -> None:
     reports = [report_run(run, SystemClock().wall()) for run in runs]
     if arguments.html:
         sides = [*map(_read_side, runs, reports)]
-        courses = {told.run_id: told.goodput for told in reports if told.goodput}
+        courses = {each.run_id: each.goodput for each in reports if each.goodput}
         pictures = [draw_course(courses, by=by) for by in ("time", "samples")]
         # Without pictures, one reason is shown once.
         write_page(arguments.html, render_page(sides, list(dict.fromkeys(pictures))))
@@ -56,11 +56,11 @@ def _find(arguments: argparse.Namespace) -> RunFolder:
         raise
 
 
-def _read_side(run: RunFolder, told: Postmortem) -> Particulars:
-    nodes = {n.node_index: f"{n.state}: {n.detail}" for n in told.nodes if n.state and n.detail}
-    verdict = decide_verdict(read_run(run, state=told.state, nodes=nodes))
+def _read_side(run: RunFolder, report: Postmortem) -> Particulars:
+    nodes = {n.node_index: f"{n.state}: {n.detail}" for n in report.nodes if n.state and n.detail}
+    verdict = decide_verdict(read_run(run, state=report.state, nodes=nodes))
     shown = render_verdict(verdict) if verdict.certainty else ""
-    return read_particulars(run, told, shown, draw_lives(told))
+    return read_particulars(run, report, shown, draw_lives(report))
 
 
 def write_page(path: str, page: str) -> None:

@@ -168,9 +168,9 @@ def _note_after_start(planned_run: PlannedRun, runs: Path, note: Callable[[str],
     script = Path(job.workdir or "", job.command[0])
     if script.suffix == ".py" and (found := glance_at(script)):
         errors = sum(breach.rule.severity == ERROR for breach in found)
-        told = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
-        told += f", of which {errors} may fail or hang" if errors else ""
-        note(f"{told}: {typed.command('check', str(script))}")
+        summary = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
+        summary += f", of which {errors} may fail or hang" if errors else ""
+        note(f"{summary}: {typed.command('check', str(script))}")
 
 
 def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher.api.choose_target import room_of, rooms
-from launcher.api.holding import find_hold
+from launcher.api.holding import find_hold, release
 from launcher.api.listing import (
     describe_none,
     find_elsewhere,
@@ -35,6 +35,8 @@ from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.protocol import LATEST_LINK
 from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder, find_run
+from launcher.runs.summary import render_headline
+from launcher.targets.hold import is_hold
 
 PAGE_FILE = "report.html"
 """The page in a run's folder to which the index of ``ps --html`` links."""
@@ -111,20 +113,23 @@ def logs(arguments: argparse.Namespace) -> int:
     outcome = read_state(run, run.read_plan())[1] if arguments.follow else None
     if outcome is None or outcome.exit_code == ExitCode.OK:
         return 0
-    ended = f"{outcome.state}, {outcome.cause}, exit code {outcome.exit_code}"
-    told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
-    print(told, file=sys.stderr)
+    report = typed.command("report", run.run_id)
+    print(f"launcher: {render_headline(outcome)}; see: {report}", file=sys.stderr)
     return outcome.exit_code
 
 
 def stop(arguments: argparse.Namespace) -> None:
-    """Ends a run."""
+    """Ends a run; a hold by its name only if no run uses it, by its id in any case."""
     run, others = _find_to_stop(arguments)
-    said = stop_run(run, arguments.grace, keep=arguments.keep)
-    print(said, file=sys.stderr)
+    plan = run.read_plan()
+    if is_hold(plan) and arguments.run == plan.job_name and run.read_outcome() is None:
+        done = release(run_root(arguments), run.run_id, arguments.grace)
+    else:
+        done = stop_run(run, arguments.grace, keep=arguments.keep)
+    print(done, file=sys.stderr)
     for other in others:
-        told = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"
-        print(told, file=sys.stderr)
+        line = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"
+        print(line, file=sys.stderr)
 
 
 def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
@@ -139,8 +144,8 @@ def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFol
 
 def scale(arguments: argparse.Namespace) -> None:
     """Changes the number of nodes of a run."""
-    said = scale_run(find(arguments), arguments.nodes)
-    print(said, file=sys.stderr)
+    done = scale_run(find(arguments), arguments.nodes)
+    print(done, file=sys.stderr)
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:

@@ -15,11 +15,11 @@ from launcher.contract.errors import TargetError
 def stacks(arguments: argparse.Namespace) -> None:
     """Shows the stacks of all ranks, and which rank is missing in a collective."""
     run = find(arguments)
-    told = take_stacks(run, SystemClock(), rank=arguments.rank, native=arguments.native)
+    report = take_stacks(run, SystemClock(), rank=arguments.rank, native=arguments.native)
     if arguments.json:
-        print(json.dumps(told.to_jsonable(), indent=2))
+        print(json.dumps(report.to_jsonable(), indent=2))
     else:
-        sys.stdout.write(render_stacks(told, all_threads=arguments.all_threads))
-    if not told.looks:
-        why = "; ".join(f"node {index}: {said}" for index, said in told.silent.items())
+        sys.stdout.write(render_stacks(report, all_threads=arguments.all_threads))
+    if not report.looks:
+        why = "; ".join(f"node {index}: {reason}" for index, reason in report.silent.items())
         raise TargetError(f"no node of {run.run_id} answered: {why or 'no node is running'}")

@@ -17,7 +17,6 @@ from launcher.commands.options import (
     add_clean,
     add_job,
     add_job_file,
-    add_place,
     add_run,
     add_target,
 )
@@ -45,7 +44,8 @@ launcher docs trainers"""
 OF_HOLD = """A job gives the hold its resources, and what it imports beforehand (agent.preload); its
 command is not run. Then, as often as you like: launcher run train.py --in NAME.
 launcher docs interactive"""
-OF_EXEC = """Each line has the prefix [node]; the exit code is the highest of the nodes. Into
+OF_EXEC = """Each line has the prefix [node]; the exit code is the highest of the nodes. Without a
+program it opens a terminal in node 0, or in --node. Into
 containers it goes by docker exec, into pods by kubectl exec, to Slurm's nodes by a step.
 launcher docs interactive"""
 OF_BUILD = """The tag goes to stdout, all else to stderr. The requirements are those beside the
@@ -125,11 +125,6 @@ def _add_to_hold(hold: ArgumentParser) -> None:
         metavar="S",
         help="seconds without a run after which it ends (default: 1800)",
     )
-
-
-def _add_to_release(release: ArgumentParser) -> None:
-    release.add_argument("run", metavar="NAME", help="of the hold")
-    add_place(release)
 
 
 def _add_to_render(render: ArgumentParser) -> None:
@@ -249,16 +244,9 @@ def _add_to_stacks(stacks: ArgumentParser) -> None:
 
 def _add_to_exec(command: ArgumentParser) -> None:
     add_run(command)
-    command.usage = f"{command.prog} [RUN] [options] -- PROGRAM [arguments]"
+    command.usage = f"{command.prog} [RUN] [options] [-- PROGRAM [arguments]]"
     command.epilog = OF_EXEC
     command.add_argument("--node", type=natural, metavar="N", help="in one node alone (0-based)")
-
-
-def _add_to_shell(shell: ArgumentParser) -> None:
-    add_run(shell)
-    shell.add_argument(
-        "node", type=natural, metavar="NODE", nargs="?", default=0, help="0-based (default: 0)"
-    )
 
 
 def _add_to_profile(profile: ArgumentParser) -> None:
@@ -291,7 +279,10 @@ def _add_to_logs(logs: ArgumentParser) -> None:
 
 def _add_to_stop(stop: ArgumentParser) -> None:
     add_run(stop)
-    stop.epilog = "Without RUN: the newest run that goes on; the others that go on are named."
+    stop.epilog = (
+        "Without RUN: the newest run that goes on; the others that go on are named. A hold ends by"
+        " its name unless a run uses it, by its id in any case."
+    )
     stop.add_argument(
         "--grace",
         type=seconds,
@@ -321,16 +312,6 @@ def _add_to_doctor(doctor: ArgumentParser) -> None:
     doctor.add_argument("--json", action="store_true")
 
 
-def _add_to_env(env: ArgumentParser) -> None:
-    add_job_file(env, optional=True)
-    env.add_argument(
-        "--join", metavar="RUN", help="instead of a job: a script that adds a node to this run"
-    )
-    env.add_argument("--node-rank", type=natural, default=0, metavar="N", help="this node, 0-based")
-    env.add_argument("--rdzv-endpoint", metavar="HOST[:PORT]", help="where all nodes reach node 0")
-    env.add_argument("--local-addr", metavar="HOST", help="where the others reach this node")
-
-
 def _add_to_check(check: ArgumentParser) -> None:
     check.add_argument(
         "files",
@@ -343,23 +324,20 @@ def _add_to_check(check: ArgumentParser) -> None:
 
 def _add_to_import(imports: ArgumentParser) -> None:
     imports.epilog = OF_IMPORT
-    imports.usage = f"{imports.prog} FILE [-o job.yaml] [-- train.py ARGUMENTS], or -- LAUNCH LINE"
+    imports.usage = (
+        f"{imports.prog} FILE [-o job.yaml] [-- train.py ARGUMENTS], or SCRIPT [-- ARGUMENTS], or"
+        " -- LAUNCH LINE"
+    )
     imports.add_argument(
-        "file", metavar="FILE", nargs="?", help="a file, a quoted line, or - (stdin)"
+        "file", metavar="FILE", nargs="?", help="a script or file, a quoted line, or - (stdin)"
     )
     imports.add_argument("-o", "--output", metavar="FILE", help="write it, where no such file is")
 
 
-def _add_to_init(init: ArgumentParser) -> None:
-    init.usage = f"{init.prog} train.py [-o job.yaml] [-- ARGUMENTS]"
-    init.add_argument("script", metavar="SCRIPT", help="the script that trains")
-    init.add_argument(
-        "-o", "--output", metavar="FILE", default="job.yaml", help="a new file (default: job.yaml)"
-    )
-
-
 def _add_to_docs(docs: ArgumentParser) -> None:
-    docs.add_argument("page", metavar="NAME", nargs="?", help="none: a list")
+    docs.add_argument(
+        "page", metavar="NAME", nargs="?", help="none: a list; schema: the job file's JSON Schema"
+    )
 
 
 def _add_to_completion(parser: ArgumentParser) -> None:
@@ -369,7 +347,6 @@ def _add_to_completion(parser: ArgumentParser) -> None:
 COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     ("run", "run:run", "start a job, follow it, exit with its outcome", _add_to_run),
     ("hold", "hold:hold", "keep nodes with torch imported, for runs to come", _add_to_hold),
-    ("release", "hold:release", "end a hold", _add_to_release),
     ("render", "render:render", "print what would be run, and do nothing", _add_to_render),
     (
         "node",
@@ -411,8 +388,12 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "show where all ranks of a run stand, and which one the others wait for",
         _add_to_stacks,
     ),
-    ("exec", "programs:exec_in", "run a program in the nodes of a run", _add_to_exec),
-    ("shell", "programs:shell", "open a terminal in a node of a run", _add_to_shell),
+    (
+        "exec",
+        "programs:exec_in",
+        "run a program in the nodes of a run, or open a terminal in one",
+        _add_to_exec,
+    ),
     (
         "profile",
         "profile:profile",
@@ -429,16 +410,9 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         _add_to_doctor,
     ),
     (
-        "env",
-        "env:env",
-        'print a node\'s settings for a shell: eval "$(launcher env ...)"',
-        _add_to_env,
-    ),
-    ("init", "imports:init", "write a job file for a script", _add_to_init),
-    (
         "import",
         "imports:import_job",
-        "print the job file for a launch line, a batch script, a PyTorchJob or a config",
+        "print the job file for a script, a launch line, a batch script, a PyTorchJob or a config",
         _add_to_import,
     ),
     (
@@ -450,10 +424,9 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     (
         "docs",
         "docs:docs",
-        "print a page of the documentation, or a section of one, such as a cause of why",
+        "print a page of the documentation, a section of one, such as a cause of why, or schema",
         _add_to_docs,
     ),
-    ("schema", "docs:schema", "print the job file's JSON Schema", lambda parser: None),
     (
         "completion",
         "completion:completion",

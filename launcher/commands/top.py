@@ -18,8 +18,8 @@ def top(arguments: argparse.Namespace) -> None:
     has_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
     if arguments.json or not has_terminal:
         seen = read_snapshot(run, SystemClock().wall())
-        told = json.dumps(seen.to_jsonable(), indent=2) if arguments.json else render_snapshot(seen)
-        print(told)
+        text = json.dumps(seen.to_jsonable(), indent=2) if arguments.json else render_snapshot(seen)
+        print(text)
         return
     run.read_plan()
     # Imported only to be shown: most machines never show a screen.

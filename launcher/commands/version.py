@@ -30,5 +30,5 @@ def find_commit() -> str:
     checkout = PACKAGE.parent
     is_own = (checkout / "pyproject.toml").exists() and (checkout / ".git").exists()
     # Changed files are not looked for: git would read each, which takes as long as all else.
-    told = read_git(checkout, *HEAD) if is_own else None
-    return f"{told.decode().strip()}, in a checkout" if told else "unknown"
+    head = read_git(checkout, *HEAD) if is_own else None
+    return f"{head.decode().strip()}, in a checkout" if head else "unknown"

@@ -20,11 +20,11 @@ STDIN = "-"
 
 def why(arguments: argparse.Namespace) -> None:
     """Tells why a run failed or stands still."""
-    told = decide_verdict(_read(arguments))
+    verdict = decide_verdict(_read(arguments))
     if arguments.json:
-        print(json.dumps(told.to_jsonable(), indent=2))
+        print(json.dumps(verdict.to_jsonable(), indent=2))
     else:
-        sys.stdout.write(render_verdict(told, evidence=arguments.evidence))
+        sys.stdout.write(render_verdict(verdict, evidence=arguments.evidence))
 
 
 def _read(arguments: argparse.Namespace) -> Evidence:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import NodePlan
+from launcher.contract.protocol import LOOPBACK
 from launcher.contract.records import dump_record, parse_text
 
 SCHEMA = 1
@@ -67,7 +68,7 @@ class AgentSettings:
     hang_max_s: float = HANG_MAX_S
     """The limit never grows beyond this; workers that compute are left alone until then."""
     gpu_free_limit_s: float = GPU_FREE_LIMIT_S
-    health_host: str = "127.0.0.1"
+    health_host: str = LOOPBACK
     health_port: int | None = None
     """None: no health server. 0: any free port, named in the log."""
     tee: bool = True

@@ -162,9 +162,9 @@ def tell_briefly(one: RankLook, stacks: RankStacks) -> str:
 
 def hear_look(console: str) -> tuple[ToldLook, ...]:
     """What a node's console says of its workers before a stop. Pure."""
-    told = re.findall(rf"\] {STANDS}(\{{.*\}})$", console, re.MULTILINE)
+    texts = re.findall(rf"\] {STANDS}(\{{.*\}})$", console, re.MULTILINE)
     with contextlib.suppress(ValueError):
-        return tuple(parse_record(ToldLook, json.loads(text)) for text in told)
+        return tuple(parse_record(ToldLook, json.loads(text)) for text in texts)
     return ()
 
 

@@ -100,6 +100,9 @@ STOP_FILE = "LAUNCHER_STOP_FILE"
 """Path of a file in a folder that all nodes see. Once it holds a reason, a value of
 ``causes.Cause``, the agent stops its node as for a signal. An empty file asks for nothing."""
 
+LOOPBACK = "127.0.0.1"
+"""Where processes of one machine meet; on no network."""
+
 # -- paths inside a container --------------------------------------------------------------
 CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 ABOUT_RUNS = (
-    *("logs", "status", "stop", "scale", "report", "stacks", "why", "ps", "exec", "shell"),
+    *("logs", "status", "stop", "scale", "report", "stacks", "why", "ps", "exec"),
     *("top", "profile", "clean"),
 )
 """Commands that look for runs: they take the options by which this call found its runs."""

@@ -172,8 +172,8 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
     xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
     if xids:
         # The log goes back to the boot: a GPU that was reset since then may be sound again.
-        told = f"{found}, XID {', '.join(xids)} in the kernel's log"
-        return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
+        what = f"{found}, XID {', '.join(xids)} in the kernel's log"
+        return warning("GPU", place, what, f"dmesg -T | grep Xid there; if it is new: {fix}")
     if gpu.memory_used.isdigit() and int(gpu.memory_used) > 500:
         return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, found)

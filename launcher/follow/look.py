@@ -76,9 +76,9 @@ def keep_look(run: RunFolder, index: int, id: str, files: Mapping[str, str]) -> 
 
 def _explain(silent: Mapping[int, Path]) -> dict[int, str]:
     """Why nodes did not answer. Withdraws the requests: nobody needs a later answer."""
-    told = {}
+    reasons = {}
     for index, folder in silent.items():
         (folder / look.LOOK_REQUEST).unlink(missing_ok=True)
         has_begun = any(folder.glob("attempt-*/*"))
-        told[index] = NO_ANSWER if has_begun else NOT_STARTED
-    return told
+        reasons[index] = NO_ANSWER if has_begun else NOT_STARTED
+    return reasons

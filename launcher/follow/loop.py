@@ -280,8 +280,8 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
     nodes = read_node_outcomes(run, plan) if plan.agent is not None else ()
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
     end = judge_run(seen, nodes, first, limit)
-    detail, told = plan.tell_outside(end.detail), {node.cause for node in nodes}
-    if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in told:
+    detail, causes = plan.tell_outside(end.detail), {node.cause for node in nodes}
+    if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in causes:
         # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
     finished_at = end.finished_at or now
@@ -320,9 +320,9 @@ def _judge(run: RunFolder, outcome: Outcome) -> str:
         from launcher.verdict.evidence import read_run
         from launcher.verdict.verdict import OF_STOP, decide_verdict, render_line
 
-        told = decide_verdict(read_run(run, outcome))
-        is_stop = outcome.state == RunState.STOPPED.value and told.cause in OF_STOP
-        return "" if is_stop else render_line(told)
+        verdict = decide_verdict(read_run(run, outcome))
+        is_stop = outcome.state == RunState.STOPPED.value and verdict.cause in OF_STOP
+        return "" if is_stop else render_line(verdict)
     except Exception as error:
         # Scripts may write anything, but a run's end must be recorded all the same.
         return f"no verdict: {type(error).__name__}: {error}"

@@ -23,8 +23,8 @@ have come back by scaling; absent if no size was asked for."""
 
 def request_stop(run: RunFolder, *, keep: bool) -> None:
     """Asks the launcher to end the run. The launcher leaves the request in place."""
-    said = KEEP if keep else "stop requested by launcher stop\n"
-    write_atomically(run.path / protocol.STOP_RUN_FILE, said)
+    text = KEEP if keep else "stop requested by launcher stop\n"
+    write_atomically(run.path / protocol.STOP_RUN_FILE, text)
 
 
 def is_stop_requested(run: RunFolder) -> bool:
@@ -70,8 +70,8 @@ def write_size(run: RunFolder, nodes: int) -> None:
     """Remembers the size that the run is meant to have."""
     before = _read_number(run.path / SCALE_FILE, "nodes")
     back = 0 if before is None else max(0, nodes - before)
-    told = {"nodes": nodes, "returned": count_returned(run) + back}
-    write_atomically(run.path / SCALE_FILE, json.dumps(told))
+    record = {"nodes": nodes, "returned": count_returned(run) + back}
+    write_atomically(run.path / SCALE_FILE, json.dumps(record))
 
 
 def count_returned(run: RunFolder) -> int:

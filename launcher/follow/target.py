@@ -111,10 +111,6 @@ class Artifact(Protocol):
         """A script that does what ``submit`` does; with ``embed`` it contains the agent."""
         ...
 
-    def shell_to_join(self) -> str:
-        """Lines that start only these nodes, if the run's files are there already."""
-        return self.shell()
-
 
 class Driver(Protocol):
     """Keeps one run going, a turn at a time. ``Follower`` calls it and shows the output."""

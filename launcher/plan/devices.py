@@ -61,16 +61,16 @@ def _share(
     job: JobSpec, facts: TargetFacts, machine: MachineFacts, count: int
 ) -> tuple[NodeDevices, ...]:
     """The ``count`` nodes of one machine."""
-    wanted, asked, ids = job.nproc_per_node, job.resources.gpus, machine.device_ids
+    wanted, wanted_gpus, ids = job.nproc_per_node, job.resources.gpus, machine.device_ids
     if ids is None or facts.accelerator == "cpu":
         _check_no_gpus_wanted(job, facts, machine)
         cores = machine.cpu_workers
-        workers = cores if wanted == "cpu" else asked or max(1, cores // count)
+        workers = cores if wanted == "cpu" else wanted_gpus or max(1, cores // count)
         workers = wanted if isinstance(wanted, int) else workers
         return (NodeDevices(nproc_per_node=workers, device_ids=()),) * count
-    number = machine.cpu_workers if wanted == "cpu" else asked or len(ids) // count
+    number = machine.cpu_workers if wanted == "cpu" else wanted_gpus or len(ids) // count
     workers = wanted if isinstance(wanted, int) else number
-    gpus = asked or workers
+    gpus = wanted_gpus or workers
     if gpus * count > len(ids) or workers == 0:
         free, gpus = len(ids), max(gpus, 1)
         fix = f"lower nproc_per_node or resources.gpus to {free}, or wait for the others"
@@ -82,15 +82,17 @@ def _share(
         else:
             what = f"{count} nodes of {gpus} GPUs need {count * gpus}, but this machine has {free}"
             fix = "lower nnodes, nproc_per_node or resources.gpus: nodes never share a GPU"
-        raise KeyInputError(("resources", "gpus") if asked else ("nproc_per_node",), what, fix)
+        raise KeyInputError(
+            ("resources", "gpus") if wanted_gpus else ("nproc_per_node",), what, fix
+        )
     shares = (ids[index * gpus : (index + 1) * gpus] for index in range(count))
     return tuple(NodeDevices(nproc_per_node=workers, device_ids=share) for share in shares)
 
 
 def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> None:
     """Raises ``KeyInputError`` if a job asks for GPUs of a machine that has none."""
-    where, asked = machine.name or f"target {facts.target}", job.resources.gpus
-    if machine.device_ids is None and asked:
+    where, wanted_gpus = machine.name or f"target {facts.target}", job.resources.gpus
+    if machine.device_ids is None and wanted_gpus:
         return
     if job.nproc_per_node == "gpu":
         raise KeyInputError(
@@ -98,10 +100,10 @@ def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFact
             f"gpu, but {where} has no GPU",
             "set nproc_per_node to a number of processes, or run where GPUs are",
         )
-    if asked:
+    if wanted_gpus:
         raise KeyInputError(
             ("resources", "gpus"),
-            f"{asked} on each node, but {where} has no GPU that the job could use",
+            f"{wanted_gpus} on each node, but {where} has no GPU that the job could use",
             "--set resources.gpus=0 to train on the CPU, or run where GPUs are",
         )
 

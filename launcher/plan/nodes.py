@@ -11,13 +11,20 @@ from launcher.contract.node_plan import Elastic, Env, Mount, NodePlan, place_nod
 from launcher.plan.devices import NodeDevices
 from launcher.plan.rendezvous import backend_of, endpoint_of, plan_rendezvous
 from launcher.plan.target_facts import Folders, MachineFacts, NodeFacts, TargetFacts
-from launcher.plan.torchrun import ENVIRONMENT, parse_torch_version
+from launcher.plan.torchrun import parse_torch_version
 
 if TYPE_CHECKING:
     from launcher.code.place import CodePlace
     from launcher.job.spec import JobSpec
 
-LOCAL_ADDR = "127.0.0.1"
+ENVIRONMENT: Env = (
+    # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
+    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
+    # torchrun sets it only for several workers, so that a shrink to one would change results.
+    ("OMP_NUM_THREADS", "1"),
+    ("PYTHONUNBUFFERED", "1"),
+)
+"""Variables against hangs and differences that were measured; the job's ``env`` may overrule."""
 
 
 class NodePlanner:
@@ -51,9 +58,9 @@ class NodePlanner:
         self._place = place if self.folders(0).code else None
         self._command = (*(self._place or job).command, *extra_args)
         # A run of one node under the agent uses its own loopback for the rendezvous.
-        alone = LOCAL_ADDR if job.uses_agent and job.nnodes.max == 1 else None
+        alone = protocol.LOOPBACK if job.uses_agent and job.nnodes.max == 1 else None
         # MASTER_ADDR of a static job; the rendezvous host of any other.
-        self._master_addr = alone or facts.rdzv_host or self._address(0)
+        self._master_addr = alone or self._address(0)
 
     def plan(self, index: int, devices: NodeDevices) -> NodePlan:
         """One node's first incarnation."""
@@ -122,9 +129,9 @@ class NodePlanner:
     def _address(self, index: int) -> str:
         if given := self._machine(index).address:
             return given
-        # A lone node meets itself; a container name would need a resolver for nothing.
+        # The only node of a run needs no name: a container's would have to be resolved.
         alone = self._job.nnodes.max == 1
-        return self._name(index) if self._in_container and not alone else LOCAL_ADDR
+        return self._name(index) if self._in_container and not alone else protocol.LOOPBACK
 
     def _env_of_place(self, interface: str | None) -> Env:
         facts, env = self._facts, dict[str, str]()

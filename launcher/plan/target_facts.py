@@ -102,8 +102,8 @@ def describe_ignored(environ: Mapping[str, str]) -> str | None:
     names += [_SHARES_STORE] if environ.get(_SHARES_STORE, "1") != "1" else []
     if not names:
         return None
-    told = f"{', '.join(names)} of this shell {'do' if len(names) > 1 else 'does'} not count"
-    return f"{told}: the launcher sets what each worker needs (docs/worker-environment.md)"
+    what = f"{', '.join(names)} of this shell {'do' if len(names) > 1 else 'does'} not count"
+    return f"{what}: the launcher sets what each worker needs (docs/worker-environment.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +129,6 @@ class TargetFacts:
     cwd: str
     ports: tuple[int, ...] = ()
     """Free TCP ports: the rendezvous', then those of stores that take over on the same machine."""
-    rdzv_host: str | None = None
-    """Where nodes meet, if not at node 0's own address."""
     shares_storage: bool = True
     """Whether all nodes see the same checkpoint folder."""
     terminal: bool = False

@@ -46,13 +46,8 @@ def as_flags(options: Env) -> tuple[str, ...]:
     return tuple(f"--{dest.replace('_', '-')}={value}" for dest, value in options)
 
 
-def as_variables(options: Env) -> Env:
-    """``PET_RDZV_BACKEND=c10d`` and so on; torchrun prefers a flag to its variable."""
-    return tuple((f"PET_{dest.upper()}", value) for dest, value in options)
-
-
 def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Env:
-    """torchrun's options for one node, by torchrun's names; they can be flags or variables."""
+    """torchrun's options for one node, by torchrun's names."""
     several = node.max_nodes > 1
     nnodes = (
         str(node.max_nodes)
@@ -94,16 +89,6 @@ def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: i
     if torch_version >= (2, 12):
         options.append(("shutdown_timeout", str(stop_grace_s)))
     return tuple(options)
-
-
-ENVIRONMENT: Env = (
-    # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
-    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
-    # torchrun sets it only for several workers, so that a shrink to one would change results.
-    ("OMP_NUM_THREADS", "1"),
-    ("PYTHONUNBUFFERED", "1"),
-)
-"""Variables against hangs and differences that were measured; the job's ``env`` may overrule."""
 
 
 def describe_loss(plan: LaunchPlan) -> str:

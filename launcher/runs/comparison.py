@@ -38,8 +38,8 @@ class Curve:
 
 def measure_curve(name: str, events: Sequence[LedgerEvent]) -> Curve | None:
     """From the events of all ranks, with LEDGER_EVERY_STEP; None if they report no step."""
-    told = sorted((event for event in events if event.name == "progress"), key=lambda e: e.at)
-    lead = [event for event in told if event.values["rank"] == 0]
+    progress = sorted((event for event in events if event.name == "progress"), key=lambda e: e.at)
+    lead = [event for event in progress if event.values["rank"] == 0]
     if not lead:
         return None
     samples: Counter[int] = Counter()
@@ -48,7 +48,7 @@ def measure_curve(name: str, events: Sequence[LedgerEvent]) -> Curve | None:
     seen = accumulate(count or 1 for _, count in sorted(samples.items()))
     at = dict(zip(sorted(samples), seen, strict=True))
     losses: dict[int, list[float]] = {}
-    for event in told:
+    for event in progress:
         if event.values["step"] in at and event.values["loss"] is not None:
             losses.setdefault(at[event.values["step"]], []).append(event.values["loss"])
     spent_s = lead[-1].at - lead[0].at - sum(event.values["save_stall_s"] for event in lead[1:])

@@ -79,10 +79,10 @@ def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     if before_s < -5.0:
         return failed
     how = "hung" if first.cause is Cause.HANG else "failed"
-    said = (
+    what = (
         f"it had ended with exit code 0, {max(0.0, before_s):.1f} s before rank {first.rank} {how}"
     )
-    return (replace(left, cause=Cause.EXITED_EARLY, exception=said), *failed)
+    return (replace(left, cause=Cause.EXITED_EARLY, exception=what), *failed)
 
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:

@@ -60,12 +60,12 @@ def find_heals(events: Iterable[LedgerEvent]) -> tuple[Heal, ...]:
         if agent in members and event.values.get("cause") != "completed"
     }
     heals: list[Heal] = []
-    for told in found.values():
-        losses = [each.at for _, since in told for each in since if not _is_join(each)]
+    for group in found.values():
+        losses = [each.at for _, since in group for each in since if not _is_join(each)]
         # Each agent writes at each heal: who was silent by then was lost before it.
         silent = {one for one in gone if one[0] < min(losses, default=0.0)}
         gone -= silent
-        heals.append(_describe(told, sorted({node for _, node in silent})))
+        heals.append(_describe(group, sorted({node for _, node in silent})))
     return tuple(heals)
 
 
@@ -74,26 +74,26 @@ def _is_join(event: LedgerEvent) -> bool:
 
 
 def _describe(
-    told: Sequence[tuple[LedgerEvent, Sequence[LedgerEvent]]], silent: Sequence[int]
+    group: Sequence[tuple[LedgerEvent, Sequence[LedgerEvent]]], silent: Sequence[int]
 ) -> Heal:
     """``told``: what each agent wrote when it healed, and since its last heal."""
-    healed, events = max(told, key=lambda one: len(one[1]))
+    healed, events = max(group, key=lambda one: len(one[1]))
     met = [each.values for each in events if each.name == "met-again"]
     cause = next((one["cause"] for one in met if one["cause"] != JOINED), JOINED)
     nodes = ", ".join(f"node {index}" for index in silent)
     with_it = f", and {nodes} with it" if nodes else ""
-    said = [
+    details = [
         each.values["detail"] + with_it * (each.name == "store-lost")
         for each in events
         if each.name != "met-again"
     ]
     return Heal(
-        at=max(event.at for event, _ in told),
+        at=max(event.at for event, _ in group),
         cause=cause,
         step=healed.values["step"],
         num_nodes=met[-1]["world_size"],
-        paused_s=round(max(event.values["paused_s"] for event, _ in told), 3),
-        what="; ".join(said) or _WORDS.get(cause, "{} was lost").format(nodes or "a node"),
+        paused_s=round(max(event.values["paused_s"] for event, _ in group), 3),
+        what="; ".join(details) or _WORDS.get(cause, "{} was lost").format(nodes or "a node"),
     )
 
 
@@ -102,14 +102,14 @@ _WORDS = {JOINED: "a node joined", "left": "{} left", "fault": "a worker failed"
 
 def find_survived(events: Iterable[LedgerEvent]) -> frozenset[str]:
     """What agents said of losses from which their workers went on."""
-    survived, told = set[str](), defaultdict[tuple[int, int], set[str]](set)
+    survived, open_losses = set[str](), defaultdict[tuple[int, int], set[str]](set)
     for event in events:
         agent = (event.node_index, event.incarnation)
         if event.name in ("node-lost", "store-lost"):
-            told[agent].add(str(event.values.get("detail")))
+            open_losses[agent].add(str(event.values.get("detail")))
         elif event.name == "healed":
-            survived |= told.pop(agent, set())
-    return frozenset(survived.difference(*told.values()))
+            survived |= open_losses.pop(agent, set())
+    return frozenset(survived.difference(*open_losses.values()))
 
 
 def tell_heals(heals: Iterable[Heal]) -> Mapping[str, str]:
@@ -117,7 +117,7 @@ def tell_heals(heals: Iterable[Heal]) -> Mapping[str, str]:
     pauses: dict[str, list[float]] = defaultdict(list)
     for heal in heals:
         pauses["joined" if heal.cause == JOINED else "healed"].append(heal.paused_s)
-    return {name: _WHAT[name] + _tell_pauses(told) for name, told in sorted(pauses.items())}
+    return {name: _WHAT[name] + _tell_pauses(pauses_s) for name, pauses_s in sorted(pauses.items())}
 
 
 _WHAT = {"healed": "without a restart ", "joined": "by newcomers "}

@@ -91,7 +91,12 @@ class Outcome(Ending):
         """Whose mistake a failed run is; None for others."""
         return self.cause.ends.whose if self.state == RunState.FAILED else None
 
+    @property
+    def clock_offsets_s(self) -> Mapping[str, float]:
+        """How far the clocks of the failed workers' hosts are ahead of the launcher's."""
+        return self.failure.clock_offsets_s if self.failure else {}
+
     def to_jsonable(self) -> dict[str, object]:
         """Plain data, with what follows from the cause and the times."""
-        told = {"state": self.state, "exit_code": self.exit_code, "duration_s": self.duration_s}
-        return {**asdict(self), **told}
+        derived = {"state": self.state, "exit_code": self.exit_code, "duration_s": self.duration_s}
+        return {**asdict(self), **derived}

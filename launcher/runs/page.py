@@ -8,7 +8,8 @@ from html import escape
 from launcher.contract.worker_end import WorkerEnd, show_text
 from launcher.runs.heals import tell_heals
 from launcher.runs.particulars import Particulars
-from launcher.runs.report import render_headline, render_postmortem
+from launcher.runs.report import render_postmortem
+from launcher.runs.summary import render_headline
 
 MOST_MOMENTS, OPEN_LINES = 2_000, 100
 STYLE = """
@@ -50,7 +51,7 @@ def render_page(sides: Sequence[Particulars], pictures: Sequence[str]) -> str:
         ("Changes to the code since its commit", lambda side: _folded("git diff", side.diff)),
     )
     parts += [_section(title, [*map(render, sides)]) for title, render in sections]
-    return _document(" and ".join(side.told.run_id for side in sides), "".join(parts))
+    return _document(" and ".join(side.report.run_id for side in sides), "".join(parts))
 
 
 def render_index(rows: Sequence[Sequence[str]], links: Sequence[str], of: str) -> str:
@@ -118,10 +119,12 @@ def _folded(title: str, text: str, *, is_open: bool = False) -> str:
 
 
 def _head(side: Particulars) -> str:
-    told = side.told
+    report = side.report
     missing = "".join(f'<p class="missing">Missing: {_text(what)}</p>' for what in side.missing)
     verdict = f'<pre class="verdict">{_text(side.verdict)}</pre>' if side.verdict else ""
-    return f"<h1>{_text(told.run_id)}</h1><p>{_text(render_headline(told))}</p>{missing}{verdict}"
+    return (
+        f"<h1>{_text(report.run_id)}</h1><p>{_text(render_headline(report))}</p>{missing}{verdict}"
+    )
 
 
 def _differences(one: Particulars, other: Particulars) -> str:
@@ -129,12 +132,12 @@ def _differences(one: Particulars, other: Particulars) -> str:
     names = dict.fromkeys(name for table in tables for name in table)
     rows = ([name, *(table.get(name, "") for table in tables)] for name in names)
     differing = [row for row in rows if row[1] != row[2]]
-    return _table(("", one.told.run_id, other.told.run_id), differing) or "<p>Nothing.</p>"
+    return _table(("", one.report.run_id, other.report.run_id), differing) or "<p>Nothing.</p>"
 
 
 def _seconds(side: Particulars) -> str:
-    told, goodput = side.told, side.told.goodput
-    seconds = goodput.seconds if goodput else told.phases_s
+    report, goodput = side.report, side.report.goodput
+    seconds = goodput.seconds if goodput else report.phases_s
     total = sum(seconds.values())
     if not total:
         return "<p>Not known: the run has no ledger.</p>"
@@ -145,10 +148,11 @@ def _seconds(side: Particulars) -> str:
         for name, spent_s in seconds.items()
         if spent_s > 0
     )
-    causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
+    causes = ", ".join(f"{cause} {count}" for cause, count in report.restarts.items())
     restarts = f"<p>Restarts by cause: {_text(causes)}.</p>" if causes else ""
     heals = "".join(
-        f"<p>{name.capitalize()} {_text(how)}.</p>" for name, how in tell_heals(told.heals).items()
+        f"<p>{name.capitalize()} {_text(how)}.</p>"
+        for name, how in tell_heals(report.heals).items()
     )
     return f"<p>{whose}</p><table>{rows}</table>{restarts}{heals}"
 
@@ -163,5 +167,5 @@ def _failure(end: WorkerEnd, stack: str) -> str:
 
 
 def _report(side: Particulars) -> str:
-    text = render_postmortem(side.told, most_moments=MOST_MOMENTS)
+    text = render_postmortem(side.report, most_moments=MOST_MOMENTS)
     return _folded("nodes, events and code", text, is_open=text.count("\n") < OPEN_LINES)

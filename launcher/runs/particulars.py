@@ -34,7 +34,7 @@ class Particulars:
     its stack or an empty text; ``missing`` says what of the run cannot be read.
     """
 
-    told: Postmortem
+    report: Postmortem
     verdict: str = ""
     lives: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Particulars:
     missing: Sequence[str] = ()
 
 
-def read_particulars(run: RunFolder, told: Postmortem, verdict: str, lives: str) -> Particulars:
+def read_particulars(run: RunFolder, report: Postmortem, verdict: str, lives: str) -> Particulars:
     """Reads the run's folder, whatever it holds; raises nothing if something is missing."""
-    ends = list(told.failure.ranks if told.failure else ())
+    ends = list(report.failure.ranks if report.failure else ())
     with contextlib.suppress(InputError):  # The report says that there is no plan.
         ends += read_failures(run, run.read_plan())
     failures: dict[object, WorkerEnd] = {}
@@ -54,19 +54,19 @@ def read_particulars(run: RunFolder, told: Postmortem, verdict: str, lives: str)
         failures.setdefault((end.node_index, end.rank, round(end.failed_at, 3)), end)
     job = read_object(run.path / protocol.JOB_FILE)
     return Particulars(
-        told=told,
+        report=report,
         verdict=verdict,
         lives=lives,
         settings=dict(_flatten(job)),
-        facts={**_tell_code(told), **_read_installed(run)},
+        facts={**_tell_code(report), **_read_installed(run)},
         diff=_read_diff(run.path / DIFF_FILE),
         failures=[(end, _read_stack(end)) for end in [*failures.values()][:MOST_FAILURES]],
-        missing=(*told.missing, *_find_missing(run, told, job)),
+        missing=(*report.missing, *_find_missing(run, report, job)),
     )
 
 
-def _tell_code(told: Postmortem) -> dict[str, str]:
-    facts, code = {"job": told.job, "target": told.target, "engine": told.engine}, told.code
+def _tell_code(report: Postmortem) -> dict[str, str]:
+    facts, code = {"job": report.job, "target": report.target, "engine": report.engine}, report.code
     if code:
         facts["commit"] = (code.commit or "none") + " with changes" * code.is_dirty
         facts |= {"hash of all code": code.hash, "folder of the code": code.root}
@@ -123,7 +123,7 @@ def _read_stack(end: WorkerEnd) -> str:
     return ""
 
 
-def _find_missing(run: RunFolder, told: Postmortem, job: Mapping[str, Any]) -> Iterator[str]:
+def _find_missing(run: RunFolder, report: Postmortem, job: Mapping[str, Any]) -> Iterator[str]:
     if not job:
         yield f"{protocol.JOB_FILE}: the settings are not known"
     if not run.submitted_at():
@@ -131,7 +131,7 @@ def _find_missing(run: RunFolder, told: Postmortem, job: Mapping[str, Any]) -> I
     silent = []
     for place in run.incarnations():
         path, name = agent_ledger(run, *place), "{}.{}".format(*place)
-        if told.engine == "agent" and not path.exists():
+        if report.engine == "agent" and not path.exists():
             silent.append(name)
         elif jump_s := find_jump(read_ledger(path)):
             yield f"the clock of node {name} jumped by {jump_s:+.0f} s: its later times are off"
@@ -145,7 +145,7 @@ def _find_missing(run: RunFolder, told: Postmortem, job: Mapping[str, Any]) -> I
     )
     if torn := sum(not _is_whole(line) for line in lines):
         yield f"{torn} lines of the ledger are torn"
-    if told.cause is None and told.state not in ("running", "orphaned"):
+    if report.cause is None and report.state not in ("running", "orphaned"):
         yield f"{protocol.OUTCOME_FILE}: how it ended is not known"
 
 

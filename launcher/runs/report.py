@@ -13,7 +13,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.goodput import Goodput, measure_goodput
-from launcher.runs.heals import Heal, find_heals, tell_heals
+from launcher.runs.heals import Heal, find_heals
 from launcher.runs.ledger import (
     LedgerEvent,
     agent_ledger,
@@ -24,7 +24,7 @@ from launcher.runs.ledger import (
     read_train_ledger,
 )
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.summary import render_clocks, render_failure, without_first
+from launcher.runs.summary import render_end, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
@@ -83,6 +83,9 @@ class Postmortem:
     missing: Sequence[str] = ()
     """What of the run could not be read."""
     heals: Sequence[Heal] = ()
+    replaced_nodes: int = 0
+    verdict: str = ""
+    """As in the outcome."""
 
     def to_jsonable(self) -> Mapping[str, object]:
         """Plain data for ``--json``."""
@@ -144,6 +147,8 @@ def read_postmortem(
         failure=failure.with_log_commands(run.run_id) if failure and run.is_borrowed else failure,
         restarts=(outcome.restarts if outcome else None) or read_restarts(run),
         heals=(outcome.heals if outcome else ()) or find_heals(events),
+        replaced_nodes=outcome.replaced_nodes if outcome else 0,
+        verdict=outcome.verdict if outcome else "",
         nodes=nodes,
         clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
         phases_s={phase: round(spent_s, 3) for phase, spent_s in phases_s.items()},
@@ -179,9 +184,9 @@ def _read_nodes(
         ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
         cause = outcome.cause if outcome else ended.get("cause")
         goes_on = now is not None and newest[index] == incarnation
-        state, said = NodeState.MISSING.value, ""
+        state, on_target = NodeState.MISSING.value, ""
         if goes_on:
-            state, said = states.get((index, incarnation), ("", ""))
+            state, on_target = states.get((index, incarnation), ("", ""))
         starts = sum(event.name == "workers-started" for event in events)
         counted_to = now if goes_on and not cause else None
         node = NodeReport(
@@ -190,7 +195,7 @@ def _read_nodes(
             attempts=outcome.attempts if outcome else attempts[index, incarnation] or starts,
             cause=cause,
             exit_code=outcome.exit_code if outcome else ended.get("exit_code"),
-            detail=outcome.detail if outcome else said,
+            detail=outcome.detail if outcome else on_target,
             phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
             state="" if cause else state,
         )
@@ -201,25 +206,18 @@ def _read_nodes(
 # -- text --------------------------------------------------------------------------------------
 
 
-def render_postmortem(told: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
+def render_postmortem(report: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
     """What ``read_postmortem`` found, for a person, with the last events. Pure."""
-    lines = [render_headline(told)]
-    if told.failure and (told.failure.first or told.cause):
-        lines += render_failure(told.failure, told.cause or "")
-    if told.restarts:
-        causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
-        lines.append(f"  restarts by cause, over all nodes: {causes}")
-    lines += [f"  {name}: {how}" for name, how in tell_heals(told.heals).items()]
-    lines += render_clocks(told.clock_offsets_s)
-    lines += [f"  missing: {what}" for what in told.missing]
-    lines.append("  nodes:" if told.nodes else "  nodes: none was started")
-    lines += [render_node(node, told) for node in told.nodes]
-    if told.phases_s:
-        lines.append(f"  seconds by phase, over all nodes: {_phases(told.phases_s)}")
-    lines += _render_goodput(told.goodput) if told.goodput else []
-    lines += _render_timeline(told.timeline, most_moments)
-    lines += [_render_code(told.code, told.run_id)] if told.code else []
-    lines += [f"  folder: {told.folder}"] if told.folder else []
+    lines = render_end(report)
+    lines += [f"  missing: {what}" for what in report.missing]
+    lines.append("  nodes:" if report.nodes else "  nodes: none was started")
+    lines += [render_node(node, report) for node in report.nodes]
+    if report.phases_s:
+        lines.append(f"  seconds by phase, over all nodes: {_phases(report.phases_s)}")
+    lines += _render_goodput(report.goodput) if report.goodput else []
+    lines += _render_timeline(report.timeline, most_moments)
+    lines += [_render_code(report.code, report.run_id)] if report.code else []
+    lines += [f"  folder: {report.folder}"] if report.folder else []
     return "\n".join(lines) + "\n"
 
 
@@ -230,28 +228,14 @@ def _render_code(code: CodeRecord, run_id: str) -> str:
     return f"  code: {code.root}: {what}; once more: {typed.command('run', '--again', run_id)}"
 
 
-def render_headline(told: Postmortem) -> str:
-    """The run's end in one line."""
-    parts = [
-        told.cause,
-        without_first(told.detail, told.failure),
-        f"fault: {told.fault}" if told.fault else None,
-        None if told.exit_code is None else f"exit code {told.exit_code}",
-        f"{told.duration_s:.1f} s",
-        f"{told.attempts} starts of all nodes" if told.attempts > 1 else None,
-    ]
-    about = "; ".join(part for part in parts if part)
-    return f"{told.run_id}: {told.state} on {told.target}, engine {told.engine} ({about})"
-
-
-def render_node(node: NodeReport, told: Postmortem) -> str:
+def render_node(node: NodeReport, report: Postmortem) -> str:
     """How one incarnation of a node ended, or its present state, in one line."""
     if node.cause:
-        detail = without_first(node.detail, told.failure)
+        detail = without_first(node.detail, report.failure)
         how = f"{node.cause}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
     elif node.state in (NodeState.RUNNING.value, NodeState.PENDING.value):
         how = f"{node.state}; {node.detail}" if node.detail else node.state
-    elif told.engine == "torchrun":
+    elif report.engine == "torchrun":
         how = "plain torchrun keeps no report of a node"
     elif node.state:
         how = "no report: it was killed, or its machine was lost"

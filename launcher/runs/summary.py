@@ -1,18 +1,22 @@
-"""The text that ends ``launcher run``, and the text of a failure. Pure."""
+"""How a run ended, in the lines that every command shows; and the text that ends ``run``. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from launcher.contract import typed
 from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
 from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd, is_own_failure
-from launcher.runs.heals import tell_heals
+from launcher.runs.heals import Heal, tell_heals
 from launcher.runs.outcome import FailureReport, Outcome
+
+if TYPE_CHECKING:
+    from launcher.runs.report import Postmortem
 
 COLLATERAL_LINES = 8
 
@@ -38,12 +42,10 @@ def render_summary(
     ``resumed`` is the run that this one resumed. ``found`` is what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
-    lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.cause}{_detail(outcome)}"]
+    lines = ["", *render_end(outcome)]
     if outcome.failure:
-        lines += render_failure(outcome.failure, outcome.cause)
         lines += _fix_missing_module(outcome.failure.first, image, python)
-        lines += render_clocks(outcome.failure.clock_offsets_s)
-    lines += _results(outcome)
+    lines += _results(outcome.metrics)
     if "outcome" in found:
         lines.append(f"  outcome      {folder}/outcome.json")
     if "logs" in found:
@@ -60,14 +62,44 @@ def render_summary(
     same = ("--resume", resumed) if resumed else ()
     if "--in" not in job:  # in a hold nothing is started that could be rendered
         lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
-    lines += render_why(outcome)
     return "\n".join(lines)
 
 
-def render_why(outcome: Outcome) -> list[str]:
-    """The verdict on a failed run in a line, with the command that tells more."""
-    why = typed.command("why", outcome.run_id)
-    return [f"  why          {outcome.verdict}; {why}"] if outcome.verdict else []
+def render_end(end: Outcome | Postmortem) -> list[str]:
+    """A headline, the first failure, what the run survived, and why it failed.
+
+    The summary of ``run``, ``status``, ``report`` and its page show these lines.
+    """
+    lines = [render_headline(end)]
+    if end.failure and (end.failure.first or end.cause):
+        lines += render_failure(end.failure, end.cause or "")
+    lines += render_clocks(end.clock_offsets_s)
+    if number := end.replaced_nodes:
+        lines.append(f"  survived     {number} lost node{'' if number == 1 else 's'}, replaced")
+    lines += render_restarts(end.heals, end.restarts)
+    if end.verdict:
+        lines.append(f"  why          {end.verdict}; {typed.command('why', end.run_id)}")
+    return lines
+
+
+def render_headline(end: Outcome | Postmortem) -> str:
+    """The run's end in one line; of a run that goes on, its state."""
+    parts = [
+        end.cause,
+        without_first(end.detail, end.failure),
+        f"fault: {end.fault}" if end.fault else None,
+        None if end.exit_code is None else f"exit code {end.exit_code}",
+        f"{end.duration_s:.1f} s",
+        f"{end.attempts} starts of all nodes" if end.attempts > 1 else None,
+    ]
+    return f"{end.run_id}: {end.state.upper()} on {end.target} ({'; '.join(filter(None, parts))})"
+
+
+def render_restarts(heals: Sequence[Heal], restarts: Mapping[str, int]) -> list[str]:
+    """Heals, joins, and restarts of workers by cause."""
+    lines = [f"  {name:<13}{how}" for name, how in tell_heals(heals).items()]
+    causes = ", ".join(f"{cause} {count}" for cause, count in restarts.items())
+    return [*lines, f"  restarts     {causes} (over all nodes)"] if causes else lines
 
 
 def render_failure(failure: FailureReport, cause: str) -> list[str]:
@@ -155,29 +187,13 @@ def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:
     return [f"  clocks, against this machine's: {off}; times here are corrected"] if off else []
 
 
-def _detail(outcome: Outcome) -> str:
-    parts = [
-        without_first(outcome.detail, outcome.failure),
-        f"fault: {outcome.fault}" if outcome.fault else "",
-        f"attempts: {outcome.attempts}" if outcome.attempts > 1 else "",
-    ]
-    about = "; ".join(filter(None, parts))
-    return f" ({about})" if about else ""
-
-
-def _results(outcome: Outcome) -> list[str]:
-    accuracy, speed = (outcome.metrics.get(key) for key in ("test_accuracy", "samples_per_s"))
-    found = []
+def _results(metrics: Mapping[str, object]) -> list[str]:
+    accuracy, speed = (metrics.get(key) for key in ("test_accuracy", "samples_per_s"))
+    lines = []
     if isinstance(accuracy, int | float):
-        found.append(f"  accuracy     {accuracy:.4f}")
-    if left_out := outcome.metrics.get("left_out"):
-        found.append(f"  left out     {left_out}")
-    rate = f", {speed:.0f} samples/s" if isinstance(speed, int | float) else ""
-    found.append(f"  duration     {outcome.duration_s:.1f} s{rate}")
-    if number := outcome.replaced_nodes:
-        found.append(f"  survived     {number} lost node{'' if number == 1 else 's'}, replaced")
-    found += [f"  {name:<13}{told}" for name, told in tell_heals(outcome.heals).items()]
-    if outcome.restarts:
-        causes = ", ".join(f"{cause} {count}" for cause, count in outcome.restarts.items())
-        found.append(f"  restarts     {causes} (over all nodes)")
-    return found
+        lines.append(f"  accuracy     {accuracy:.4f}")
+    if isinstance(speed, int | float):
+        lines.append(f"  speed        {speed:.0f} samples/s")
+    if left_out := metrics.get("left_out"):
+        lines.append(f"  left out     {left_out}")
+    return lines

@@ -19,7 +19,8 @@ from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import tell_heals
 from launcher.runs.ledger import clock_offsets
-from launcher.runs.report import NodeReport, Postmortem, render_headline
+from launcher.runs.report import NodeReport, Postmortem
+from launcher.runs.summary import render_headline
 
 SILENT_S = 3 * protocol.VITALS_S
 """A running node without vitals for this long counts as a node with trouble."""
@@ -35,7 +36,7 @@ class NodeRow:
     a node on a cluster, whose file is not here. ``seen_s``: seconds since its last sign of life;
     None if not known, or if the node has ended."""
 
-    told: NodeReport
+    report: NodeReport
     host: str
     vitals: Mapping[str, Any]
     seen_s: float | None
@@ -44,26 +45,26 @@ class NodeRow:
     @property
     def trouble(self) -> int:
         """For the order of rows: 0 is worst."""
-        state = self.told.cause or self.told.state
+        state = self.report.cause or self.report.state
         if state == NodeState.PENDING.value:
             return 2
         if state != NodeState.RUNNING.value:
-            return 4 if self.told.exit_code == 0 else 0
+            return 4 if self.report.exit_code == 0 else 0
         return 1 if self.seen_s is not None and self.seen_s > SILENT_S else 3
 
     def cells(self) -> tuple[str, ...]:
         """One for each column of ``HEADER``."""
-        told, vitals = self.told, self.vitals
+        report, vitals = self.report, self.vitals
         used, limit = vitals.get("memory_bytes"), vitals.get("memory_limit_bytes")
         return (
-            f"{told.node_index}.{told.incarnation} {self.host}".rstrip(),
-            told.cause or told.state,
+            f"{report.node_index}.{report.incarnation} {self.host}".rstrip(),
+            report.cause or report.state,
             "" if self.seen_s is None else f"{self.seen_s:.0f} s",
             str(min(vitals.get("steps", {}).values(), default="")),
             f"{vitals['cpu_share']:.0%}" if vitals else "",
             f"{used / 2**30:.1f}/{limit / 2**30:.0f} GiB" if used and limit else "",
             ", ".join(map(_gpu, vitals.get("gpus", ()))),
-            told.detail or self.last_line,
+            report.detail or self.last_line,
         )
 
 
@@ -71,17 +72,17 @@ class NodeRow:
 class RunSnapshot:
     """One run at an instant; nodes with trouble stand first."""
 
-    told: Postmortem
+    report: Postmortem
     nodes: Sequence[NodeRow]
 
     def to_jsonable(self) -> dict[str, Any]:
         """Plain data for ``--json``: the report's, with other ``nodes``."""
-        return {**self.told.to_jsonable(), "nodes": [asdict(row) for row in self.nodes]}
+        return {**self.report.to_jsonable(), "nodes": [asdict(row) for row in self.nodes]}
 
 
 def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
     """A run at ``now``, seconds since the epoch. Raises ``InputError`` for one without a plan."""
-    plan, told, outputs = run.read_plan(), report_run(run, now), find_outputs(run)
+    plan, report, outputs = run.read_plan(), report_run(run, now), find_outputs(run)
     offsets = clock_offsets(plan)
 
     def read_row(node: NodeReport) -> NodeRow:
@@ -89,7 +90,7 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
         vitals = read_object(folder / protocol.VITALS_FILE)
         seen_s = max(0.0, round(now - vitals.get("at", now) + offsets.get(index, 0.0), 1))
         return NodeRow(
-            told=node,
+            report=node,
             host=plan.machines[index].name if index < len(plan.machines) else "",
             vitals=vitals,
             seen_s=seen_s if vitals and not node.cause else None,
@@ -97,9 +98,9 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
         )
 
     # In order of incarnation, so that the last one of each index stays.
-    newest = {node.node_index: node for node in told.nodes}
+    newest = {node.node_index: node for node in report.nodes}
     rows = sorted(map(read_row, newest.values()), key=lambda row: row.trouble)
-    return RunSnapshot(told=told, nodes=rows)
+    return RunSnapshot(report=report, nodes=rows)
 
 
 def find_outputs(run: RunFolder) -> dict[int, list[Path]]:
@@ -125,13 +126,13 @@ def read_last_line(paths: Sequence[Path]) -> str:
 def render_snapshot(seen: RunSnapshot) -> str:
     """The snapshot as lines, for use without a terminal. Pure."""
     rows = [HEADER, *(row.cells() for row in seen.nodes)]
-    lines = [render_headline(seen.told), render_training(seen.told), *render_columns(rows)]
+    lines = [render_headline(seen.report), render_training(seen.report), *render_columns(rows)]
     return "\n".join(filter(None, lines))
 
 
-def render_training(told: Postmortem) -> str:
+def render_training(report: Postmortem) -> str:
     """The training in one line; empty if it reports nothing. Pure."""
-    parts, goodput, goes_on = [], told.goodput, told.cause is None
+    parts, goodput, goes_on = [], report.goodput, report.cause is None
     if goodput and goodput.points:
         recent = goodput.points[-PACE_POINTS:]
         last, steps = recent[-1], recent[-1].step - recent[0].step
@@ -144,11 +145,11 @@ def render_training(told: Postmortem) -> str:
             f"{render_age(left_s)} left" if left_s > 0 else "",
         ]
     if goodput and goodput.saves and goes_on:
-        parts.append(f"saved {render_age(told.duration_s - goodput.saves[-1][0])} ago")
+        parts.append(f"saved {render_age(report.duration_s - goodput.saves[-1][0])} ago")
     parts += [f"goodput {goodput.share:.1%}"] if goodput else []
-    restarts = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
+    restarts = ", ".join(f"{cause} {count}" for cause, count in report.restarts.items())
     parts += [f"restarts: {restarts}"] if restarts else []
-    parts += [f"{name} {how}" for name, how in tell_heals(told.heals).items()]
+    parts += [f"{name} {how}" for name, how in tell_heals(report.heals).items()]
     return "  ".join(filter(None, parts))
 
 

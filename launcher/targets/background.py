@@ -22,9 +22,9 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
-        with os.fdopen(reader) as told:
+        with os.fdopen(reader) as pipe:
             # Ended by the child's first line, or its end.
-            return told.readline().rstrip("\n")
+            return pipe.readline().rstrip("\n")
     os.close(reader)
     os.setsid()
     if os.fork():

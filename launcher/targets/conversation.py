@@ -19,13 +19,13 @@ class Conversation:
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
         """``env`` is added to this process' own. Raises ``OSError`` if the program is missing."""
         # A file, not a pipe: a full pipe that is not read would block the program.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
         self._ending = threading.Lock()
         self._popen = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._errors,
             env={**os.environ, **(env or {})},
             # A Ctrl-C at the terminal must reach the launcher alone.
             start_new_session=True,
@@ -56,12 +56,12 @@ class Conversation:
         At an interrupt two threads may call this: its user's and its opener's.
         """
         with self._ending:
-            said = self._end()
+            errors = self._end()
         code = self._popen.returncode
-        return -signal.SIGKILL if code is None else code, said
+        return -signal.SIGKILL if code is None else code, errors
 
     def _end(self) -> str:
-        if self._said.closed:
+        if self._errors.closed:
             return ""
         with contextlib.suppress(OSError, ValueError):
             self.stdin.close()
@@ -72,11 +72,11 @@ class Conversation:
             # A program that hangs in the kernel outlives SIGKILL, and is left behind.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(timeout=KILL_LIMIT_S)
-        self._said.seek(0)
-        said = self._said.read().decode(errors="replace")
+        self._errors.seek(0)
+        errors = self._errors.read().decode(errors="replace")
         self.stdout.close()
-        self._said.close()
-        return said
+        self._errors.close()
+        return errors
 
     def interrupt(self) -> None:
         """Asks the program to end, as Ctrl-C does."""

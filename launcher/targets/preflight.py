@@ -79,9 +79,9 @@ def describe_left_behind(
     if not names:
         return None
     is_folder = any(environ[name].startswith("/") for name in names)
-    told = f"the script asks for {', '.join(names)}, which this shell has and the nodes do not get"
+    what = f"the script asks for {', '.join(names)}, which this shell has and the nodes do not get"
     fix = " ".join(f"--env {name}" for name in names)
-    return f"{told}; fix: {fix}{'; a folder must be there too' if is_folder else ''}"
+    return f"{what}; fix: {fix}{'; a folder must be there too' if is_folder else ''}"
 
 
 def check_own_disks(job: JobSpec, source: str) -> str | None:

@@ -67,10 +67,6 @@ class ProcessArtifact:
         ]
         return "\n".join(lines) + "\n"
 
-    def shell_to_join(self) -> str:
-        """Lines that start these nodes alone, where the run's files are there already."""
-        return "\n".join([_UNSET, *self._starts()]) + "\n"
-
     def _starts(self) -> Iterator[str]:
         """Each agent in the background, in its folder and with its variables."""
         for process in self.processes:

@@ -6,15 +6,8 @@ processes start again, so a commit is also written into CHECKPOINT_DIR, and ``ru
 
 from __future__ import annotations
 
-from fabric_train.horovod.elastic.running import run
-from fabric_train.horovod.elastic.sampler import ElasticSampler
-from fabric_train.horovod.elastic.state import ObjectState, TorchState
-from fabric_train.horovod.errors import HorovodInternalError
-
-__all__ = [
-    "ElasticSampler",
-    "HorovodInternalError",
-    "ObjectState",
-    "TorchState",
-    "run",
-]
+from fabric_train.horovod.elastic.state import ElasticSampler as ElasticSampler
+from fabric_train.horovod.elastic.state import ObjectState as ObjectState
+from fabric_train.horovod.elastic.state import TorchState as TorchState
+from fabric_train.horovod.elastic.state import run as run
+from fabric_train.horovod.engine import HorovodInternalError as HorovodInternalError

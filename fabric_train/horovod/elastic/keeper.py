@@ -17,21 +17,22 @@ from typing import Any
 import torch
 
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
-from fabric_train.commit import describe
+from fabric_train.commit import Save, SaveResult
 from fabric_train.durable import write_synced
 from fabric_train.errors import InputError
 from fabric_train.horovod import context
-from fabric_train.horovod.objects import broadcast_object
-from fabric_train.horovod.operations import Max, allreduce
+from fabric_train.horovod.operations import Max, allreduce, broadcast_object
 from fabric_train.lineage import FencedError
-from fabric_train.manifest import CheckpointManifest, describe_files
+from fabric_train.manifest import CheckpointManifest
 from fabric_train.preemption import Preemption, Wish, exit_on_sigterm, finish_before_exit
+from fabric_train.ranks import Ranks
 from fabric_train.retention import Keep
-from fabric_train.worker_env import WorkerEnv, parse_worker_env
+from fabric_train.worker_env import CHECKPOINT_DIR, GENERATION, NODE_DIR, parse_worker_env
 
 STATE_FILE = "horovod-state.pt"
 CONFIG = {"horovod_commit": 1}
 KEPT = 2
+VARIABLES = (CHECKPOINT_DIR, GENERATION, NODE_DIR)
 
 
 class CommitFolder:
@@ -82,37 +83,34 @@ class CommitFolder:
                 self._changed.wait_for(lambda: self._waiting)
                 work, self._waiting, self._writing = self._waiting, None, True
             assert work is not None
-            try:
-                self.newest = self._write(*work)
-            except FencedError as error:
-                self._fenced = error
-            except Exception as error:
-                # A full disk must not end the training, which still has the earlier commit.
-                print(f"no commit {work[0]} was written: {describe(error)}", flush=True)
+            saved = self._write(*work)
+            if isinstance(saved, FencedError):
+                self._fenced = saved
+            else:
+                self.newest = saved.path or self.newest
+                if saved.error:
+                    is_there = f"commit {saved.step} was written, but"
+                    what = is_there if saved.path else f"no commit {saved.step} was written:"
+                    print(f"{what} {saved.error}", flush=True)
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
 
-    def _write(self, number: int, content: Any) -> Path:
-        staging = self._store.stage(number)
-        try:
-            write_synced(staging / STATE_FILE, lambda file: torch.save(content, file))
-            manifest = CheckpointManifest(
-                step=number,
-                generation=self._store.writer.generation,
-                attempt=self._store.writer.attempt,
-                world_size=context.get().starter.size if context.is_initialized() else 1,
-                files=describe_files(staging, [STATE_FILE]),
-                config=CONFIG,
-                versions={"torch": torch.__version__, "python": platform.python_version()},
-            )
-            path, error = self._store.commit(staging, manifest)
-        except BaseException:
-            self._store.discard(staging)
-            raise
-        if error:
-            print(f"commit {number} was written, but {error}", flush=True)
-        return path
+    def _write(self, number: int, content: Any) -> SaveResult | FencedError:
+        def write(folder: Path) -> list[str]:
+            write_synced(folder / STATE_FILE, lambda file: torch.save(content, file))
+            return [STATE_FILE]
+
+        manifest = CheckpointManifest(
+            step=number,
+            generation=self._store.writer.generation,
+            attempt=self._store.writer.attempt,
+            world_size=context.size() if context.is_initialized() else 1,
+            files={},
+            config=CONFIG,
+            versions={"torch": torch.__version__, "python": platform.python_version()},
+        )
+        return Save(self._store, Ranks(), manifest, write).run(0.0)
 
 
 def _read(found: Checkpoint) -> Any:
@@ -139,10 +137,10 @@ class Keeper:
 
     is_taken = False
 
-    def __init__(self, environ: dict[str, str] | None = None) -> None:
-        env = parse_commit_env(os.environ if environ is None else environ)
-        here = context.get().starter
-        self._leads = here.rank == 0
+    def __init__(self) -> None:
+        # Of the launcher's part alone: another starter may have set the rest.
+        env = parse_worker_env({name: os.environ[name] for name in VARIABLES if name in os.environ})
+        self._leads = context.rank() == 0
         is_taken, Keeper.is_taken = Keeper.is_taken, True
         self._folder = (
             CommitFolder(env.checkpoint_dir, env.generation)
@@ -150,22 +148,18 @@ class Keeper:
             else None
         )
         self._is_asked = env.node_dir is not None
-        self._preemption = Preemption(env.node_dir if here.local_rank == 0 else None)
+        self._preemption = Preemption(env.node_dir if context.local_rank() == 0 else None)
         if env.node_dir is not None and _is_left_to_us(signal.SIGTERM):
             # Slurm sends SIGTERM to all processes of a node before the agent asks for a commit.
             exit_on_sigterm(env.node_dir)
         if self._folder is not None:
             finish_before_exit(self._folder.flush)
-        elif self._leads and env.checkpoint_dir is not None:
-            print(
-                "horovod: this is the second state of this process, so its commits are kept in "
-                "memory alone: CHECKPOINT_DIR holds those of the first one",
-                flush=True,
-            )
         elif self._leads:
+            is_second = "another state of this process has its commits in CHECKPOINT_DIR"
+            why = is_second if env.checkpoint_dir else "CHECKPOINT_DIR is not set"
             print(
-                "horovod: CHECKPOINT_DIR is not set, so state.commit() keeps the state in memory "
-                "alone, and a restart begins anew",
+                f"horovod: {why}, so state.commit() keeps the state in memory alone, and a restart "
+                "begins anew",
                 flush=True,
             )
 
@@ -214,10 +208,3 @@ class Keeper:
         """Waits until the last commit is on disk."""
         if self._folder is not None:
             self._folder.flush()
-
-
-def parse_commit_env(environ: object) -> WorkerEnv:
-    """Reads the launcher's part of the environment only: another starter may have set the rest."""
-    assert hasattr(environ, "items")
-    names = ("CHECKPOINT_DIR", "LAUNCHER_GENERATION", "LAUNCHER_NODE_DIR")
-    return parse_worker_env({name: text for name, text in environ.items() if name in names})

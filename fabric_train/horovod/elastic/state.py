@@ -1,23 +1,31 @@
-"""The state that a training resumes from: models, optimizers, samplers, and named values."""
+"""The state that a training resumes from, and ``run``, which goes on from its last commit."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import functools
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Sampler
 
+from fabric_train.horovod import context
 from fabric_train.horovod.elastic.keeper import Keeper
-from fabric_train.horovod.elastic.sampler import ElasticSampler
-from fabric_train.horovod.objects import (
+from fabric_train.horovod.engine import HorovodInternalError
+from fabric_train.horovod.operations import (
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
     copy_to_cpu,
 )
+from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError
 
 
 class ObjectState:
@@ -92,6 +100,57 @@ class ObjectState:
             setattr(self, name, value)
 
 
+class ElasticSampler(Sampler[int]):
+    """Yields this rank's indices; remembers how many samples of the epoch all ranks have had.
+
+    Put it into the ``TorchState``, call ``record_batch`` after each step and ``set_epoch`` at the
+    end of each epoch. Each rank takes every W-th index of those that are left. If they cannot be
+    split evenly the first ones are repeated, as in Horovod.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.epoch, self.processed_num = 0, 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch; call it at the end of the last one, so that no sample is seen twice."""
+        self.epoch, self.processed_num = epoch, 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Notes that each rank has had ``batch_size`` more samples."""
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and the place in it."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a saved place, with any number of ranks."""
+        self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Splits the remaining indices over the present ranks."""
+        self.num_replicas, self.rank = context.size(), context.rank()
+        indices = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(indices)
+        self.remaining_indices = indices[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        left = self.remaining_indices
+        missing = self.total_size - len(left)
+        padded = left + (left * -(-missing // len(left)) if left else [])[:missing]
+        return iter(padded[self.rank :: self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
 class KeptPart:
     """One member of a ``TorchState`` that has a ``state_dict``."""
 
@@ -160,3 +219,57 @@ class TorchState(ObjectState):
                 self._members[name].saved = saved
                 self._members[name].restore()
         super().load_commit(content)
+
+
+# -- the training function -------------------------------------------------------------------------
+
+WAIT_FOR_THE_END_S = 60.0
+"""How long a process that lost a peer waits for its starter to end it.
+
+If it ended at once, it would look like the process that failed first.
+"""
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates ``func(state, ...)``, so that it begins with the state of the last commit.
+
+    If CHECKPOINT_DIR holds a commit of an earlier start, rank 0 loads it, and all ranks call the
+    reset callbacks. Then all ranks get rank 0's state. A lost peer ends this
+    process too, because the launcher (or torchrun) starts all of them again.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        context.get()
+        if state._keeper is None:
+            state._keeper = Keeper()
+            if state._keeper.open(state.load_commit):
+                state.on_reset()
+        keeper = state._keeper
+        try:
+            state.sync()
+            state.save()
+            return func(state, *args, **kwargs)
+        except HorovodInternalError as error:
+            keeper.close()
+            _wait_for_the_end(error)
+            raise
+        except PreemptedError:
+            _exit_preempted()
+        finally:
+            keeper.close()
+
+    return wrapper
+
+
+def _wait_for_the_end(error: HorovodInternalError) -> None:
+    if context.get().engine.is_alive:
+        return  # the ranks asked for different things: a mistake of the script
+    print(f"horovod: {error}; this process waits to be restarted", file=sys.stderr, flush=True)
+    time.sleep(WAIT_FOR_THE_END_S)
+
+
+def _exit_preempted() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_PREEMPTED)  # the other ranks may be gone, so wait for nothing

@@ -88,7 +88,7 @@ def _wait_for_editor() -> None:
             f"error: --debug-port: {python} of node {os.environ[protocol.NODE_INDEX]} has no "
             f"debugpy\n  fix: {python} -m pip install debugpy, or leave out --debug-port for pdb"
         ) from None
-    _, port = debugpy.listen(("127.0.0.1", 0))
+    _, port = debugpy.listen((protocol.LOOPBACK, 0))
     write_atomically(_file(), str(port))
     _tell("waits for the editor")
     # Ended by the person, who connects or stops the run.

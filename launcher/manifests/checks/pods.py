@@ -59,10 +59,10 @@ def check_env(container: Value) -> Breaches:
 def _check_gpus(container: Value) -> Breaches:
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
     for gpu in EXTENDED_GPUS:
-        asked, limit = requests[gpu], limits[gpu]
-        if asked and asked.text != limit.text:
-            what = f"{asked.text} {gpu} requested, limit {limit.text or 'none'}"
-            yield hit(Rule.GPU_REQUESTS, asked, what, f"limits: {{{gpu}: {asked.text}}}")
+        request, limit = requests[gpu], limits[gpu]
+        if request and request.text != limit.text:
+            what = f"{request.text} {gpu} requested, limit {limit.text or 'none'}"
+            yield hit(Rule.GPU_REQUESTS, request, what, f"limits: {{{gpu}: {request.text}}}")
 
 
 def _check_shm(pod: Value, container: Value) -> Breaches:

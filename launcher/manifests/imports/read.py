@@ -102,5 +102,5 @@ def _accelerate(config: Value, draft: Draft) -> None:
 def _refuse(source: str) -> None:
     raise InputError(
         f"{source}: none of {TAKES}",
-        f"{typed.command('import', '--help')}; of a script: {typed.command('init', 'train.py')}",
+        f"{typed.command('import', '--help')}; of a script: {typed.command('import', 'train.py')}",
     )

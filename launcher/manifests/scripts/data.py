@@ -173,9 +173,9 @@ def check_download(script: TrainingScript) -> Breaches:
     """A download by every rank, or by one rank for which the others do not wait."""
     for call in script.all_calls:
         is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext")
-        asked = argument(call, "download") if is_data else None
-        is_some = asked is not None and script.has_to_do_with_ranks(asked)
-        is_one = script.name(call) in DOWNLOADS or constant(asked) is True
+        download = argument(call, "download") if is_data else None
+        is_some = download is not None and script.has_to_do_with_ranks(download)
+        is_one = script.name(call) in DOWNLOADS or constant(download) is True
         function = script.function_of(call)
         if not (is_one or is_some) or (function and function.name == "prepare_data"):
             continue

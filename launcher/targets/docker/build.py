@@ -142,11 +142,11 @@ def read_wheels(folder: Path) -> tuple[Path, ...]:
 
 
 class Builder:
-    """The engine, and the client that builds on it. ``tell`` gets what is printed on the way."""
+    """The engine, and the client that builds on it. ``show`` gets what is printed on the way."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None]) -> None:
         """Raises ``TargetError`` if nothing can be built here."""
-        self._tell = tell
+        self._show = show
         self._engine = Engine(SystemClock())
         self._client, self._words = find_client()
         self._engine.read_info()
@@ -180,7 +180,7 @@ class Builder:
     def _need_base(self, base: str) -> None:
         if self._id_of(base):
             return
-        self._tell(f"pulling {base}")
+        self._show(f"pulling {base}")
         code, lines = self._run(("pull", base), ALL)
         if code != 0:
             what = f"--base {base}: is not on this machine, and cannot be pulled: {lines[-1]}"
@@ -227,7 +227,7 @@ class Builder:
             for data in talk.stdout:
                 lines.append(data.decode(errors="replace").rstrip())
                 if found := shown.fullmatch(lines[-1]):
-                    self._tell(found[1])
+                    self._show(found[1])
         except BaseException:
             # All: the client runs buildx as a program of its own.
             talk.kill_all()
@@ -305,14 +305,14 @@ def _add_code(context: tarfile.TarFile, code: PackedCode) -> None:
 
 def parse_error(lines: Sequence[str]) -> tuple[str, str]:
     """What went wrong in a build, and the fix: a step's own words, else the engine's."""
-    said = [re.sub(r"^#\d+ (\d+\.\d+ )?", "", line) for line in lines]
-    for number, line in reversed(list(enumerate(said))):
+    output = [re.sub(r"^#\d+ (\d+\.\d+ )?", "", line) for line in lines]
+    for number, line in reversed(list(enumerate(output))):
         if line.startswith("error: "):
-            fix = "".join(said[number + 1 : number + 2])
+            fix = "".join(output[number + 1 : number + 2])
             return line.removeprefix("error: "), fix.strip().removeprefix("fix: ")
-    what = re.sub(r"running \[.*\]", "running a step", said[-1])
-    return what, _hint(" ".join(said)) or "what the build printed stands above"
+    what = re.sub(r"running \[.*\]", "running a step", output[-1])
+    return what, _hint(" ".join(output)) or "what the build printed stands above"
 
 
-def _hint(said: str, host: str = "REGISTRY") -> str:
-    return next((hint.format(host=host) for part, hint in HINTS if part in said), "")
+def _hint(text: str, host: str = "REGISTRY") -> str:
+    return next((hint.format(host=host) for part, hint in HINTS if part in text), "")

@@ -250,9 +250,9 @@ def engine_errors(doing: str, image: str = "") -> Iterator[None]:
     except docker.errors.ImageNotFound as error:
         raise TargetError(f"image {image} is not on this machine", _image_hint(image)) from error
     except docker.errors.APIError as error:
-        said = str(error.explanation or error).strip()
-        hint = next((hint for part, hint in HINTS if part in said.lower()), "")
-        raise TargetError(f"the Docker engine cannot {doing}: {said}", hint) from error
+        text = str(error.explanation or error).strip()
+        hint = next((hint for part, hint in HINTS if part in text.lower()), "")
+        raise TargetError(f"the Docker engine cannot {doing}: {text}", hint) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
         where = os.environ.get("DOCKER_HOST") or "its usual socket"
         # The SDK wraps the reason four deep.
@@ -262,8 +262,8 @@ def engine_errors(doing: str, image: str = "") -> Iterator[None]:
             raise SilentTargetError(f"{what} (it was to {doing})", SILENT_HINT) from error
         hint = PERMISSION_HINT if isinstance(causes[-1], PermissionError) else START_HINT
         hint = REMOTE_HINT if where.startswith("ssh://") else hint
-        said = getattr(causes[-1], "strerror", None) or str(causes[-1])
-        raise TargetError(f"no Docker engine answers at {where}: {said}", hint) from error
+        text = getattr(causes[-1], "strerror", None) or str(causes[-1])
+        raise TargetError(f"no Docker engine answers at {where}: {text}", hint) from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -99,28 +99,28 @@ def _pip_install(torch: str, *more: str) -> None:
         text=True,
         errors="replace",
     )
-    said = ""
+    output = ""
     for text in process.stdout or ():
         sys.stdout.write(text)
         sys.stdout.flush()
-        said += text
+        output += text
     # Ended by pip, whose output has ended above.
     if process.wait() != 0:
-        _explain(said, torch, has_wheels=bool(source))
+        _explain(output, torch, has_wheels=bool(source))
 
 
-def _explain(said: str, torch: str, *, has_wheels: bool) -> None:
+def _explain(output: str, torch: str, *, has_wheels: bool) -> None:
     """Ends the step with the cause that pip's output tells."""
-    errors = re.findall(r"^ERROR: (.*)", said, re.M) or ["it says nothing"]
-    if "(constraint) torch==" in said and (wanted := OTHER_TORCH.findall(said)):
+    errors = re.findall(r"^ERROR: (.*)", output, re.M) or ["it says nothing"]
+    if "(constraint) torch==" in output and (wanted := OTHER_TORCH.findall(output)):
         fix = "leave torch out of the requirements, or --base with the torch that they want"
         what = f"the requirements want another torch than the base image's {torch}"
         fail(f"{what}: {wanted[0].strip()}", fix)
-    if refused := NOT_TRUSTED.findall(said):
+    if refused := NOT_TRUSTED.findall(output):
         what = "pip does not trust the certificate of its index"
         fix = "a base image that holds your CA's certificate (launcher docs behind-a-firewall)"
         fail(f"{what}: {refused[-1][:LINE]}", f"{fix}; or {WHEELS_FIX}")
-    if broken := NO_INDEX.findall(said):
+    if broken := NO_INDEX.findall(output):
         reason = "".join(broken[-1])[:LINE]
         fail(f"pip does not reach its index from the build: {reason}", WHEELS_FIX)
     fix = "correct the requirements; what pip printed stands above"

@@ -58,10 +58,6 @@ class DockerArtifact:
             ]
         )
 
-    def shell_to_join(self) -> str:
-        """Lines that start these nodes alone, where the run's files and network are already."""
-        return "\n".join(container.shell() for container in self.containers) + "\n"
-
     def _network(self) -> str:
         labels = (word for key, value in self.labels for word in ("--label", f"{key}={value}"))
         create = ("docker", "network", "create", "--driver", "bridge", *labels, self.network)

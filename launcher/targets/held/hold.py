@@ -238,7 +238,7 @@ def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
         return
     check_contained(job, held, cwd)
     name, mounts = held.job_name, held.nodes[0].mounts
-    fix = f"{typed.command('release', name)}, then hold this job"
+    fix = f"{typed.command('stop', name)}, then hold this job"
     folder = PurePosixPath(absolute(job.checkpoint_dir or root, cwd))
     same = (m.source for m in mounts if m == Mount(source=m.source, target=m.source))
     if not any(folder.is_relative_to(path) for path in same):
@@ -248,7 +248,7 @@ def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
 def check_contained(job: JobSpec, held: LaunchPlan, cwd: str) -> None:
     """Raises ``KeyInputError`` if the containers of a hold lack the job's image or mounts."""
     name, mounts = held.job_name, held.nodes[0].mounts
-    fix = f"{typed.command('release', name)}, then hold this job"
+    fix = f"{typed.command('stop', name)}, then hold this job"
     if job.image not in (None, held.image):
         raise KeyInputError(("image",), f"{job.image}, but {name} holds {held.image}", fix)
     for index, m in enumerate(job.mounts):

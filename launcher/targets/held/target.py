@@ -234,7 +234,7 @@ class HeldTarget(Target):
         while find_live():
             if self._clock.monotonic() > deadline:
                 what = f"STILL RUNNING: {run_id}: the nodes of {plan.place} do not end it"
-                raise TargetError(what, typed.command("release", plan.hold))
+                raise TargetError(what, typed.command("stop", plan.hold))
             self._clock.sleep(0.05)
         if only is None:
             hold.leave()

@@ -77,7 +77,7 @@ class Doors(Ssh):
         return (*self.door(self._index_of[host.name]).words, "sh", "-c")
 
     def entering(self, host: Host) -> str:
-        return typed.command("shell", self._held.run_id, str(self._index_of[host.name]))
+        return typed.command("exec", self._held.run_id, "--node", str(self._index_of[host.name]))
 
     def fetching(self, host: Host, folder: str) -> str:
         enter = self.door(self._index_of[host.name]).words

@@ -84,10 +84,6 @@ class HostsArtifact:
         ]
         return "\n".join(lines) + "\n"
 
-    def shell_to_join(self) -> str:
-        """Lines that start these nodes alone, where the run's files are there already."""
-        return "\n".join(line for node in self.nodes for line in self._start(node)) + "\n"
-
     def _find_code(self) -> list[str]:
         if self.code is None:
             return []

@@ -354,8 +354,8 @@ class Cluster:
                 talk.sock.settimeout(REQUEST_LIMIT_S)
                 talk.run_forever(timeout=REQUEST_LIMIT_S)
                 if talk.returncode != 0:
-                    said = talk.read_stderr().strip() or "it printed no error"
-                    raise TargetError(f"a program in {container} of pod {pod} failed: {said}")
+                    errors = talk.read_stderr().strip() or "it printed no error"
+                    raise TargetError(f"a program in {container} of pod {pod} failed: {errors}")
                 return str(talk.read_stdout())
             except (WebSocketException, LookupError, TypeError) as error:
                 raise OSError(str(error)) from error
@@ -453,28 +453,28 @@ def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -
 
 def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | None) -> ApiError:
     status = int(error.status or 0)
-    said, reason = str(error.reason or ""), ""
+    message, reason = str(error.reason or ""), ""
     with contextlib.suppress(ValueError, TypeError, AttributeError):
         body = json.loads(error.body)
-        said, reason = body.get("message") or said, body.get("reason") or ""
-    is_unknown = not reason or "could not find the requested resource" in said
+        message, reason = body.get("message") or message, body.get("reason") or ""
+    is_unknown = not reason or "could not find the requested resource" in message
     if status == NOT_FOUND and place is not None and place.kind in OPERATORS and is_unknown:
         what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
         hint = "--kind job needs no operator; launcher docs kubernetes says how to install one"
         if place.kind == "PodGroup":
             hint = "leave kubernetes.gang out, or install Volcano"
         return ApiError(what, hint, status=status, is_kind_missing=True)
-    what = f"the cluster of context {cluster.context} cannot {doing}: {said}"
-    return ApiError(what, _hint(status, said, cluster), status=status)
+    what = f"the cluster of context {cluster.context} cannot {doing}: {message}"
+    return ApiError(what, _hint(status, message, cluster), status=status)
 
 
-def _hint(status: int, said: str, cluster: Cluster) -> str:
+def _hint(status: int, message: str, cluster: Cluster) -> str:
     namespace, kubectl = cluster.namespace, cluster.kubectl
     if status == FORBIDDEN:
         look = f"{kubectl} auth can-i --list -n {namespace}"
         rights = f"{look}; k8s/base/rbac.yaml grants what is needed"
-        return find_fix(said, namespace, kubectl) or rights
-    if status == NOT_FOUND and "namespaces" in said:
+        return find_fix(message, namespace, kubectl) or rights
+    if status == NOT_FOUND and "namespaces" in message:
         return f"{kubectl} create namespace {namespace}, or kubernetes.namespace of the job"
     wrong = f"{typed.command('check')} says what is wrong with a manifest"
     hints = {

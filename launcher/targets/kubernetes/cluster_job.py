@@ -137,9 +137,9 @@ class ClusterJob:
         except (TargetError, KeyboardInterrupt) as failure:
             why = failure
         if may_run:
-            said = why.what if isinstance(why, TargetError) else str(why) or type(why).__name__
-            said = "interrupted" if isinstance(why, KeyboardInterrupt) else said
-            what = f"STILL RUNNING, perhaps: {self.plan.run_id}: {said}"
+            cause = why.what if isinstance(why, TargetError) else str(why) or type(why).__name__
+            cause = "interrupted" if isinstance(why, KeyboardInterrupt) else cause
+            what = f"STILL RUNNING, perhaps: {self.plan.run_id}: {cause}"
             raise MayRunError(what, self.render_by_hand(keep=False)) from error
         is_taken = isinstance(error, ApiError) and error.status == CONFLICT
         with self.cluster.answers_within(LEAST_TRIES_S):
@@ -228,19 +228,19 @@ class ClusterJob:
         job = self.read() if missing or self.plan.is_elastic else None
         if missing := missing - read_withdrawn(RunFolder(Path(self.plan.run_dir)), self.plan):
             with contextlib.suppress(TargetError):
-                said = read_reasons(self.cluster, self._kind, job)
-                if not said and len(missing) == len(nodes):
-                    said = (describe_silence(self, job),)
+                reasons = read_reasons(self.cluster, self._kind, job)
+                if not reasons and len(missing) == len(nodes):
+                    reasons = (describe_silence(self, job),)
                 first = min(missing)
-                nodes[first] = replace(nodes[first], detail="; ".join(said))
+                nodes[first] = replace(nodes[first], detail="; ".join(reasons))
         going = [n for n, node in enumerate(nodes) if node.state is NodeState.RUNNING]
         has_claim = PodSettings.of(self.plan).checkpoint is not None
         if self.plan.is_elastic and not has_claim and 0 < 2 * len(going) <= len(nodes):
-            told = (
+            minority = (
                 f"{len(going)} of {len(nodes)} nodes run; without a claim in kubernetes.checkpoint "
                 "they go on only if they are more than half of the last group"
             )
-            nodes[going[0]] = replace(nodes[going[0]], detail=told)
+            nodes[going[0]] = replace(nodes[going[0]], detail=minority)
         return Observation(run_id=self.plan.run_id, nodes=tuple(nodes))
 
     # -- changing --------------------------------------------------------------------------------
@@ -391,19 +391,19 @@ def read_told(run_dir: Path) -> dict[str, Any]:
 
 def read_cluster(run_dir: Path, **given: str) -> Cluster | None:
     """The cluster that a run was submitted to; ``given`` overrides the record. None if unknown."""
-    told = read_told(run_dir) | given
-    if not {"context", "namespace"} <= told.keys():
+    place = read_told(run_dir) | given
+    if not {"context", "namespace"} <= place.keys():
         return None
-    context = None if told["context"] == IN_CLUSTER else told["context"]
-    return Cluster(context, told["namespace"], told.get("kubeconfig"), run_dir.name)
+    context = None if place["context"] == IN_CLUSTER else place["context"]
+    return Cluster(context, place["namespace"], place.get("kubeconfig"), run_dir.name)
 
 
 def write_cluster(run_dir: Path, cluster: Cluster) -> None:
     """Records the cluster for later calls. Raises ``TargetError`` if it does not answer."""
-    told = {
+    record = {
         "context": cluster.context,
         "namespace": cluster.namespace,
         "identity": cluster.read_identity(),
         **({"kubeconfig": cluster.kubeconfig} if cluster.kubeconfig else {}),
     }
-    write_atomically(run_dir / CLUSTER_FILE, json.dumps(told))
+    write_atomically(run_dir / CLUSTER_FILE, json.dumps(record))

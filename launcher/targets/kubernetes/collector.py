@@ -172,7 +172,7 @@ class PodCollector:
     def find_losses(self) -> tuple[str, ...]:
         """A line for each container whose log the cluster no longer has."""
         lost = ((s.pod, f.loss) for s, f in self._followers.items() if f.loss)
-        return tuple(f"the rest of the log of {pod} is lost: {said}" for pod, said in lost)
+        return tuple(f"the rest of the log of {pod} is lost: {why}" for pod, why in lost)
 
     def _save(self) -> None:
         self._recorder.save(self._watch.seen(), self._watch.pods())

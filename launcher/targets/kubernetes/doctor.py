@@ -47,9 +47,9 @@ def diagnose_kubernetes(
         return
     yield ok("reachable", f"context {context}", f"Kubernetes {version}")
     if cluster.skips_verification:
-        told = "TLS is not verified: whoever is on the way can read and change what is sent"
+        what = "TLS is not verified: whoever is on the way can read and change what is sent"
         fix = "certificate-authority in the kubeconfig instead of insecure-skip-tls-verify"
-        yield warning("reachable", f"context {context}", told, fix)
+        yield warning("reachable", f"context {context}", what, fix)
     code = None
     try:
         place = find_code(job.command, job.code, job.workdir, Path.cwd())
@@ -128,8 +128,8 @@ class _Diagnosis:
             yield warning("rights", "pods/exec", error.what, error.hint)
         for verb in TOKEN_VERBS:
             if not self._cluster.may(verb, "secrets"):
-                told = f"you may not {verb} it: no token keeps others out of a run"
-                yield warning("rights", "secrets", told, RIGHTS_FIX)
+                what = f"you may not {verb} it: no token keeps others out of a run"
+                yield warning("rights", "secrets", what, RIGHTS_FIX)
         made = ["create", "patch", "delete"]
         wanted = dict.fromkeys(map(_resource, self._objects), made)
         wanted[_resource(self._objects[-1])] = ["get", *made]
@@ -222,8 +222,8 @@ def judge_pull_secret(secret: Object | None, name: str, cluster: Cluster) -> Fin
     if secret is None:
         return failed(PULL_SECRET, f"Secret {name}", "is not there", fix)
     if not str(secret.get("type")).startswith("kubernetes.io/dockerc"):
-        told = f"is of type {secret.get('type')}, with which no image is pulled"
-        return failed(PULL_SECRET, f"Secret {name}", told, fix)
+        what = f"is of type {secret.get('type')}, with which no image is pulled"
+        return failed(PULL_SECRET, f"Secret {name}", what, fix)
     return ok(PULL_SECRET, f"Secret {name}", "is there")
 
 
@@ -241,8 +241,8 @@ def judge_claim(claim: Object | None, name: str, cluster: Cluster, node_count: i
         return warning(CLAIM, place, "is not bound yet", look)
     if phase != "Bound":
         return failed(CLAIM, place, f"is {phase}", look)
-    told = f"bound, {claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}"
+    what = f"bound, {claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}"
     if node_count > 1 and not any(mode.endswith("Many") for mode in modes):
-        told += f", for {node_count} nodes: pods on different nodes cannot share it"
-        return warning(CLAIM, place, told, "name a claim with accessModes: [ReadWriteMany]")
-    return ok(CLAIM, place, told)
+        what += f", for {node_count} nodes: pods on different nodes cannot share it"
+        return warning(CLAIM, place, what, "name a claim with accessModes: [ReadWriteMany]")
+    return ok(CLAIM, place, what)

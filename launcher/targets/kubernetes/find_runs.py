@@ -305,8 +305,8 @@ def move_run(run: RunFolder, place: dict[str, str]) -> None:
     option = " ".join(f"--{key} {value}" for key, value in place.items())
     if plan.target != ON or plan.hold:
         raise InputError(f"{option}: {run.run_id} is on no cluster", f"leave {option} out")
-    told = read_told(run.path)
-    if told | place == told:
+    before = read_told(run.path)
+    if before | place == before:
         return
     there = read_cluster(run.path, **place) or Cluster(**place)
     if ClusterJob(there, plan, SystemClock()).read() is None:

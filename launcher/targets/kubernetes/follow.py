@@ -116,7 +116,7 @@ class ClusterDriver:
         """As ``Driver.turn``. Starts no pods: the cluster's controllers do."""
         watch = self._pods.watch
         self._pods.follow_logs()
-        self._tell()
+        self._print_news()
         now = self._clock.monotonic()
         if watch.error is None and (
             found := self._limit.judge(watch.seen(), now, self._missing.refused)
@@ -162,15 +162,15 @@ class ClusterDriver:
     def scale(self, nodes: int) -> None:
         self._job.scale(nodes)
 
-    def _tell(self) -> None:
+    def _print_news(self) -> None:
         """Prints what is new since the last turn: cluster, right to logs, pods."""
         error = self._pods.watch.error or self._look_error
         if (error is not None) != self._silent:
             self._silent = error is not None
             # Only a person can help against a refusal.
             fix = f"; {error.hint}" if isinstance(error, ApiError) and error.hint else ""
-            told = f"{error.what}; trying again{fix}" if error else "the cluster answers again"
-            self._console.note(told)
+            text = f"{error.what}; trying again{fix}" if error else "the cluster answers again"
+            self._console.note(text)
         lasting = list(self._pods.find_losses())
         if refusal := self._pods.refusal:
             lasting.append(f"no output is shown: {refusal.what}; {refusal.hint}")
@@ -196,7 +196,7 @@ class ClusterDriver:
             if asked:
                 self._collect()
         finally:
-            self._tell()
+            self._print_news()
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was made goes on without a launcher.

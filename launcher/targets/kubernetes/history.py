@@ -41,8 +41,8 @@ class Incarnations:
         if index not in self._seen:
             found = self._seen[index] = []
             while (path := self._run.node_dir(index, len(found)) / POD_FILE).is_file():
-                told = json.loads(path.read_text())
-                found.append((told["uid"], told["restarts"]))
+                record = json.loads(path.read_text())
+                found.append((record["uid"], record["restarts"]))
         return self._seen[index]
 
     def number(self, index: int, uid: str, restarts: int) -> int:
@@ -68,8 +68,8 @@ class PodRecorder:
         self._run, self._incarnations, self._clock = run, incarnations, clock
         self._done: set[str] = set()
         """Uids of pods that are gone and fully recorded."""
-        told = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
-        self._told = {str(event.values.get("key")) for event in told}
+        events = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
+        self._told = {str(event.values.get("key")) for event in events}
         self._lock = threading.Lock()
 
     def save(self, pods: Iterable[PodView], there: Iterable[PodView]) -> None:
@@ -84,24 +84,24 @@ class PodRecorder:
                 number = self._incarnations.number(index, pod.uid, source.restarts)
                 first = number if n == 0 else first
                 self._save_container(source, self._run.node_dir(index, number), ending)
-                self._tell(_container_moments(pod, source, ending), index, number)
-            self._tell(_moments(pod, self._clock.wall()), index, first)
+                self._record(_container_moments(pod, source, ending), index, number)
+            self._record(_moments(pod, self._clock.wall()), index, first)
             if pod.uid not in left:
                 gone = (f"{pod.uid}/gone", self._clock.wall(), f"pod {pod.name} is gone")
-                self._tell([gone], index, number)
+                self._record([gone], index, number)
                 if pod.state is NodeState.EXITED:
                     self._done.add(pod.uid)
 
     def hear(self, source: LogSource, index: int, number: int, stamp: str, text: str) -> None:
         """Takes a line of a container's log. Records what the agent says: nothing else does."""
-        said = text.removeprefix(AGENT_SAYS)
-        if said != text and not said.startswith(("health: ", STANDS)):
+        line = text.removeprefix(AGENT_SAYS)
+        if line != text and not line.startswith(("health: ", STANDS)):
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
-            self._tell([(key, seconds_of(stamp), f"agent: {said}")], index, number)
-            if said.startswith(READY_SAYS):
+            self._record([(key, seconds_of(stamp), f"agent: {line}")], index, number)
+            if line.startswith(READY_SAYS):
                 path = self._run.node_dir(index, number) / READY_FILE
                 with contextlib.suppress(OSError, DiskFullError):
-                    write_atomically(path, said.removeprefix(READY_SAYS))
+                    write_atomically(path, line.removeprefix(READY_SAYS))
 
     def _save_container(self, source: LogSource, folder: Path, ending: ContainerEnd | None) -> None:
         """Saves which container's output lies in a node's folder, and its outcome there."""
@@ -114,7 +114,7 @@ class PodRecorder:
             if ending and not outcome.exists() and ending.outcome:
                 write_atomically(outcome, ending.message)
 
-    def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
+    def _record(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
         with self._lock:
             for key, at, text in moments:
                 if key in self._told:

@@ -58,9 +58,9 @@ def open_client(files: str | None, context: str | None, *, kubectl: str, fix: st
     settings = client.Configuration()
     # The error that is raised in the end says it; urllib3 would log each try on the terminal.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    said: list[str] = []
+    errors: list[str] = []
     try:
-        with _logged_errors(said):
+        with _logged_errors(errors):
             if files is None:
                 config.load_incluster_config(client_configuration=settings)
             else:
@@ -78,8 +78,8 @@ def open_client(files: str | None, context: str | None, *, kubectl: str, fix: st
         why = str(error).splitlines()[0] if known else "it is no kubeconfig"
         why = why if files is None or has_config(files) else "no such file"
         raise TargetError(f"no cluster: {f'{files}: ' if files else ''}{why}", fix) from error
-    if said:
-        what = f"the login command of context {context or 'in use'} failed: {said[0]}"
+    if errors:
+        what = f"the login command of context {context or 'in use'} failed: {errors[0]}"
         raise TargetError(what, f"{kubectl} get pods runs the same command, and tells more")
     # Each followed log takes a connection; above this limit the client warns on the terminal.
     settings.connection_pool_maxsize = 1024
@@ -131,12 +131,12 @@ def parse_warning(value: str) -> str:
 
 
 @contextlib.contextmanager
-def _logged_errors(said: list[str]) -> Iterator[None]:
+def _logged_errors(errors: list[str]) -> Iterator[None]:
     """Collects the client's errors: it only logs that a login command failed, and continues."""
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            errors.append(record.getMessage())
 
     handler = Collector(level=logging.ERROR)
     logging.getLogger().addHandler(handler)

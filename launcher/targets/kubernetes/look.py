@@ -84,9 +84,9 @@ def look(
         return keep_look(run, pod.node_index, request.id, files)
 
     pods = newest_of_each(job.pods.read())
-    told = dict(zip(pods, at_once(ask, pods.values()), strict=True))
+    answers = dict(zip(pods, at_once(ask, pods.values()), strict=True))
     absent = {node.node_index for node in plan.nodes} - pods.keys()
-    return {i: why for i, why in told.items() if why} | dict.fromkeys(absent, "it has no pod")
+    return {i: why for i, why in answers.items() if why} | dict.fromkeys(absent, "it has no pod")
 
 
 def open_door(job: ClusterJob, plan: LaunchPlan, node_index: int) -> Door:

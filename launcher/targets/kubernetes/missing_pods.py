@@ -152,9 +152,9 @@ def _read_group(job: ClusterJob) -> Object | None:
 def _conditions(job: Object) -> Iterator[str]:
     for kind, condition in true_conditions(job).items():
         if kind not in (*GOOD_ENDS, *BAD_ENDS, "Created", "Running"):
-            said = condition.get("message") or condition.get("reason") or ""
+            message = condition.get("message") or condition.get("reason") or ""
             called = f"{job.get('kind')} {section(job, 'metadata').get('name')}"
-            yield f"{called}: {kind}{f': {said}' if said else ''}"
+            yield f"{called}: {kind}{f': {message}' if message else ''}"
 
 
 def _warnings(job: Object, events: Iterable[Object], namespace: str, kubectl: str) -> Iterator[str]:

@@ -152,16 +152,16 @@ class StartLimit:
         if certain is None:
             return None
         pod, ending = certain[-1]
-        told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
-        return Ending(cause=Cause.BAD_INPUT, detail=f"{told}; {WORDS['StartError'].fix}")
+        what = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
+        return Ending(cause=Cause.BAD_INPUT, detail=f"{what}; {WORDS['StartError'].fix}")
 
     def _judge_waiting(self, newest: dict[int, PodView], refused: str, now: float) -> Ending | None:
         waiting = {index: pod for index, pod in sorted(newest.items()) if is_lasting(pod)}
-        told = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
-        told |= {NOT_MADE: refused} if refused else {}
-        self._kept_since = {index: self._kept_since.get(index, now) for index in told}
-        for index, said in told.items():
+        troubles = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
+        troubles |= {NOT_MADE: refused} if refused else {}
+        self._kept_since = {index: self._kept_since.get(index, now) for index in troubles}
+        for index, what in troubles.items():
             if self._limit_s and now - self._kept_since[index] >= self._limit_s:
-                told_s = f"{said}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+                told_s = f"{what}; it lasted {self._limit_s} s ({LIMIT_KEY})"
                 return Ending(cause=Cause.BAD_INPUT, detail=told_s)
         return None

@@ -130,8 +130,8 @@ class PodView:
     @property
     def waits(self) -> str:
         """Why it may wait though nothing is wrong with it; empty if nothing is known."""
-        told = f"{self.name}: its scheduler {self.scheduler} has not looked at it: does it run?"
-        return told if self.scheduler else ""
+        what = f"{self.name}: its scheduler {self.scheduler} has not looked at it: does it run?"
+        return what if self.scheduler else ""
 
 
 def section(item: Object, *path: str) -> Object:
@@ -203,11 +203,11 @@ def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
     """When a pod was placed, could not be, or was disrupted."""
     machine = section(pod, "spec").get("nodeName") or "a node"
     for found in section(pod, "status").get("conditions") or ():
-        said = found.get("message") or found.get("reason") or ""
+        message = found.get("message") or found.get("reason") or ""
         words = {
             ("PodScheduled", "True"): f"placed on {machine}",
-            ("PodScheduled", "False"): f"cannot be placed: {said}",
-            ("DisruptionTarget", "True"): f"disrupted: {said}",
+            ("PodScheduled", "False"): f"cannot be placed: {message}",
+            ("DisruptionTarget", "True"): f"disrupted: {message}",
         }.get((found.get("type"), found.get("status")))
         if words and (stamp := found.get("lastTransitionTime")):
             yield stamp, words
@@ -411,14 +411,14 @@ def _order_of_failure(pod: PodView) -> tuple[bool, bool, bool, float]:
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
     """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
-    said = f": {pod.message}" if pod.message else ""
+    message = f": {pod.message}" if pod.message else ""
     fix = pod.trouble.fix.format(kubectl=kubectl)
     if claim := find_missing_claim(pod):
         fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
         fix += ", or kubernetes.checkpoint: pvc/OTHER"
     elif "unbound immediate PersistentVolumeClaims" in pod.message:
         fix = f"{kubectl} get pvc,storageclass: the claim needs a class that can make its volume"
-    return f"{pod.name}: {pod.trouble.word}{said}; {fix}"
+    return f"{pod.name}: {pod.trouble.word}{message}; {fix}"
 
 
 def find_missing_claim(pod: PodView) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.contract import protocol, typed
+from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
@@ -63,12 +63,6 @@ class RenderedManifest:
     def shell(self, *, embed: bool = False) -> str:
         """A script that applies the manifest; the plan, not ``embed``, puts the agent into it."""
         return f"#!/bin/sh\n{self.apply} -n {self.namespace} -f - <<'EOF'\n{self.yaml()}EOF\n"
-
-    def shell_to_join(self) -> str:
-        """Raises ``InputError``: a cluster's controllers start its nodes."""
-        raise InputError(
-            "nodes of a cluster are not started by hand", typed.command("scale", "RUN", "N")
-        )
 
 
 def render_manifest(

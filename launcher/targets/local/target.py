@@ -34,7 +34,6 @@ from launcher.targets.processes import Process, ProcessArtifact, ProcessSettings
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-LOOPBACK = "127.0.0.1"
 SWEEP_LIMIT_S = 5.0
 """How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
 NodeKey = tuple[str, int, int]
@@ -91,7 +90,7 @@ class LocalTarget(Target):
         serves = isinstance(rendezvous, Static) or rendezvous.is_host
         port = int(endpoint_of(rendezvous).rpartition(":")[2])
         # Ports that this launcher chose were free; if another run takes one, it chooses anew.
-        if serves and port not in self._free_ports and not is_free(port, LOOPBACK):
+        if serves and port not in self._free_ports and not is_free(port, protocol.LOOPBACK):
             fix = "name another, or leave it out: the launcher then takes a free one"
             raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
 
@@ -201,8 +200,8 @@ def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeO
 
 def _run_dir_of(pids: tuple[int, ...]) -> str:
     """The run folder, from the first process that still lives: workers' children come and go."""
-    told = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
-    return next(filter(None, told), "")
+    folders = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
+    return next(filter(None, folders), "")
 
 
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
@@ -225,7 +224,7 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
     A run that loses such a race fails to bind and is started again.
     """
     tried = random_source.sample(PORTS, k=200)
-    free = (port for port in tried if is_free(port, LOOPBACK))
+    free = (port for port in tried if is_free(port, protocol.LOOPBACK))
     found = tuple(itertools.islice(free, count))
     if len(found) == count:
         return found

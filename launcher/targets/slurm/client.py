@@ -135,28 +135,28 @@ def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> Comma
         # ``_parse_time`` reads this format only. Not for sbatch: a new job would inherit it.
         env = {**without_filters(os.environ), "SLURM_TIME_FORMAT": "standard"}
     try:
-        said = short_command.ask(argv, limit_s, cwd, env)
+        end = short_command.ask(argv, limit_s, cwd, env)
     except OSError as error:
         raise SlurmError(
             f"{argv[0]}: {error.strerror}: this machine has no Slurm client",
             "run it on a login node of the cluster, or put Slurm's commands on PATH",
             is_away=False,
         ) from error
-    if said is None:
+    if end is None:
         raise SlurmError(
             f"{argv[0]} gave no answer within {limit_s:g} s",
             "scontrol ping tells whether the controller answers",
             is_away=True,
         )
-    if said.code:
-        text = said.err.strip() or said.out.strip() or f"exit code {said.code}"
-        told = [line.removeprefix(f"{argv[0]}: ") for line in text.splitlines()]
-        is_away = bool(_AWAY.search(said.err))
+    if end.code:
+        text = end.err.strip() or end.out.strip() or f"exit code {end.code}"
+        lines = [line.removeprefix(f"{argv[0]}: ") for line in text.splitlines()]
+        is_away = bool(_AWAY.search(end.err))
         ping = "scontrol ping tells whether the controller answers"
         hint = ping if is_away else _find_fix(text, OUT_OF_REACH)
-        what = f"{argv[0]}: {'; '.join(told)}"
+        what = f"{argv[0]}: {'; '.join(lines)}"
         raise SlurmError(what, hint, is_away=is_away)
-    return said
+    return end
 
 
 def submit_script(script: Path, *options: str, folder: str) -> int:
@@ -184,8 +184,8 @@ def try_script(script: Path) -> str:
 
     Raises ``SlurmError`` if Slurm would refuse the script.
     """
-    said = _run(("sbatch", "--test-only", str(script)), LIMIT_S)
-    return (said.err or said.out).strip()
+    end = _run(("sbatch", "--test-only", str(script)), LIMIT_S)
+    return (end.err or end.out).strip()
 
 
 def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
@@ -263,5 +263,5 @@ def comment_of(run_id: str) -> str:
 @functools.cache
 def read_cluster() -> str:
     """The name of the cluster whose controller answers here. Raises ``SlurmError``."""
-    told = re.search(r"^ClusterName\s*=\s*(\S+)", run_command("scontrol", "show", "config"), re.M)
-    return told[1] if told else ""
+    name = re.search(r"^ClusterName\s*=\s*(\S+)", run_command("scontrol", "show", "config"), re.M)
+    return name[1] if name else ""

@@ -84,13 +84,13 @@ def _judge_controller() -> Finding:
     """Looks for ``Slurmctld(primary) at HOST is UP``, or the same of a backup."""
     fix = NO_ANSWER
     try:
-        said = run_command("scontrol", "ping")
+        answer = run_command("scontrol", "ping")
     except SlurmError as error:
-        said, fix = error.what, error.hint or fix
-    told = re.findall(r"Slurmctld\([^)]*\) at \S+ is \w+", said)
-    if any(line.endswith("is UP") for line in told):
-        return ok("slurmctld", "cluster", "; ".join(told))
-    return failed("slurmctld", "cluster", "; ".join(told) or said, fix)
+        answer, fix = error.what, error.hint or fix
+    controllers = re.findall(r"Slurmctld\([^)]*\) at \S+ is \w+", answer)
+    if any(line.endswith("is UP") for line in controllers):
+        return ok("slurmctld", "cluster", "; ".join(controllers))
+    return failed("slurmctld", "cluster", "; ".join(controllers) or answer, fix)
 
 
 def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Finding]:
@@ -108,16 +108,16 @@ def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Find
             prefix=".doctor-", dir=run_root, ignore_cleanup_errors=True
         )
     except OSError as error:
-        told = f"cannot be written: {error.strerror}"
-        yield failed("run folder", str(run_root), told, "--runs FOLDER that you may write to")
+        what = f"cannot be written: {error.strerror}"
+        yield failed("run folder", str(run_root), what, "--runs FOLDER that you may write to")
         return
     with folder as path:
         target = SlurmTarget(Path(path))
         found = list(diagnose_nodes(job.model_copy(update=probed), target, limit_s))
         yield from found
         if not is_fit(found):
-            told = f"did not succeed within {limit_s:g} s"
-            yield failed("test job", "queue", told, "squeue --start --me; or --limit SECONDS")
+            what = f"did not succeed within {limit_s:g} s"
+            yield failed("test job", "queue", what, "squeue --start --me; or --limit SECONDS")
     if not was_there:
         with contextlib.suppress(OSError):
             run_root.rmdir()
@@ -133,13 +133,13 @@ def tell_partitions(lines: Iterable[str]) -> Iterator[Finding]:
             continue
         name, state, limit, counts, gres = line.split("|")
         _, idle, other, total = counts.split("/")
-        told = f"{state}, time limit {limit}, {idle} of {total} nodes idle"
-        told += f", {other} down or drained" if other != "0" else ""
-        told += f", {gres}" if gres != "(null)" else ""
+        what = f"{state}, time limit {limit}, {idle} of {total} nodes idle"
+        what += f", {other} down or drained" if other != "0" else ""
+        what += f", {gres}" if gres != "(null)" else ""
         if state == "up":
-            yield ok("partition", name, told)
+            yield ok("partition", name, what)
         else:
-            yield warning("partition", name, told, "--set slurm.partition=NAME, one that is up")
+            yield warning("partition", name, what, "--set slurm.partition=NAME, one that is up")
 
 
 def tell_lost_nodes(lines: Iterable[str]) -> Iterator[Finding]:

@@ -90,8 +90,10 @@ def start_script(
 
 def cancel_step(run_id: str, job: int) -> None:
     """Ends the run's step; the job around it goes on. Raises ``SlurmError``."""
-    told = client.run_command("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j")
-    pairs = (line.strip().partition("|")[::2] for line in told.splitlines())
+    listing = client.run_command(
+        "squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j"
+    )
+    pairs = (line.strip().partition("|")[::2] for line in listing.splitlines())
     if step := next((step for step, name in pairs if name == run_id), ""):
         client.run_command("scancel", step)
 

@@ -125,18 +125,20 @@ def parse_time_s(text: str) -> int | None:
 
 def count_gpus(job: JobSpec) -> int:
     """GPUs of each node, by slurm.gres, slurm.gpus_per_node or resources.gpus; 0 if none is set."""
-    spec, asked = job.slurm, job.resources.gpus
+    spec, wanted_gpus = job.slurm, job.resources.gpus
     path, text = ("slurm", "gpus_per_node"), spec.gpus_per_node
     if spec.gres is not None:
         found = [one for one in spec.gres.split(",") if one.startswith("gpu")]
         path, text = ("slurm", "gres"), found[0].partition(":")[2] or "1" if found else None
     if text is None:
-        return asked or 0
+        return wanted_gpus or 0
     last = re.sub(r"\(.*", "", text.rpartition(":")[2])
     count = int(last) if last.isdigit() else 1
-    if asked is not None and asked != count:
+    if wanted_gpus is not None and wanted_gpus != count:
         raise KeyInputError(
-            path, f"{text} are {count} GPUs, but resources.gpus is {asked}", "leave one of them out"
+            path,
+            f"{text} are {count} GPUs, but resources.gpus is {wanted_gpus}",
+            "leave one of them out",
         )
     return count
 

@@ -63,10 +63,10 @@ class StartFiles:
 
     def tell_error(self, error: LauncherError) -> None:
         """Called by node 0 with what prevented a plan."""
-        told = {"error": {"what": error.what, "hint": error.hint}}
+        record = {"error": {"what": error.what, "hint": error.hint}}
         with contextlib.suppress(OSError):
             self.ready.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.ready, json.dumps(told))
+            write_atomically(self.ready, json.dumps(record))
 
     def wait_for_plan(self, clock: Clock) -> LaunchPlan:
         """Called by all other nodes: waits for node 0's plan.
@@ -75,9 +75,9 @@ class StartFiles:
         """
         began = clock.monotonic()
         while True:
-            waited_s, told = clock.monotonic() - began, read_object(self.ready)
-            error = told.get("error")
-            if told and error is None:
+            waited_s, reply = clock.monotonic() - began, read_object(self.ready)
+            error = reply.get("error")
+            if reply and error is None:
                 return self.run.read_plan()
             if isinstance(error, dict) and waited_s > STALE_LIMIT_S:
                 raise InputError(

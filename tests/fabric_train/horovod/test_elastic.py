@@ -14,7 +14,8 @@ from torch import nn
 
 import fabric_train.horovod as hvd
 from fabric_train.errors import InputError
-from fabric_train.horovod.elastic import keeper, running
+from fabric_train.horovod.elastic import keeper
+from fabric_train.horovod.elastic import state as elastic_state
 from fabric_train.horovod.elastic.state import copy_to_cpu
 from fabric_train.lineage import FencedError, Lineage
 from fabric_train.preemption import EXIT_PREEMPTED
@@ -176,7 +177,7 @@ def test_another_state_of_the_process_does_not_get_the_first_ones_commit(tmp_pat
         return first
 
     (first, _) = run(train_two, 2, environ={"CHECKPOINT_DIR": str(tmp_path)})
-    assert "second state of this process" in capfd.readouterr().out
+    assert "another state of this process" in capfd.readouterr().out
     ((again, _),) = run(lambda: train_until(2), 1, environ={"CHECKPOINT_DIR": str(tmp_path)})
     assert again[0] == first[0], "CHECKPOINT_DIR still holds the first one's"
 
@@ -292,7 +293,7 @@ def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(tmp_path):
 
 def test_a_lost_peer_ends_the_function_after_the_last_commit_is_on_disk(tmp_path):
     def lose() -> None:
-        running.WAIT_FOR_THE_END_S = 0.1
+        elastic_state.WAIT_FOR_THE_END_S = 0.1
         state = build()
 
         @hvd.elastic.run

@@ -11,7 +11,7 @@ import torch
 
 import fabric_train.horovod as hvd
 from fabric_train.horovod import collectives
-from fabric_train.horovod.errors import HorovodInternalError
+from fabric_train.horovod.engine import HorovodInternalError
 from tests.fabric_train.forked import ForkedError, run_forked
 from tests.fabric_train.horovod.test_operations import run
 
@@ -106,15 +106,13 @@ def test_a_peer_that_has_shut_down_is_an_error_in_the_others():
     run(leave)
 
 
-def test_a_wait_that_is_too_long_is_told_and_ends_at_the_limit(capfd):
-    def stall() -> None:
+def test_a_long_wait_is_told(capfd):
+    def stall() -> float:
         os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.3"
-        os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = "1"
         hvd.init()
-        began_at = time.monotonic()
-        with pytest.raises(HorovodInternalError, match=r"rank 1 for allreduce\.of rank 1"):
-            hvd.allreduce(torch.ones(1), name=f"of rank {hvd.rank()}")
-        assert 0.9 < time.monotonic() - began_at < 20
+        if hvd.rank() == 1:
+            time.sleep(1)
+        return hvd.allreduce(torch.ones(1), name="late").item()
 
-    run_forked(stall, 2, group=False)
-    assert "allreduce.of rank 1 has waited" in capfd.readouterr().err
+    assert run_forked(stall, 2, group=False) == [1.0, 1.0]
+    assert "allreduce.late has waited" in capfd.readouterr().err

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fabric_train.errors import InputError
-from fabric_train.horovod.starters import Starter, find_starter
+from fabric_train.horovod.context import ALONE, find_world
+from fabric_train.worker_env import World
 
 TORCHRUN = {
     "RANK": "3",
@@ -16,22 +17,24 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
 }
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
-PLACE = Starter(rank=3, size=4, local_rank=1, local_size=2, cross_rank=1, cross_size=2)
+PLACE = World(
+    rank=3, world_size=4, local_rank=1, local_world_size=2, master_addr="host", master_port=29500
+)
 
 
 @pytest.mark.parametrize(
-    ("environ", "starter"),
+    ("environ", "world"),
     [
-        ({}, Starter()),
-        ({"MASTER_ADDR": "left", "MASTER_PORT": "1"}, Starter()),
+        ({}, ALONE),
+        ({"MASTER_ADDR": "left", "MASTER_PORT": "1"}, ALONE),
         (TORCHRUN, PLACE),
         ({**MPIRUN, **TORCHRUN}, PLACE),
-        ({"OMPI_COMM_WORLD_SIZE": "1"}, Starter()),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, ALONE),
     ],
     ids=["alone", "left", "torchrun", "within mpirun", "one of mpirun"],
 )
-def test_the_place_is_read_from_the_environment(environ, starter):
-    assert find_starter(environ) == starter
+def test_the_place_is_read_from_the_environment(environ, world):
+    assert find_world(environ) == world
 
 
 @pytest.mark.parametrize(
@@ -44,4 +47,4 @@ def test_the_place_is_read_from_the_environment(environ, starter):
 )
 def test_an_environment_by_which_ranks_could_not_meet_is_refused_with_the_fix(environ, told):
     with pytest.raises(InputError, match=told):
-        find_starter(environ)
+        find_world(environ)

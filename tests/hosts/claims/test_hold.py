@@ -35,7 +35,7 @@ class Held(Typist):
 def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
     held = Held(tmp_path, typist.network)
     yield held
-    held.well("release", "dev")
+    held.well("stop", "dev")
 
 
 def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held):

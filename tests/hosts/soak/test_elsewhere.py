@@ -44,7 +44,7 @@ def test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine(typist, 
     elsewhere.well("scale", run_id, "1")
     wait_until(lambda: "[0/0] 1 line" in path.read_text())
     told = elsewhere("report", run_id).stdout
-    assert told.startswith(f"{run_id}: running on hosts"), told
+    assert told.startswith(f"{run_id}: RUNNING on hosts"), told
 
     elsewhere.well("stop", run_id)
     assert launcher.wait(40) == 143

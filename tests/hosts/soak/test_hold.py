@@ -35,7 +35,7 @@ def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         # The image may have to travel.
         held.limit_s = 400.0
     yield held
-    held.well("release", "dev")
+    held.well("stop", "dev")
 
 
 def containers_on(host: Host) -> list[str]:

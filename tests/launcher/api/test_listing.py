@@ -127,10 +127,10 @@ def test_a_run_is_told_with_its_nodes_and_what_they_reported():
         hold="held",
     )
     assert render_status(status).splitlines() == [
-        "digits-1: orphaned on hosts, attempt 1",
+        "digits-1: ORPHANED on hosts (2 starts of all nodes)",
         "  held",
-        "  restarts by cause, over all nodes: exit 2",
-        "  healed: without a restart once, paused 0.73 s",
+        "  healed       without a restart once, paused 0.73 s",
+        "  restarts     exit 2 (over all nodes)",
         "  node 0.0 on gpu1: running",
         "  node 1.2: exited, exit code 137, SIGKILL (9); killed",
         "  loss: 0.5",

@@ -126,7 +126,7 @@ def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place):
     assert outcome.metrics == {"loss": 0.5}
     assert list(training.logs(rank=1)) == ["1 --lr 0.1 --x 1", "to stderr"]
     assert (training.status().state, training.report().cause) == ("succeeded", "completed")
-    assert str(training.report()).startswith(f"{training.run_id}: succeeded on local")
+    assert str(training.report()).startswith(f"{training.run_id}: SUCCEEDED on local")
     assert find().run_id == find("train").run_id == training.run_id
     assert [one.outcome for one in list_runs()] == [outcome]
     assert training.stop() == outcome

@@ -104,7 +104,7 @@ def test_ps_of_an_empty_folder_says_so(folder):
 
 
 def test_schema_is_the_shipped_one(folder):
-    printed = json.loads(launcher("schema", cwd=folder).stdout)
+    printed = json.loads(launcher("docs", "schema", cwd=folder).stdout)
     assert printed == json.loads((ROOT / "jobs" / "job.schema.json").read_text())
 
 

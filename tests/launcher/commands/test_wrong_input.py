@@ -273,11 +273,8 @@ LINES = [
     ("stop nothing --grace nan", "'nan' is no number of seconds"),
     ("scale", "N is missing\n  fix: launcher scale --help"),
     ("doctor", "no job file is named"),
-    ("env", "either a script or job file, or --join RUN: none was given"),
-    ("env job.yaml --join x", "either a script or job file, or --join RUN: both were given"),
-    ("env job.yaml --nnodes 2", "--rdzv-endpoint"),
-    ("env job.yaml --node-rank 5", "--node-rank 5"),
-    ("env job.yaml --nnodes 2 --rdzv-endpoint host:port", "host:port"),
+    ("shell r 1", "shell: gone\n  fix: launcher exec RUN --node N"),
+    ("init train.py", "init: gone\n  fix: launcher import SCRIPT -o job.yaml"),
     ("check", "FILE"),
     ("check .", "is a folder, not a file"),
 ]

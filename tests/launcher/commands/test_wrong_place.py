@@ -20,9 +20,9 @@ from tests.programs import run_program, write_python_program
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 LINES = [
-    *("ps", "ps --all --json", "schema", "status", "report", "logs", "stop", "scale 2"),
+    *("ps", "ps --all --json", "docs schema", "status", "report", "logs", "stop", "scale 2"),
     *("render job.yaml --on local", "run job.yaml --on local", "doctor job.yaml --on local"),
-    *("env job.yaml", "env --join x", "check job.yaml", "hosts --hosts a"),
+    *("import job.yaml", "check job.yaml", "hosts --hosts a"),
 ]
 
 
@@ -77,7 +77,7 @@ def test_a_stdin_that_is_not_utf_8_is_told_with_its_line(folder):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("line", ["schema", "ps", "render job.yaml --on local", "--help"])
+@pytest.mark.parametrize("line", ["docs schema", "ps", "render job.yaml --on local", "--help"])
 def test_output_that_finds_no_room_is_no_success(folder, line):
     assert_told(shell(f"launcher {line} >/dev/full", folder), words="No space left on device")
 

@@ -13,7 +13,6 @@ from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.torchrun import (
     WorkerLog,
     as_flags,
-    as_variables,
     parse_failures,
     parse_torch_version,
     parse_worker_folder,
@@ -50,17 +49,6 @@ def test_torch_reads_the_settings_as_they_were_planned(make_plan, docker_facts, 
         assert config.nproc_per_node == node.nproc_per_node
         assert arguments[-3:] == ["train.py", "--lr", "1"]
         assert config.local_addr == node.local_addr
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_flags_and_variables_mean_the_same_to_torch(make_plan, docker_facts, shape, monkeypatch):
-    for node in make_plan(docker_facts, **shape).nodes:
-        by_flags, _, _ = launch_config([*as_flags(options_of(node)), "train.py"])
-        with monkeypatch.context() as scope:
-            for name, value in as_variables(options_of(node)):
-                scope.setenv(name, value)
-            by_variables, _, _ = launch_config(["train.py"])
-        assert vars(by_flags) | {"logs_specs": 0} == vars(by_variables) | {"logs_specs": 0}
 
 
 def test_a_rendezvous_is_told_whole(make_plan):

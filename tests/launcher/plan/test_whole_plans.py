@@ -38,7 +38,6 @@ FOLDERS = Folders(run=f"/there/{RUN_ID}", checkpoints=f"/kept/{RUN_ID}", cwd=f"/
 HOSTS = replace(
     BARE,
     target="places",
-    rdzv_host="10.0.0.1",
     shares_storage=False,
     terminal=True,
     nodes=tuple(

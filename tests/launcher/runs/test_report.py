@@ -209,7 +209,7 @@ def test_a_running_run_is_told_up_to_now(run):
     told = report_run(run, SUBMITTED_AT + 41)
     assert (told.state, told.cause) == ("running", None)
     assert told.nodes[2].phases_s["running"] == 30.0
-    assert "digits-0a1b2c: running on local" in render_postmortem(told)
+    assert "digits-0a1b2c: RUNNING on local" in render_postmortem(told)
 
 
 def test_the_trainings_own_ledger_does_not_disturb(ended):
@@ -236,7 +236,7 @@ def test_a_run_under_plain_torchrun_is_told_with_what_there_is(tmp_path, make_pl
     (run.path / "nodes/0/0/id_x/attempt_0/0").mkdir(parents=True)
     write_outcome(run, plan, Ending(cause=Cause.COMPLETED), SUBMITTED_AT + 5)
     text = render_postmortem(report_run(run, SUBMITTED_AT + 9))
-    assert "succeeded on local, engine torchrun (completed; exit code 0; 5.0 s)" in text
+    assert "SUCCEEDED on local (completed; exit code 0; 5.0 s)" in text
     assert "0.0: 1 attempt, plain torchrun keeps no report of a node" in text
     assert "timeline" not in text
 

@@ -48,7 +48,7 @@ NODE = NodeReport(
     state="running",
 )
 ROW = NodeRow(
-    told=NODE,
+    report=NODE,
     host="",
     vitals={
         "steps": {"0": 9, "1": 7},
@@ -93,7 +93,7 @@ TOLD = Postmortem(
     folder="",
     heals=[Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="node 1 is lost")],
 )
-SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
+SEEN = RunSnapshot(report=TOLD, nodes=[ROW])
 STEPS = """
 import time, torch
 weight = torch.nn.Parameter(torch.zeros(1))
@@ -107,7 +107,7 @@ while True:
 
 def test_a_run_is_told_in_columns():
     assert render_snapshot(SEEN).splitlines() == [
-        "digits-1: running on local, engine agent (75.0 s)",
+        "digits-1: RUNNING on local (75.0 s)",
         "step 700/1000  loss 0.25  1,234 samples/s  30 s left  saved 4 s ago  goodput 87.5%  "
         "restarts: exit 2  healed without a restart once, paused 0.73 s",
         "NODE  STATE    SEEN  STEP  CPU  MEMORY     GPU           LAST LINE",
@@ -130,7 +130,7 @@ def test_the_time_left_follows_the_pace_of_the_last_twenty_points():
 
 
 def node(**changes: Any) -> NodeRow:
-    return replace(ROW, told=replace(NODE, **changes))
+    return replace(ROW, report=replace(NODE, **changes))
 
 
 @pytest.mark.parametrize(
@@ -290,10 +290,10 @@ def test_without_a_terminal_a_run_is_told_once(tmp_path):
     runner.write("print('hello')")
     runner("run", "job.yaml", "--on", "local")
     done = runner("top")
-    assert "succeeded on local, engine agent (completed" in done.stdout
+    assert "SUCCEEDED on local (completed" in done.stdout
     assert "hello" in done.stdout
     (row,) = json.loads(runner("top", "--json").stdout)["nodes"]
-    assert (row["told"]["cause"], row["seen_s"]) == ("completed", None)
+    assert (row["report"]["cause"], row["seen_s"]) == ("completed", None)
     (tmp_path / "runs/latest/ledger/agent-0-0.jsonl").write_text('{"torn\n\x00')
     assert runner("top").returncode == 0
 

@@ -78,7 +78,7 @@ def test_nodes_that_srun_starts_form_a_group(site, cluster):
     (run_id,) = site.launcher.run_ids()
     assert run_id.startswith("tiny-")
     assert run_id.endswith(".0")
-    assert f"{run_id}: succeeded on starter" in site.launcher("status").stdout
+    assert f"{run_id}: SUCCEEDED on starter" in site.launcher("status").stdout
 
 
 def test_several_tasks_on_a_node_are_an_error(site, cluster):

@@ -29,6 +29,6 @@ def test_a_lost_node_of_a_held_array_comes_back_and_the_run_goes_on(typist):
     wait_until(lambda: (typist.run / "up-1-1").exists())
     typist.go()
     assert process.wait(60) == 0, typist.said.read_text()
-    assert typist("release", "dev").returncode == 0
+    assert typist("stop", "dev").returncode == 0
     typist.cluster.start_node(lost)
     typist.cluster.wait_idle()

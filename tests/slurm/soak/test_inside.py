@@ -53,7 +53,7 @@ def test_a_hold_in_an_allocation_has_its_nodes(site, cluster):
     site.launcher.write(SUM, JOB)
     lines = (
         "./launcher hold --name dev --nproc-per-node 1 && ./launcher run job.yaml --in dev; "
-        "./launcher release dev; srun --ntasks-per-node=1 echo still mine"
+        "./launcher stop dev; srun --ntasks-per-node=1 echo still mine"
     )
     code, out, err = site.finish("salloc", "--nodes=2", "sh", "-c", lines)
     assert code == 0, err

@@ -63,7 +63,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     launcher.write("", JOB)
     launcher.well("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
     yield launcher
-    assert launcher("release", "dev").returncode == 0
+    assert launcher("stop", "dev").returncode == 0
     assert not launcher.processes()
 
 
@@ -145,7 +145,7 @@ def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev):
     told = dev.fails(2, "run", "job.yaml", "--in", "dev")
     assert f"dev is in use: {first} of " in told
     assert f"stop {first}" in told
-    in_use = dev.fails(2, "release", "dev")
+    in_use = dev.fails(2, "stop", "dev")
     assert f"dev is in use: {first}" in in_use
     assert f"used by {first}" in dev("ps").stdout
     process.send_signal(signal.SIGINT)
@@ -232,7 +232,7 @@ def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev):
 
 
 def test_a_shell_is_opened_in_a_node(dev):
-    terminal = Terminal(dev, "shell", "dev", "1")
+    terminal = Terminal(dev, "exec", "dev", "--node", "1")
     terminal.type("echo node-$LAUNCHER_NODE_INDEX-of-$(pwd)")
     terminal.wait(f"node-1-of-{dev.folder}")
     terminal.type("exit 4")

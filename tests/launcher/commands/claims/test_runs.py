@@ -24,7 +24,7 @@ def test_following_a_run_that_somebody_stops_ends_with_its_code_and_says_so(laun
     assert launcher("stop").returncode == 0
     _, said = logs.communicate(timeout=60)
     assert logs.returncode == 143
-    assert f"{run_id}: stopped, stop-requested, exit code 143; see: ".encode() in said
+    assert f"{run_id}: STOPPED on local (stop-requested; exit code 143; ".encode() in said
 
 
 @pytest.mark.mount

@@ -60,8 +60,6 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
         (["hold", "--name", "dev", *ON], "--name dev: that hold is there already"),
         (["exec", "dev"], "exec: which program?"),
         (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
-        (["shell", "dev", "2"], "node 2: "),
-        (["release", "none"], "no hold 'none' in "),
         (["stacks", "dev"], " is a hold and has no workers: held by "),
         (["profile", "dev"], " is a hold and has no workers: held by "),
     ],
@@ -80,7 +78,7 @@ def test_packages_that_change_are_imported_anew_and_this_is_told(launcher):
     (packages / "newer.py").write_text("")
     launcher.well("run", "job.yaml", "--in", "dev")
     assert "packages have changed: torch is imported anew" in launcher("logs", "-v", "dev").stderr
-    assert launcher("release", "dev").returncode == 0
+    assert launcher("stop", "dev").returncode == 0
 
 
 def test_nodes_are_held_from_python(launcher):

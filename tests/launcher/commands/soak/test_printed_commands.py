@@ -90,7 +90,7 @@ def test_what_a_failed_run_prints_is_typed(terminal, server):
     assert sorted(kinds) == ["logs", "render", "report", "stop"]
     by_kind = dict(zip(kinds, commands, strict=True))
     assert "[0/0] no data at all" in terminal.paste(by_kind["logs"])
-    assert f"{run_id}: failed" in terminal.paste(by_kind["report"])
+    assert f"{run_id}: FAILED" in terminal.paste(by_kind["report"])
     rendered = terminal.paste(by_kind["render"])
     assert all(part in rendered for part in ("kind: Job", "other:2", "--epochs=1", "good day"))
     again = terminal.type("run", "job file.yaml", "--on", "kubernetes", "--runs", RUNS,

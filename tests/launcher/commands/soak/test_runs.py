@@ -37,7 +37,7 @@ def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher):
     done = launcher("logs", "--follow")
     assert done.stdout == "[0/0] so far\n"
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"launcher: {run_id}: failed, training-failed, exit code 1; see: ")
+    assert last.startswith(f"launcher: {run_id}: FAILED on local (training-failed; ")
     assert last.endswith(f" report {run_id}")
     assert done.returncode == 1
     assert launcher("logs").returncode == 0, "without --follow the output is what was asked for"
@@ -95,7 +95,7 @@ def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_fro
     launcher.write(WAITING)
     run_id = detach(launcher)
     assert f"{run_id}  local   1      running" in type_elsewhere(launcher, "ps").stdout
-    assert f"{run_id}: running on local" in type_elsewhere(launcher, "status").stdout
+    assert f"{run_id}: RUNNING on local" in type_elsewhere(launcher, "status").stdout
     stopped = type_elsewhere(launcher, "stop")
     assert stopped.returncode == 0, stopped.stderr
     assert f"{run_id}: stopped, stop-requested" in stopped.stderr

@@ -24,7 +24,9 @@ def test_a_closed_stderr_and_stdin_harm_nothing(folder):
 
 
 @pytest.mark.parametrize(
-    "line", ["ps", "schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"]
+    "line",
+    ["ps", "docs schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"],
+    ["ps", "docs schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"],
 )
 def test_a_reader_that_goes_early_is_no_error(folder, line):
     done = shell(f"launcher {line} | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}", folder)
@@ -89,7 +91,7 @@ def test_a_damaged_run_folder_is_told_by_every_command(ended, folder, name, cont
     shutil.copytree(ended / "runs", folder / "runs", symlinks=True)
     run = next(path for path in (folder / "runs").iterdir() if not path.is_symlink())
     monkeypatch.chdir(folder)
-    for line in ("ps -a", "ps", "status", "report", "logs", "stop", "env --join latest", "scale 2"):
+    for line in ("ps -a", "ps", "status", "report", "logs", "stop", "scale 2"):
         (run / name).write_bytes(content)
         # In this process: anything but an exit code is raised, and fails the test.
         assert cli.run_command(line.split()) in (0, 2), line

@@ -47,7 +47,7 @@ def test_workers_stdout_goes_to_stdout_and_everything_else_to_stderr(launcher):
     lines = done.stderr.splitlines()
     assert {"[0/0] err of 0", "[0/1] err of 1"} <= set(lines)
     assert lines[0].startswith("launcher: running on")
-    assert any(line.startswith("SUCCEEDED") for line in lines)
+    assert any(": SUCCEEDED on " in line for line in lines)
     assert "\x1b" not in done.stdout + done.stderr
     shown = launcher("logs")
     assert sorted(shown.stdout.splitlines()) == ["[0/0] out of 0", "[0/1] out of 1"]
@@ -121,7 +121,7 @@ def test_both_streams_of_two_nodes_into_one_pipe_keep_their_order(launcher):
     done = in_shell(launcher, "RUN 2>&1 | cat", "run", "job.yaml", "--on", "local", "--nnodes", "2")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("launcher: running on")
-    summary = next(n for n, line in enumerate(lines) if line.startswith("SUCCEEDED"))
+    summary = next(n for n, line in enumerate(lines) if ": SUCCEEDED on " in line)
     for rank in ("0", "1"):
         assert lines.index(f"[{rank}/{rank}] out of {rank}") < summary
         assert lines.index(f"[{rank}/{rank}] err of {rank}") < summary

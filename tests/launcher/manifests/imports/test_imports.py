@@ -119,13 +119,13 @@ def test_a_batch_script_without_a_signal_is_told_and_sbatch_reads_no_option_belo
         assert (lacks in render_draft(import_text(text, "job.sbatch"))) is said
 
 
-# -- init ------------------------------------------------------------------------------------------
+# -- a script --------------------------------------------------------------------------------------
 
 SCRIPTS = sorted((ROOT / "tests/launcher/manifests/scripts/right").glob("*.py"))[:12]
 
 
 def test_each_script_gets_this_job_file(expect_golden):
-    from launcher.manifests.imports.init import render_job
+    from launcher.manifests.imports.script import render_job
 
     assert len(SCRIPTS) == 12
     texts = [render_job([path.name], path.read_text(), ["requirements.txt"]) for path in SCRIPTS]
@@ -146,9 +146,9 @@ def test_each_script_gets_this_job_file(expect_golden):
     ],
     ids=("cut", "Python 2", "notebook", "5 MB"),
 )
-def test_init_refuses_what_is_no_script(tmp_path, name, text, what):
+def test_import_refuses_what_is_no_script(tmp_path, name, text, what):
     runner = Runner(tmp_path)
     (tmp_path / name).write_text(text)
-    told = runner.fails(2, "init", name)
+    told = runner.fails(2, "import", name, "-o", "job.yaml")
     assert what in told
     assert not (tmp_path / "job.yaml").exists()

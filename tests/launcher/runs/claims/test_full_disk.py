@@ -55,7 +55,7 @@ def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(launcher, disk)
     outcome = launcher.outcome
     assert (outcome["state"], outcome["cause"]) == ("failed", "disk-full")
     headline = done.stderr.partition("FAILED")[2].splitlines()[0]
-    assert "disk-full (node " in headline
+    assert "(disk-full; node " in headline
     for part in ("the disk at ", " free of 8.0 MiB", "filler (", "fault: platform"):
         assert part in headline
     assert "guards it" not in done.stdout + done.stderr

@@ -43,7 +43,7 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         tmux("send-keys", "x")
         tmux.wait_for(f"{run_id}: stopped, stop-requested")
         tmux.close_page()
-        tmux.wait_for("stopped on local")
+        tmux.wait_for("STOPPED on local")
         tmux("send-keys", "q")
         wait_until(lambda: not tmux("list-sessions"))
     finally:

@@ -43,7 +43,11 @@ env = {{name: value for name, value in os.environ.items() if ours.fullmatch(name
 print("given", json.dumps({{"code": helper.NAME, "argv": sys.argv[1:], "env": env}}), flush=True)
 """
 """Each worker says which token, code, arguments and variables it was given."""
-FAILED = (1, "training-failed", r"FAILED {run}: training-failed \(({pod})?fault: training\)")
+FAILED = (
+    1,
+    "training-failed",
+    r"{run}: FAILED on \S+ \(training-failed; ({pod})?fault: training; exit code 1; [\d.]+ s\)",
+)
 ASKED = "asks.py: error: unrecognized arguments: --no-such"
 ENDINGS = {
     "exits": ("import sys; sys.exit(3)", *FAILED, "rank 0 on node 0.*: exit code 3"),
@@ -56,7 +60,8 @@ ENDINGS = {
         "import argparse; argparse.ArgumentParser().parse_args(['--no-such'])",
         2,
         "bad-input",
-        rf"FAILED {{run}}: bad-input \(({{pod}})?(rank 0: )?{ASKED}; fault: user\)",
+        rf"{{run}}: FAILED on \S+ \(bad-input; ({{pod}})?(rank 0: )?{ASKED}; fault: user; "
+        r"exit code 2; [\d.]+ s\)",
         r"usage: asks\.py \[-h\]",
     ),
 }
@@ -265,7 +270,7 @@ class TargetContract:
         bench.write(SUMS.replace('"sum"', '"anew"'))
         assert bench.launcher.well(*argv).stdout.count("anew 2.0 left None") == 2
         assert {*nodes} <= {*process_table.find(**{RUN_ID: hold})}
-        bench.launcher.well("release", "dev")
+        bench.launcher.well("stop", "dev")
         wait_until(lambda: bench.launcher.processes() == [])
 
 

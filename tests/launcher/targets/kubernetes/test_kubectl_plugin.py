@@ -62,7 +62,7 @@ def test_the_package_brings_the_program():
 def test_kubectls_own_options_stand_before_or_behind_the_command(words, submitted, plugin):
     code, said = plugin(*words)
     assert code == 0, said
-    assert f"{RUN_ID}: running on kubernetes" in said
+    assert f"{RUN_ID}: RUNNING on kubernetes" in said
 
 
 def test_everything_is_on_the_cluster_without_being_said(submitted, plugin, tmp_path):
@@ -97,7 +97,7 @@ def test_latest_is_the_run_that_was_made_last_and_not_that_of_a_folder_here(
     (tmp_path / "runs/local-1").mkdir(parents=True)
     (tmp_path / "runs/local-1/plan.json").write_text("{}")
     (tmp_path / "runs/latest").symlink_to("local-1")
-    assert f"{RUN_ID}: running" in plugin("status")[1]
+    assert f"{RUN_ID}: RUNNING" in plugin("status")[1]
 
 
 def test_commands_are_printed_as_kubectl_takes_them(submitted, plugin, tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_kubectl_finds_it_and_hands_the_exit_code_on(submitted, tmp_path):
 
     done = kubectl("status", "digits", "-n", "team")
     assert done.returncode == 0, done.stderr
-    assert f"{RUN_ID}: running on kubernetes" in done.stdout
+    assert f"{RUN_ID}: RUNNING on kubernetes" in done.stdout
     done = kubectl("status", "letters")
     assert done.returncode == 2
     assert "kubectl launcher ps --all lists the runs" in done.stderr

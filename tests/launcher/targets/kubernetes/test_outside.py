@@ -74,7 +74,7 @@ def end_job(server: FakeCluster, kind: str, at: str, **more: str) -> None:
 def test_a_run_is_found_by_its_jobs_name_or_its_id(words, submitted, typed):
     code, said = typed("status", *words)
     assert code == 0, said
-    assert f"{RUN_ID}: running on kubernetes" in said
+    assert f"{RUN_ID}: RUNNING on kubernetes" in said
     assert "node 0.0: running" in said
     assert "node 1.0: running" in said
     assert "folder:" not in said
@@ -87,7 +87,7 @@ def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(server, typed):
     server.log("digits-job-0-x", ("2026-01-01T00:00:05Z", "[0/0] epoch 1"), ended=True)
     code, said = typed("status", "digits-job")
     assert code == 0, said
-    assert "digits-job: running on kubernetes" in said
+    assert "digits-job: RUNNING on kubernetes" in said
     assert typed("logs", "digits-job") == (0, "[0/0] epoch 1\n")
 
 
@@ -160,7 +160,7 @@ def test_of_jobs_of_one_name_the_one_that_goes_on_is_meant(submitted, typed):
     submitted.put("pytorchjobs", {**other, "status": {"conditions": [condition]}})
     code, said = typed("status", "digits")
     assert code == 0, said
-    assert f"{RUN_ID}: running on kubernetes" in said
+    assert f"{RUN_ID}: RUNNING on kubernetes" in said
 
 
 def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(submitted, typed):
@@ -248,12 +248,12 @@ def test_a_report_without_a_folder_is_made_of_what_the_pods_say(failed, typed):
     code, said = typed("report", "digits")
     assert code == 0, said
     lines = [line.strip() for line in said.splitlines()]
-    assert lines[0].startswith(f"{RUN_ID}: failed on kubernetes, engine agent (training-failed")
+    assert lines[0].startswith(f"{RUN_ID}: FAILED on kubernetes (training-failed")
     assert "exit code 1; 41.0 s" in lines[0]
     assert "first failure: rank 1 on node 1, attempt 1: ValueError: no data" in lines
     assert "| Traceback" in lines
     assert "log: python -m launcher logs digits-0a1b2c --rank 1" in lines
-    assert "restarts by cause, over all nodes: exit 2" in lines
+    assert "restarts     exit 2 (over all nodes)" in lines
     timeline = [line for line in lines if line[:1].isdigit() and "  " in line]
     assert [line.partition("  ")[2] for line in timeline] == [
         "0.0  pod digits-0-a made",
@@ -278,9 +278,9 @@ def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(submitted
     held = set(submitted.objects)
     code, said = typed("status", "digits")
     assert code == 0, said
-    assert f"{RUN_ID}: succeeded on kubernetes" in said
+    assert f"{RUN_ID}: SUCCEEDED on kubernetes" in said
     seconds = 1800 - int(created[17:19])
-    assert f"completed, exit code 0, {seconds}.0 s" in said, "the job's own time, not that of now"
+    assert f"exit code 0; {seconds}.0 s)" in said, "the job's own time, not that of now"
     assert set(submitted.objects) == held
     assert not [method for method, _, _ in submitted.requests if method == "DELETE"]
 
@@ -293,9 +293,9 @@ def test_a_run_that_has_ended_here_does_not_hide_the_one_that_goes_on_there_and_
     run.create(plan, "", 1.0)
     write_outcome(run, plan, Ending(cause=Cause.COMPLETED), 2.0)
     assert run_command(("status", "digits", "--runs", str(run.path.parent))) == 0
-    assert f"{RUN_ID}: running on kubernetes" in capfd.readouterr().out
+    assert f"{RUN_ID}: RUNNING on kubernetes" in capfd.readouterr().out
     assert run_command(("status", "digits-9", "--runs", str(run.path.parent))) == 0
-    assert "digits-99ffff: succeeded" in capfd.readouterr().out
+    assert "digits-99ffff: SUCCEEDED" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("words", [(), ("--follow",)])

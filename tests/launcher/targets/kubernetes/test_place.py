@@ -184,7 +184,7 @@ def test_a_run_remembers_the_kubeconfig_that_was_named(server, launcher, elsewhe
     assert remembered(run_id) == place
     code, said = launcher("status", run_id)
     assert code == 0, said
-    assert f"{run_id}: running" in said
+    assert f"{run_id}: RUNNING" in said
     # What is printed leads there too.
     server.denied.add(("delete", "jobs"))
     code, said = launcher("stop", run_id)
@@ -286,7 +286,7 @@ def test_a_cluster_whose_address_has_changed_is_known_by_its_uid(server, launche
     server.delete("jobs", "digits")
     code, said = launcher("status", run_id)
     assert code == 0, said
-    assert "stopped" in said
+    assert "STOPPED" in said
 
 
 # -- inside of a pod ------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ def test_where_no_kind_may_be_listed_that_is_the_answer(server, launcher, run_id
 
 
 @pytest.mark.parametrize(
-    "words", [("run", "train.py", "--in", "dev", "-n", "team"), ("release", "dev", "-n", "team")]
+    "words", [("run", "train.py", "--in", "dev", "-n", "team"), ("stop", "dev", "-n", "team")]
 )
 def test_the_verbs_of_a_hold_take_the_options_that_lead_to_a_cluster(words, server, typed):
     code, said = typed(*words)

@@ -37,7 +37,7 @@ def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(bench):
     bench.write(SUMS)
     done = bench.launcher.well("run", "train.py", "--in", "dev")
     assert done.stdout.count("sum 2.0 left None") == 2
-    bench.launcher.well("release", "dev")
+    bench.launcher.well("stop", "dev")
 
 
 @on("local", "docker", "hosts", "slurm", "kubernetes")

@@ -30,7 +30,7 @@ def held(tmp_path_factory: pytest.TempPathFactory, engine: Any) -> Iterator[Runn
     launcher = Runner(tmp_path_factory.mktemp("dev"))
     launcher.well(*HOLD, "--nnodes", "2")
     yield launcher
-    assert launcher("release", "dev").returncode == 0
+    assert launcher("stop", "dev").returncode == 0
     assert remove_left(engine, launcher.run_ids()) == []
 
 

@@ -47,7 +47,7 @@ def held(pods: Controller, server: FakeCluster, tmp_path: Path) -> Iterator[Runn
     launcher = Runner(tmp_path)
     launcher.well(*HOLD)
     yield launcher
-    launcher.well("release", "dev", "-n", "team")
+    launcher.well("stop", "dev", "-n", "team")
     assert not [key for key in server.objects if key[0] in ("jobs", "pods")]
 
 

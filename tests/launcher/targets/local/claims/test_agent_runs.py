@@ -115,8 +115,8 @@ def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_onc
         *("run", "job.yaml", "--on", "local", "--nproc-per-node", "2"),
         *("--set", f"engine={engine}", "--set", "stop_grace_s=1"),
     )
-    told = done.partition("FAILED ")[2].splitlines()
-    assert told[0].endswith(": training-failed (fault: training)")
+    told = done.partition(": FAILED on local ")[2].splitlines()
+    assert told[0].startswith("(training-failed; fault: training; exit code 1; ")
     assert told[1] == "  first failure: rank 1 on node 0: ValueError: the cause"
     (fell,) = [line for line in told if line.startswith("  failed after it")]
     assert "rank 0 on node 0: RuntimeError: Connection closed by peer" in fell

@@ -22,6 +22,6 @@ def test_nodes_that_mpirun_starts_form_a_group_and_end_with_one_code(starting):
     if len(os.sched_getaffinity(0)) > 1:
         assert "mpirun bound this node to 1 of its cores; the workers get all" in err
     (run_id,) = starting.launcher.run_ids()
-    assert f"{run_id}: succeeded on starter" in starting.launcher("status").stdout
+    assert f"{run_id}: SUCCEEDED on starter" in starting.launcher("status").stdout
     listed = starting.launcher("ps", "--all").stdout
     assert "starter" in listed

@@ -30,7 +30,7 @@ def test_a_node_runs_the_job_again_and_again_and_the_folder_tells_of_each(starti
     code, out, err = finish(starting.node(*words, LAUNCHER_NODE_INDEX="0"))
     assert (code, "[0/0] alone\n" in out) == (0, True), err
     assert "launcher: run one: nnodes 1 x nproc_per_node 1 on cpu; folder" in err
-    assert "one: succeeded on starter" in starting.launcher("status", "one").stdout
+    assert "one: SUCCEEDED on starter" in starting.launcher("status", "one").stdout
     assert "alone" in starting.launcher("logs", "one").stdout
     # The same run goes on, as one whose job was requeued; its exit code is the agent's.
     code, _, err = finish(starting.node(*words, LAUNCHER_NODE_INDEX="0", CODE="7"))
@@ -96,7 +96,7 @@ def test_a_stop_from_another_terminal_reaches_nodes_that_mpirun_started(starting
     wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
     (run_id,) = starting.launcher.run_ids()
     status = starting.launcher("status")
-    assert f"{run_id}: running on starter" in status.stdout
+    assert f"{run_id}: RUNNING on starter" in status.stdout
     assert "node 1.0: running" in status.stdout
     assert "starter" in starting.launcher("ps").stdout
     stopped = starting.launcher("stop")

@@ -1,4 +1,4 @@
-"""``launcher init``: a commented job file for a script, from its arguments and imports. Pure."""
+"""A script's job file, with comments, from its arguments and imports. Pure."""
 
 from __future__ import annotations
 
