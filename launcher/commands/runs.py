@@ -36,7 +36,6 @@ from launcher.contract.protocol import LATEST_LINK
 from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder, find_run
 from launcher.runs.summary import render_headline
-from launcher.targets.hold import is_hold
 
 PAGE_FILE = "report.html"
 """The page in a run's folder to which the index of ``ps --html`` links."""
@@ -122,7 +121,7 @@ def stop(arguments: argparse.Namespace) -> None:
     """Ends a run; a hold by its name only if no run uses it, by its id in any case."""
     run, others = _find_to_stop(arguments)
     plan = run.read_plan()
-    if is_hold(plan) and arguments.run == plan.job_name and run.read_outcome() is None:
+    if plan.is_hold and arguments.run == plan.job_name and run.read_outcome() is None:
         done = release(run_root(arguments), run.run_id, arguments.grace)
     else:
         done = stop_run(run, arguments.grace, keep=arguments.keep)
