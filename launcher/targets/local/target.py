@@ -199,14 +199,14 @@ class LocalTarget(Target):
         """The processes of a run, or of one of its nodes."""
         label = {protocol.RUN_ID: run_id}
         label |= {} if index is None else {protocol.NODE_INDEX: str(index)}
-        found = {*process_table.find(**label)}
+        processes = {*process_table.find(**label)}
         # Nodes forked in a hold have the hold's variables: find them by their records.
         run = RunFolder(self._run_root / run_id)
         for node, incarnation in run.incarnations():
             record = read_record(run.node_dir(node, incarnation))
             if index in (None, node) and lives(record):
-                found |= {*tree_of(record["pid"])}
-        return tuple(sorted(found))
+                processes |= {*tree_of(record["pid"])}
+        return tuple(sorted(processes))
 
 
 def _env_of(process: Process) -> dict[str, str]:
@@ -263,9 +263,9 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
     """
     tried = random_source.sample(PORTS, k=200)
     free = (port for port in tried if is_free(port, protocol.LOOPBACK))
-    found = tuple(itertools.islice(free, count))
-    if len(found) == count:
-        return found
+    ports = tuple(itertools.islice(free, count))
+    if len(ports) == count:
+        return ports
     raise TargetError(
         "no free TCP port between 20000 and 32000 on 127.0.0.1",
         "ss -ltnp lists the processes that listen there: end those that are not needed",
