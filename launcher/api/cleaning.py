@@ -36,8 +36,8 @@ def find_old(
     rows = list_runs(run_root, everything=True)
     chosen: list[Left] = []
     if older_than_s is not None or keep is not None or states:
-        found = map(_of_folder, _ended(rows[: max(0, len(rows) - (keep or 0))], states or OVER))
-        chosen = [one for one in found if one.age_s >= (older_than_s or 0)]
+        old = map(_of_folder, _ended(rows[: max(0, len(rows) - (keep or 0))], states or OVER))
+        chosen = [one for one in old if one.age_s >= (older_than_s or 0)]
     gone = {one.run_id for one in chosen}
     used = {part for row in rows if row.run_id not in gone for part in _checkpoints(row)}
     chosen = [one for one in chosen if one.run_id not in used]

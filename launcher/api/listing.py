@@ -28,7 +28,7 @@ from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.heals import Heal
 from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
-from launcher.runs.summary import render_end, render_restarts
+from launcher.runs.summary import render_end, render_restarts, render_why
 from launcher.targets.held.hold import describe_hold
 from launcher.targets.machine import read_size
 
@@ -121,12 +121,12 @@ def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:
 
 def find_elsewhere(run_root: Path) -> list[LiveRun]:
     """Runs on this machine whose folders are not in ``run_root``."""
-    found: list[LiveRun] = []
+    running: list[LiveRun] = []
     for name in (CONTAINERS, PROCESSES):
         with contextlib.suppress(TargetError):
-            found += open_target(name, run_root).live_runs()
+            running += open_target(name, run_root).live_runs()
     root = run_root.resolve()
-    folders = [(live, Path(live.run_dir)) for live in found if live.run_dir]
+    folders = [(live, Path(live.run_dir)) for live in running if live.run_dir]
     return [live for live, path in folders if path.parent != root and RunFolder(path).is_there()]
 
 
@@ -244,7 +244,7 @@ def read_status(run: RunFolder) -> RunStatus:
 def render_status(status: RunStatus) -> str:
     """The status for a person."""
     if outcome := status.outcome:
-        lines = render_end(outcome)
+        lines = [*render_end(outcome), *render_why(outcome)]
         if status.state != outcome.state:
             lines.append(f"  {status.state}")
     else:

@@ -54,8 +54,8 @@ def take_profile(run: RunFolder, clock: Clock, *, steps: int, seconds: float) ->
     profiles = RunProfile(silent=silent)
     for node_dir in present_nodes(run).values():
         folder = look.look_dir(node_dir, id)
-        found = look.read_look(folder)
-        for one in found.ranks if found else ():
+        recorded = look.read_look(folder)
+        for one in recorded.ranks if recorded else ():
             paths = [folder / name.format(rank=one.rank) for name in (look.TRACE, look.SPEEDSCOPE)]
             there = [path for path in paths if path.exists()]
             if there:

@@ -128,15 +128,15 @@ def render_stacks(report: RunStacks, *, all_threads: bool = False) -> str:
 
 def _by_reason(report: RunStacks) -> list[str]:
     """A line for each reason why a rank stands still, or why part of its look is missing."""
-    found: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for one in (seen for each in report.looks.values() for seen in each.ranks):
         if state := look.tell_state(one):
-            found.setdefault(state, []).append(one.rank)
+            ranks_of.setdefault(state, []).append(one.rank)
         if one.no_stacks:
-            found.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)
+            ranks_of.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)
         if one.no_collectives:
-            found.setdefault(f"no collectives: {one.no_collectives}", []).append(one.rank)
+            ranks_of.setdefault(f"no collectives: {one.no_collectives}", []).append(one.rank)
     for rank, stacks in report.stacks.items():
         if stacks.missing:
-            found.setdefault(f"by faulthandler, as {stacks.missing}", []).append(rank)
-    return [f"{name_ranks(ranks)}: {why}" for why, ranks in found.items()]
+            ranks_of.setdefault(f"by faulthandler, as {stacks.missing}", []).append(rank)
+    return [f"{name_ranks(ranks)}: {why}" for why, ranks in ranks_of.items()]

@@ -77,9 +77,9 @@ def _find_script(command: tuple[str, ...], start: Path) -> Path | None:
         return Path(os.path.normpath(script)) if script.exists() else None
     parts = command[1].split(".")
     module = start.joinpath(*parts)
-    found = module.with_name(f"{parts[-1]}.py"), module
+    candidates = module.with_name(f"{parts[-1]}.py"), module
     # The module belongs to the folder that python looks in first, not to its package.
-    return start / parts[0] if any(path.exists() for path in found) else None
+    return start / parts[0] if any(path.exists() for path in candidates) else None
 
 
 def _leads_out(script: Path, root: Path) -> bool:

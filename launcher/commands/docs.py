@@ -43,12 +43,12 @@ def docs(arguments: argparse.Namespace) -> tuple[str, int]:
 
 def _sections(page: str) -> list[tuple[str, str]]:
     """Each section below the title, with its anchor, up to the next heading of its level."""
-    found = []
+    sections = []
     text = re.sub(r"^```.*?^```$", lambda m: m[0].replace("\n#", "\n\0"), page, flags=re.M | re.S)
     for heading in list(HEADING.finditer(text))[1:]:
         depth = heading[0].index(" ")
         anchor = re.sub(r"[^\w\s-]", "", heading[1].lower()).replace(" ", "-")
         end = re.compile(rf"^#{{1,{depth}}} ", re.MULTILINE).search(text, heading.end())
         part = text[heading.start() : end.start() if end else None]
-        found.append((anchor, part.replace("\0", "#").rstrip() + "\n"))
-    return found
+        sections.append((anchor, part.replace("\0", "#").rstrip() + "\n"))
+    return sections

@@ -123,10 +123,10 @@ def seconds(text: str) -> float:
 
 def age(text: str) -> float:
     """A time in seconds, given as ``7d``, ``12h``, ``30min`` or ``90s``; for ``type=``."""
-    found = re.fullmatch(r"([0-9]{1,6}) ?(d|h|min|s)", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,6}) ?(d|h|min|s)", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no age such as 7d, 12h, 30min or 90s")
-    return int(found[1]) * {"d": 86_400.0, "h": 3600.0, "min": 60.0, "s": 1.0}[found[2]]
+    return int(match[1]) * {"d": 86_400.0, "h": 3600.0, "min": 60.0, "s": 1.0}[match[2]]
 
 
 MAX_SECONDS = 31_536_000

@@ -166,9 +166,9 @@ def _note_after_start(planned_run: PlannedRun, runs: Path, note: Callable[[str],
 
     job = planned_run.job
     script = Path(job.workdir or "", job.command[0])
-    if script.suffix == ".py" and (found := glance_at(script)):
-        errors = sum(breach.rule.severity == ERROR for breach in found)
-        summary = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
+    if script.suffix == ".py" and (breaches := glance_at(script)):
+        errors = sum(breach.rule.severity == ERROR for breach in breaches)
+        summary = f"{len(breaches)} finding{'' if len(breaches) == 1 else 's'}"
         summary += f", of which {errors} may fail or hang" if errors else ""
         note(f"{summary}: {typed.command('check', str(script))}")
 

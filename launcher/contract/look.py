@@ -229,7 +229,7 @@ def render_thread(thread: ThreadStack) -> tuple[str, ...]:
 
 def cut_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
     """The main thread first, and no more than MOST_THREADS and MOST_FRAMES. Pure."""
-    found = sorted(threads, key=lambda thread: not thread.is_main)[:MOST_THREADS]
+    kept = sorted(threads, key=lambda thread: not thread.is_main)[:MOST_THREADS]
     return tuple(
-        ThreadStack(name=t.name, is_main=t.is_main, frames=t.frames[:MOST_FRAMES]) for t in found
+        ThreadStack(name=t.name, is_main=t.is_main, frames=t.frames[:MOST_FRAMES]) for t in kept
     )

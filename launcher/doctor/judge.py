@@ -160,23 +160,23 @@ def _judge_memory(facts: NodeAnswer, where: str) -> Iterator[Finding]:
 
 
 def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
-    found = (
+    state = (
         f"{gpu.name}, driver {gpu.driver_version}, {gpu.memory_used} of {gpu.memory_total} MiB used"
     )
     place = f"{where}, GPU {gpu.index}"
     fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
     if gpu.ecc_errors.isdigit() and int(gpu.ecc_errors) > 0:
-        return failed("GPU", place, f"{found}, {gpu.ecc_errors} uncorrected ECC errors", fix)
+        return failed("GPU", place, f"{state}, {gpu.ecc_errors} uncorrected ECC errors", fix)
     # nvidia-smi writes 00000000:3B:00.0, and the kernel's log 0000:3b:00.
     own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
     xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
     if xids:
         # The log goes back to the boot: a GPU that was reset since then may be sound again.
-        what = f"{found}, XID {', '.join(xids)} in the kernel's log"
+        what = f"{state}, XID {', '.join(xids)} in the kernel's log"
         return warning("GPU", place, what, f"dmesg -T | grep Xid there; if it is new: {fix}")
     if gpu.memory_used.isdigit() and int(gpu.memory_used) > 500:
-        return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
-    return ok("GPU", place, found)
+        return warning("GPU", place, state, "nvidia-smi names the processes that hold it")
+    return ok("GPU", place, state)
 
 
 def _judge_infiniband(facts: NodeAnswer, where: str) -> Finding:
@@ -217,8 +217,8 @@ def judge_equal_gpus(nodes: Nodes) -> Iterator[Finding]:
     """One kind of accelerator on all nodes."""
     kinds = {where: tuple(gpu.name for gpu in facts.gpus) for where, facts in nodes.items()}
     if len(set(kinds.values())) > 1:
-        found = "; ".join(f"{where}: {', '.join(kind) or 'none'}" for where, kind in kinds.items())
-        yield warning("same GPUs", "all nodes", found, "the slowest GPU sets the pace of all")
+        models = "; ".join(f"{where}: {', '.join(kind) or 'none'}" for where, kind in kinds.items())
+        yield warning("same GPUs", "all nodes", models, "the slowest GPU sets the pace of all")
 
 
 def _gib(size: int) -> str:

@@ -134,15 +134,15 @@ def _cuda() -> str | None:
 
 def _nccl() -> str | None:
     names = (d.metadata["Name"] or "" for d in metadata.distributions())
-    found = sorted(name for name in names if name.startswith("nvidia-nccl-"))
-    return _version(found[0]) if found else None
+    wheels = sorted(name for name in names if name.startswith("nvidia-nccl-"))
+    return _version(wheels[0]) if wheels else None
 
 
 def _memlock_bytes() -> int | None:
     """None for no limit, also if the process has CAP_IPC_LOCK."""
     cap_ipc_lock = 14
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
-    if found and int(found[1], 16) >> cap_ipc_lock & 1:
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
+    if match and int(match[1], 16) >> cap_ipc_lock & 1:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft

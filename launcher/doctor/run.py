@@ -69,16 +69,16 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     Raises ``LauncherError`` if the run cannot be started.
     """
     outcome = _run(plan, target, limit_s)
-    found = Path(plan.run_dir, "doctor")
+    results = Path(plan.run_dir, "doctor")
     indices = [node.node_index for node in plan.nodes]
     names = {i: plan.machines[i].name if plan.machines else f"node {i}" for i in indices}
-    nodes = {name: _read(found / f"node-{i}.json", NodeAnswer) for i, name in names.items()}
+    nodes = {name: _read(results / f"node-{i}.json", NodeAnswer) for i, name in names.items()}
     first = outcome.failure.first if outcome.failure else None
     cause = (first.exception if first else "") or outcome.detail or outcome.cause
     return ProbeAnswers(
         nodes={name: facts for name, facts in nodes.items() if facts is not None},
         silent=[name for name, facts in nodes.items() if facts is None],
-        all_reduce=_read(found / "all-reduce.json", AllReduce),
+        all_reduce=_read(results / "all-reduce.json", AllReduce),
         failure=cause if outcome.failure else "",
         world=f"{len(plan.nodes)} x {plan.nproc_per_node}",
     )

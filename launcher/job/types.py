@@ -291,9 +291,9 @@ def _field_docstrings(section: type) -> dict[str, str]:
     """The string literal below each field of a class, by the field's name."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
             name, text = ast.unparse(field.target), ast.literal_eval(below.value)
-            found[name] = inspect.cleandoc(text)
-    return found
+            docstrings[name] = inspect.cleandoc(text)
+    return docstrings

@@ -200,9 +200,9 @@ def parse_variable(name: str) -> str:
     """A variable's name that a job may set; raises ``NotAcceptedError`` for a reserved name."""
     if not re.fullmatch(VARIABLE, name):
         bare, equals, _ = name.partition("=")
-        found = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value
+        hidden = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value
         fix = f"write {bare}: a secret's value comes from your environment" if equals else ""
-        raise NotAcceptedError(VARIABLE_WORDS, found=found, fix=fix)
+        raise NotAcceptedError(VARIABLE_WORDS, found=hidden, fix=fix)
     if not re.search(RESERVED, name):
         return name
     is_launchers = name in _BY_LAUNCHER or name.startswith("LAUNCHER_")

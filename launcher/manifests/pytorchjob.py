@@ -50,9 +50,9 @@ class PyTorchJob:
         self.elastic, self.run_policy = self.spec["elasticPolicy"], self.spec["runPolicy"]
         self.clean_pod_policy = self.run_policy["cleanPodPolicy"].text or "None"
         specs = self.spec["pytorchReplicaSpecs"]
-        found = {kind: Replica(kind, specs[kind]) for kind in (MASTER, WORKER) if specs[kind]}
-        self.replicas = tuple(found.values())
-        self.master, self.worker = found.get(MASTER), found.get(WORKER)
+        replicas = {kind: Replica(kind, specs[kind]) for kind in (MASTER, WORKER) if specs[kind]}
+        self.replicas = tuple(replicas.values())
+        self.master, self.worker = replicas.get(MASTER), replicas.get(WORKER)
         self.pods = sum(replica.pods for replica in self.replicas)
         own, of_policy = self.spec["nprocPerNode"], self.elastic["nProcPerNode"]
         # An empty text stays empty.

@@ -28,8 +28,8 @@ class Value:
     data: Any
 
     def __getitem__(self, key: str) -> Value:
-        found = self.data.get(key) if isinstance(self.data, dict) else None
-        return Value(source=self.source, path=(*self.path, key), data=found)
+        value = self.data.get(key) if isinstance(self.data, dict) else None
+        return Value(source=self.source, path=(*self.path, key), data=value)
 
     def __iter__(self) -> Iterator[Value]:
         """A list's items; nothing where it is no list."""
@@ -79,11 +79,11 @@ class Value:
 
 def parse_manifest(text: str, file: str) -> tuple[Value, ...]:
     """The objects of a manifest, those inside of a ``List`` too. Raises ``FileError``."""
-    found: list[Value] = []
+    values: list[Value] = []
     for source in parse_documents(text, file):
         top = Value(source=source, path=(), data=source.data)
-        found += list(top["items"]) if top["kind"].text == "List" else [top]
-    return tuple(found)
+        values += list(top["items"]) if top["kind"].text == "List" else [top]
+    return tuple(values)
 
 
 def object_name(item: Value) -> str:

@@ -158,7 +158,7 @@ class LaunchPlan:
 
     def tell_outside(self, text: str) -> str:
         """The text with each path in the nodes' containers replaced by the path outside."""
-        return _PATH.sub(lambda found: self.outside(found[0]), text)
+        return _PATH.sub(lambda match: self.outside(match[0]), text)
 
     def to_json(self) -> str:
         """The plan as text, a field or a node on each line, without what has its default.

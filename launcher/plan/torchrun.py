@@ -27,16 +27,16 @@ def parse_torch_version(text: str | None) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else protocol.OLDEST_TORCH
 
 
-def check_torch_version(found: str | None, given: str | None) -> None:
+def check_torch_version(installed: str | None, given: str | None) -> None:
     """Raises ``InputError`` if torch (``found`` on the nodes, else ``given``) is too old."""
-    if parse_torch_version(found or given) >= protocol.OLDEST_TORCH:
+    if parse_torch_version(installed or given) >= protocol.OLDEST_TORCH:
         return
     oldest = ".".join(map(str, protocol.OLDEST_TORCH))
-    if found in (None, given):  # on a cluster, what the job says is all that is known
+    if installed in (None, given):  # on a cluster, what the job says is all that is known
         fix = f"an image with torch {oldest} or newer; torch_version says which one it holds"
         raise KeyInputError(("torch_version",), f"{given} is older than {oldest}", fix)
     raise InputError(
-        f"the nodes have torch {found}, and the oldest that is supported is {oldest}",
+        f"the nodes have torch {installed}, and the oldest that is supported is {oldest}",
         f"pip install 'torch>={oldest}' there, or name another image or Python",
     )
 
@@ -119,8 +119,12 @@ def parse_failures(console: str) -> tuple[tuple[int, int, int], ...]:
     report = console.rpartition(" FAILED\n")[2] if " FAILED\n" in console else ""
     root = report.find("Root Cause")
     # Torch lists the root cause last.
-    found = sorted(_FAILURE.finditer(report), key=lambda failure: not 0 <= root < failure.start())
-    return tuple((int(one["rank"]), int(one["local_rank"]), int(one["exit_code"])) for one in found)
+    failures = sorted(
+        _FAILURE.finditer(report), key=lambda failure: not 0 <= root < failure.start()
+    )
+    return tuple(
+        (int(one["rank"]), int(one["local_rank"]), int(one["exit_code"])) for one in failures
+    )
 
 
 def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, bytes]]:
@@ -128,12 +132,12 @@ def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, by
 
     ``data`` are whole lines. A worker's lines lose their prefix. The agent's own have no rank.
     """
-    for found in _console_lines(node_index).finditer(data):
-        if found["rank"] is None:
-            yield None, found[0]
+    for match in _console_lines(node_index).finditer(data):
+        if match["rank"] is None:
+            yield None, match[0]
         else:
-            rank = int(found["rank"])
-            yield rank, _worker_prefix(node_index, rank).sub(b"", found[0])
+            rank = int(match["rank"])
+            yield rank, _worker_prefix(node_index, rank).sub(b"", match[0])
 
 
 @functools.cache

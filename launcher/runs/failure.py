@@ -157,26 +157,26 @@ class _NodeReader:
 
     def by_torchrun(self) -> list[WorkerEnd]:
         """From torchrun's report on the console; from the workers' files if it made none."""
-        found = []
+        ends = []
         for rank, local_rank, exit_code in parse_failures(read_tail(self.console, CONSOLE_BYTES)):
             own = [log for log in self._logs if log.local_rank == local_rank]
-            found.append(self._of_worker(rank, local_rank, exit_code, own[-1] if own else None))
-        return found or self._unreported(set())
+            ends.append(self._of_worker(rank, local_rank, exit_code, own[-1] if own else None))
+        return ends or self._unreported(set())
 
     def _newest_attempt(self) -> int:
         return max((log.attempt for log in self._logs), default=0)
 
     def _unreported(self, reported: Set[str]) -> list[WorkerEnd]:
         """Workers that left an exception, but whose agent was killed before it reported them."""
-        found = []
+        ends = []
         nproc = self._node.nproc_per_node
         for log in self._logs:
             is_newest = log.attempt == self._newest_attempt() and log.folder not in reported
             if is_newest and _read_exception(self._run, log)[0]:
                 rank = log.rank_on(self._node.node_index, nproc)
                 local_rank = rank % nproc if log.local_rank is None else log.local_rank
-                found.append(self._of_worker(rank, local_rank, 1, log))
-        return found
+                ends.append(self._of_worker(rank, local_rank, 1, log))
+        return ends
 
     def _by_keeper(self) -> list[WorkerEnd]:
         """The host's record of a node that could not write anything, for example on a full disk."""
@@ -205,9 +205,9 @@ class _NodeReader:
         folder = self._run.path / end.log
         log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
         exception = _describe_end(end)
-        if end.cause is Cause.HANG and (found := self._read_stacks(end)):
+        if end.cause is Cause.HANG and (stacks := self._read_stacks(end)):
             # A hung worker's output simply stops.
-            log, calls, waits = found
+            log, calls, waits = stacks
             tail = calls[:TAIL_LINES]
             if waits:
                 exception = f"{name_end(end)}: it waits for the others in a collective"
@@ -296,8 +296,8 @@ def _last_exception(stderr: str) -> str:
     """The line that names the exception of the last traceback."""
     _, traceback, after = stderr.rpartition("Traceback (most recent call last):")
     lines = (_RANK_PREFIX.sub("", line) for line in reversed(after.splitlines()))
-    found = next((line for line in lines if traceback and _EXCEPTION.match(line)), "")
-    return show_line(found)
+    exception = next((line for line in lines if traceback and _EXCEPTION.match(line)), "")
+    return show_line(exception)
 
 
 def _read_first(folder: Path, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -160,7 +160,7 @@ class RunFolder:
     def worker_logs(self) -> tuple[WorkerLog, ...]:
         """Every worker's log folder so far, oldest incarnation and attempt first."""
         nodes = self.path / protocol.NODES_DIR
-        found = (
+        logs = (
             parse_worker_folder(str(folder.relative_to(self.path)))
             for pattern in WORKER_FOLDERS
             for folder in nodes.glob(pattern)
@@ -169,7 +169,7 @@ class RunFolder:
         def order(log: WorkerLog) -> tuple[int, ...]:
             return log.incarnation, log.attempt, log.node_index, log.rank_on(0, 0)
 
-        return tuple(sorted((log for log in found if log is not None), key=order))
+        return tuple(sorted((log for log in logs if log is not None), key=order))
 
     def consoles(self) -> tuple[tuple[tuple[int, int], Path], ...]:
         """The file of every node's own output, by (node index, incarnation)."""
@@ -186,8 +186,8 @@ class RunFolder:
 
     def incarnations(self) -> tuple[tuple[int, int], ...]:
         """Every (node index, incarnation) that left a folder, in order."""
-        found = (self.path / protocol.NODES_DIR).glob("*/*/")
-        numbers = ((path.parent.name, path.name) for path in found)
+        folders = (self.path / protocol.NODES_DIR).glob("*/*/")
+        numbers = ((path.parent.name, path.name) for path in folders)
         return tuple(sorted((int(i), int(n)) for i, n in numbers if i.isdigit() and n.isdigit()))
 
     def write_launcher(self) -> None:
@@ -288,9 +288,9 @@ def check_folder(path: Path) -> None:
 
     It makes a folder and removes it: permissions do not show file systems such as ``/proc``.
     """
-    found = next(parent for parent in (path, *path.parents) if parent.exists())
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
-        os.rmdir(tempfile.mkdtemp(dir=found))
+        os.rmdir(tempfile.mkdtemp(dir=existing))
     except OSError as error:
         raise _cannot_be_made(path, error) from error
 

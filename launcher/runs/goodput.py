@@ -194,17 +194,17 @@ def _writer(event: LedgerEvent) -> tuple[object, ...]:
 
 def _split_starts(train: Iterable[LedgerEvent], finished_at: float) -> list[_Start]:
     """The events of a start have one writer; the job has one start at a time."""
-    found: list[list[LedgerEvent]] = []
+    starts: list[list[LedgerEvent]] = []
     last: dict[tuple[object, ...], list[LedgerEvent]] = {}
     for event in sorted(train, key=lambda each: each.at):
         if event.name == "train-started":
             last[_writer(event)] = [event]
-            found.append(last[_writer(event)])
+            starts.append(last[_writer(event)])
         elif _writer(event) in last:
             last[_writer(event)].append(event)
-    begins = [events[0].at for events in found[1:]] + [finished_at]
+    begins = [events[0].at for events in starts[1:]] + [finished_at]
     # The ledger of whoever wrote before may be lost.
-    heals = [n > 0 and bool(events[0].values.get("heals")) for n, events in enumerate(found)]
+    heals = [n > 0 and bool(events[0].values.get("heals")) for n, events in enumerate(starts)]
     heals.append(False)
     return [
         _Start(
@@ -213,7 +213,7 @@ def _split_starts(train: Iterable[LedgerEvent], finished_at: float) -> list[_Sta
             heals=heals[n],
             goes_on=heals[n + 1],
         )
-        for n, events in enumerate(found)
+        for n, events in enumerate(starts)
     ]
 
 

@@ -41,7 +41,7 @@ def find_heals(events: Iterable[LedgerEvent]) -> tuple[Heal, ...]:
     """Heals and joins, oldest first, from the events of all agents."""
     since: dict[tuple[int, int], list[LedgerEvent]] = defaultdict(list)
     last: dict[tuple[int, int], LedgerEvent] = {}
-    found: dict[object, list[tuple[LedgerEvent, Sequence[LedgerEvent]]]] = defaultdict(list)
+    by_step: dict[object, list[tuple[LedgerEvent, Sequence[LedgerEvent]]]] = defaultdict(list)
     members = set[tuple[int, int]]()
     for event in sorted(events, key=lambda each: each.at):
         agent = (event.node_index, event.incarnation)
@@ -53,14 +53,14 @@ def find_heals(events: Iterable[LedgerEvent]) -> tuple[Heal, ...]:
             since[agent] = []  # it has met the others for workers that start
         elif event.name == "healed" and any(each.name == "met-again" for each in since[agent]):
             key = (event.values.get("generation"), event.values.get("step"))
-            found[key].append((event, since.pop(agent)))
+            by_step[key].append((event, since.pop(agent)))
     gone = {
         (event.at, agent[0])
         for agent, event in last.items()
         if agent in members and event.values.get("cause") != "completed"
     }
     heals: list[Heal] = []
-    for group in found.values():
+    for group in by_step.values():
         losses = [each.at for _, since in group for each in since if not _is_join(each)]
         # Each agent writes at each heal: who was silent by then was lost before it.
         silent = {one for one in gone if one[0] < min(losses, default=0.0)}

@@ -111,7 +111,7 @@ def read_train_ledger(run: RunFolder, rank: str = "0") -> tuple[LedgerEvent, ...
 
 def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
     """By cause, the restarts of one agent after which its workers did start again. Pure."""
-    found: Counter[str] = Counter()
+    restarts: Counter[str] = Counter()
     cause: str | None = None
     has_started = False
     for event in events:
@@ -119,9 +119,9 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
             cause = str(event.values.get("cause"))
         elif event.name == "workers-started":
             if cause is not None and has_started:
-                found[cause] += 1
+                restarts[cause] += 1
             cause, has_started = None, True
-    return found
+    return restarts
 
 
 def read_agents(run: RunFolder) -> tuple[LedgerEvent, ...]:

@@ -83,18 +83,18 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def _read_installed(run: RunFolder) -> dict[str, str]:
     """What the newest incarnation of each node reported; if they differ, which nodes have what."""
-    found: dict[str, dict[str, list[str]]] = {}
+    installed: dict[str, dict[str, list[str]]] = {}
     for index, incarnation in dict(run.incarnations()).items():
         for event in read_ledger(agent_ledger(run, index, incarnation)):
             for part in ("versions", "hardware") if event.name == "installed" else ():
                 for name, value in _flatten(event.values.get(part)):
-                    found.setdefault(name, {}).setdefault(value, []).append(str(index))
+                    installed.setdefault(name, {}).setdefault(value, []).append(str(index))
     return {
         name: "; ".join(
             value + (f" on node {', '.join(nodes)}" if len(values) > 1 else "")
             for value, nodes in values.items()
         )
-        for name, values in found.items()
+        for name, values in installed.items()
     }
 
 

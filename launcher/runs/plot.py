@@ -180,10 +180,10 @@ def _find_marks(
     report: Postmortem, lives: Mapping[tuple[int, int], tuple[float, float]]
 ) -> Mapping[str, list[tuple[float, int]]]:
     """Time and node of each fault, restart, heal and checkpoint. A replaced node is a fault."""
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
+    marks: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
     for moment in report.timeline:
         if moment.kind and moment.node_index < MOST_NODES:
-            found[moment.kind].append((moment.after_s, moment.node_index))
-    found["fault"] += [(end, n) for (n, inc), (_, end) in lives.items() if (n, inc + 1) in lives]
-    found["checkpoint"] += report.goodput.saves if report.goodput else ()
-    return found
+            marks[moment.kind].append((moment.after_s, moment.node_index))
+    marks["fault"] += [(end, n) for (n, inc), (_, end) in lives.items() if (n, inc + 1) in lives]
+    marks["checkpoint"] += report.goodput.saves if report.goodput else ()
+    return marks

@@ -24,7 +24,7 @@ from launcher.runs.ledger import (
     read_train_ledger,
 )
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.summary import render_end, without_first
+from launcher.runs.summary import render_end, render_why, without_first
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
@@ -176,7 +176,7 @@ def _read_nodes(
     known = sorted({*ledgers, *states})
     # In order of incarnation, so that the last one of each index stays.
     newest = dict(known)
-    found = []
+    reports = []
     for index, incarnation in known:
         events = ledgers.get((index, incarnation), ())
         outcome = run.read_node_outcome(index, incarnation)
@@ -199,8 +199,8 @@ def _read_nodes(
             phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
             state="" if cause else state,
         )
-        found.append(node)
-    return found
+        reports.append(node)
+    return reports
 
 
 # -- text --------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _read_nodes(
 
 def render_postmortem(report: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
     """What ``read_postmortem`` found, for a person, with the last events. Pure."""
-    lines = render_end(report)
+    lines = [*render_end(report), *render_why(report)]
     lines += [f"  missing: {what}" for what in report.missing]
     lines.append("  nodes:" if report.nodes else "  nodes: none was started")
     lines += [render_node(node, report) for node in report.nodes]

@@ -62,11 +62,12 @@ def render_summary(
     same = ("--resume", resumed) if resumed else ()
     if "--in" not in job:  # in a hold nothing is started that could be rendered
         lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
+    lines += render_why(outcome)  # last, where a terminal shows it
     return "\n".join(lines)
 
 
 def render_end(end: Outcome | Postmortem) -> list[str]:
-    """A headline, the first failure, what the run survived, and why it failed.
+    """A headline, the first failure, and what the run survived.
 
     The summary of ``run``, ``status``, ``report`` and its page show these lines.
     """
@@ -77,9 +78,13 @@ def render_end(end: Outcome | Postmortem) -> list[str]:
     if number := end.replaced_nodes:
         lines.append(f"  survived     {number} lost node{'' if number == 1 else 's'}, replaced")
     lines += render_restarts(end.heals, end.restarts)
-    if end.verdict:
-        lines.append(f"  why          {end.verdict}; {typed.command('why', end.run_id)}")
     return lines
+
+
+def render_why(end: Outcome | Postmortem) -> list[str]:
+    """The verdict on a failed run in a line, with the command that tells more."""
+    why = typed.command("why", end.run_id)
+    return [f"  why          {end.verdict}; {why}"] if end.verdict else []
 
 
 def render_headline(end: Outcome | Postmortem) -> str:

@@ -57,7 +57,7 @@ def _kind(event: LedgerEvent) -> str:
 
 def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[Moment, ...]:
     """All nodes' events, oldest first."""
-    found = (
+    moments = (
         Moment(
             after_s=max(0.0, round(event.at - submitted_at, 3)),
             node_index=event.node_index,
@@ -68,7 +68,7 @@ def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[M
         for event in events
         if (text := tell_event(event.name, event.values))
     )
-    return tuple(sorted(found, key=lambda moment: moment.after_s))
+    return tuple(sorted(moments, key=lambda moment: moment.after_s))
 
 
 def tell_event(name: str, values: Mapping[str, Any]) -> str:

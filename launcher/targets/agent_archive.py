@@ -144,8 +144,8 @@ def rename(source: str) -> str:
 
     Raises ValueError for ``import launcher.x``: the module then uses the name ``launcher``.
     """
-    if found := re.search(_PLAIN_IMPORT, source):
-        raise ValueError(f"{found[0].strip()!r}: use `from {PACKAGE}... import ...`")
+    if match := re.search(_PLAIN_IMPORT, source):
+        raise ValueError(f"{match[0].strip()!r}: use `from {PACKAGE}... import ...`")
     return re.sub(_FROM_IMPORT, rf"\1from {PRIVATE_PACKAGE}", source)
 
 

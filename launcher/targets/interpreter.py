@@ -21,15 +21,15 @@ print(next((found.version for found in metadata.distributions(name="torch")), ""
 
 def find_python(given: str) -> str:
     """The path of the interpreter that a job names. Raises ``KeyInputError`` if it is missing."""
-    found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
-    if found is None or not os.path.isfile(found):
+    path = str(Path.cwd() / given) if "/" in given else shutil.which(given)
+    if path is None or not os.path.isfile(path):
         where = "no such file" if "/" in given else "not on PATH"
         fix = "correct the path, or leave it out: the launcher then takes one that has torch"
         raise KeyInputError(("local", "python"), f"found {given}; {where}", fix)
-    if not os.access(found, os.X_OK):
-        fix = f"chmod +x {found}, or name an interpreter"
+    if not os.access(path, os.X_OK):
+        fix = f"chmod +x {path}, or name an interpreter"
         raise KeyInputError(("local", "python"), f"found {given}; it is not executable", fix)
-    return found
+    return path
 
 
 def find_torch(given: str | None) -> tuple[str, str]:
@@ -42,11 +42,11 @@ def find_torch(given: str | None) -> tuple[str, str]:
     try:
         return python, read_torch_version(python)
     except TargetError:
-        found = None if given else shutil.which("python3")
-        if found is None or found == python:
+        system_python = None if given else shutil.which("python3")
+        if system_python is None or system_python == python:
             raise
         with contextlib.suppress(TargetError):
-            return found, read_torch_version(found)
+            return system_python, read_torch_version(system_python)
         raise
 
 
@@ -60,19 +60,19 @@ def read_torch_version(python: str) -> str:
         try:
             return metadata.version("torch")
         except metadata.PackageNotFoundError:
-            found = None
+            version = None
     else:
-        found = short_command.read_output((python, "-c", READ_VERSION), timeout_s=20)
-        if found is None:
+        version = short_command.read_output((python, "-c", READ_VERSION), timeout_s=20)
+        if version is None:
             what = f"{python} does not run here as a Python interpreter"
             raise TargetError(what, "name one: --set local.python=PATH")
-    if not found or not found.strip():
+    if not version or not version.strip():
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",
             f"{shlex.quote(python)} -m pip install torch; or name another interpreter: "
             "--set local.python=PATH",
         )
-    return found.strip()
+    return version.strip()
 
 
 def _find_metadata() -> list[str]:
@@ -82,6 +82,6 @@ def _find_metadata() -> list[str]:
     """
     for path in sys.path:
         with contextlib.suppress(OSError):
-            if found := glob.glob("torch-*.dist-info", root_dir=path or "."):
-                return found
+            if folders := glob.glob("torch-*.dist-info", root_dir=path or "."):
+                return folders
     return []

@@ -162,5 +162,5 @@ def _check_file(path: Path, written: str, where: str) -> None:
 
 
 def _close(name: str, names: Iterable[str]) -> str:
-    found = closest(name, sorted(set(names)))
-    return f"did you mean {found}?" if found else ""
+    close = closest(name, sorted(set(names)))
+    return f"did you mean {close}?" if close else ""

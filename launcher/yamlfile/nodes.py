@@ -57,26 +57,26 @@ if hasattr(yaml, "CSafeLoader"):
 def read_nodes(text: str, origin: Origin, *, only_one: bool = False) -> list[yaml.Node]:
     """The root of each document. Raises ``FileError``."""
     try:
-        found = _compose(text, FastLoader)
+        composed = _compose(text, FastLoader)
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
-        found = _compose_carefully(text, origin)
-    if only_one and len(found) > 1:
+        composed = _compose_carefully(text, origin)
+    if only_one and len(composed) > 1:
         fix = "keep one document: drop the --- line"
-        raise origin.error("a second document begins here", fix, found[1][0])
-    return [root for _, root in found]
+        raise origin.error("a second document begins here", fix, composed[1][0])
+    return [root for _, root in composed]
 
 
 def _compose(text: str, kind: type[yaml.SafeLoader]) -> list[tuple[int, yaml.Node]]:
     """Each document's line and root."""
     loader = kind(text)
     try:
-        found: list[tuple[int, yaml.Node]] = []
+        documents: list[tuple[int, yaml.Node]] = []
         while loader.check_node():
             mark: yaml.Mark = loader.peek_event().start_mark  # type: ignore[no-untyped-call]
             root = loader.get_node()
             assert root is not None
-            found.append((mark.line + 1, root))
-        return found
+            documents.append((mark.line + 1, root))
+        return documents
     finally:
         loader.dispose()
 

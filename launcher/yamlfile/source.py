@@ -100,8 +100,8 @@ def read_text(path: Path | str, most_bytes: int = MAX_FILE_BYTES) -> str:
     except FileNotFoundError:
         raise origin.error("no such file", similar_file(path)) from None
     except IsADirectoryError:
-        found = sorted(path.glob("*.yaml"))[:1]
-        fix = f"name a file in it, such as {found[0]}" if found else "name a file"
+        yaml_files = sorted(path.glob("*.yaml"))[:1]
+        fix = f"name a file in it, such as {yaml_files[0]}" if yaml_files else "name a file"
         raise origin.error("is a folder, not a file", fix) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -140,8 +140,8 @@ def _mappings(roots: list[yaml.Node], origin: Origin, fix: str, least: str) -> l
         raise origin.error("the file is empty", f"write at least {least}", 1)
     for root in full:
         if not isinstance(root, yaml.MappingNode):
-            found = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
-            what = f"found {found} at the top; accepted: a mapping"
+            kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+            what = f"found {kind} at the top; accepted: a mapping"
             raise origin.error(what, fix, _line(root))
     return full
 

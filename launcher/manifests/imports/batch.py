@@ -76,8 +76,8 @@ def import_batch_script(text: str, draft: Draft) -> None:
     # sbatch reads no options below the first command.
     head = itertools.takewhile(NO_COMMAND.fullmatch, text.split("\n"))
     given: dict[str, str] = {}
-    for found in filter(None, map(SBATCH.match, head)):
-        words, _ = _split(found[1])
+    for match in filter(None, map(SBATCH.match, head)):
+        words, _ = _split(match[1])
         given |= {name: value for name, value, _ in split_options(words, PROGRAMS["srun"])}
     gres = re.search(r"gpu(?::[A-Za-z]\w*)?:(\d+)", given.get("gres", ""))
     if gres:
@@ -146,8 +146,8 @@ def _read_lines(text: str) -> Iterator[ScriptLine]:
         # Without the limit, a quote that is never closed would swallow the whole script.
         if (row.endswith("\\") or not is_whole) and len(held) < 100:
             continue
-        found = HERE_DOCUMENT.search(raw)
-        end = found[1] if found else ""
+        match = HERE_DOCUMENT.search(raw)
+        end = match[1] if match else ""
         held.clear()
         yield ScriptLine(raw=raw, words=tuple(words))
 
@@ -160,10 +160,10 @@ def _split(raw: str) -> tuple[list[str], bool]:
         if raw[at].isspace() or raw.startswith("\\\n", at):
             at += 1 if raw[at].isspace() else 2
             continue
-        found = WORD.match(raw, at)
-        if found is None:
+        match = WORD.match(raw, at)
+        if match is None:
             return words, False
-        token, at = found[0], found.end()
+        token, at = match[0], match.end()
         if token.startswith("#"):
             at = raw.find("\n", at) if "\n" in raw[at:] else len(raw)
         elif token[0] in "'\"" and words and re.fullmatch(r"-[a-z]*c|eval", words[-1]):
@@ -184,9 +184,9 @@ def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> Non
     """A line before the launch: a variable, the preparation of a node, or neither."""
     words = line.words
     names = words[1:] if words[:1] == ("export",) else words
-    found = [ASSIGNMENT.fullmatch(word) for word in names]
-    if found and all(found) and "$(" not in line.raw and "`" not in line.raw:
-        for one in filter(None, found):
+    assignments = [ASSIGNMENT.fullmatch(word) for word in names]
+    if assignments and all(assignments) and "$(" not in line.raw and "`" not in line.raw:
+        for one in filter(None, assignments):
             if words[0] == "export":
                 reader.read([one[0]])
             known[one[1]] = one[2]

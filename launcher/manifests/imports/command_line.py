@@ -163,8 +163,8 @@ class LineReader:
             self.draft.leave(f"--gpus {gpus}", "a node takes as many as it has processes")
         for key in ("resources.shm", "resources.memory"):
             # Docker writes 16g or 16gb for 16Gi.
-            if found := MEMORY.fullmatch(str(self.draft.keys.get(key, "")).lower()):
-                self.draft.keys[key] = found[1] + (f"{found[2].upper()}i" if found[2] else "")
+            if match := MEMORY.fullmatch(str(self.draft.keys.get(key, "")).lower()):
+                self.draft.keys[key] = match[1] + (f"{match[2].upper()}i" if match[2] else "")
         if not rest:
             raise InputError("docker run: no image", "the whole line, quoted")
         self.draft.put("image", self._filled(rest[0]))
@@ -270,7 +270,7 @@ def split_line(line: str) -> list[str]:
         line = re.sub(SUBSTITUTED, lambda _: f"\0{next(number)}\0", line)
         words = shlex.split(_OPERATOR.sub(r" \g<0> ", line))
         words = list(itertools.takewhile(lambda word: not word.startswith("#"), words))
-        return [re.sub("\0(\\d+)\0", lambda found: held[int(found[1])], word) for word in words]
+        return [re.sub("\0(\\d+)\0", lambda match: held[int(match[1])], word) for word in words]
     except ValueError:
         what = f"a quotation without an end: {line[:60]!r}"
         raise InputError(what, "the whole line: it was cut") from None

@@ -44,7 +44,7 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
 
 def _hostfile(lines: Sequence[str], source: str, draft: Draft) -> None:
     """A hostfile of Open MPI, DeepSpeed or Horovod: a host in each line, with its slots."""
-    slots = {found[1] for line in lines if (found := re.search(r"(?:slots=|:)(\d+)", line))}
+    slots = {match[1] for line in lines if (match := re.search(r"(?:slots=|:)(\d+)", line))}
     draft.put("nnodes", len(lines))
     if len(slots) == 1:
         draft.put("nproc_per_node", int(slots.pop()))

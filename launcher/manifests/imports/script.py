@@ -61,8 +61,8 @@ def _lines(command: list[str], script: TrainingScript, beside: Collection[str]) 
         yield f"secrets: [{', '.join(secrets)}]"
     yield ""
     yield "# In containers:"
-    if found := next((name for name in REQUIREMENTS if name in beside), None):
-        yield f"#   launcher build {command[0]} --base IMAGE-WITH-TORCH --tag NAME:1   ({found})"
+    if file := next((name for name in REQUIREMENTS if name in beside), None):
+        yield f"#   launcher build {command[0]} --base IMAGE-WITH-TORCH --tag NAME:1   ({file})"
     yield "# image: NAME:1"
     if any(constant(argument(call, "num_workers")) for call in script.calls("DataLoader")):
         yield "# The workers of a DataLoader hand their batches over in /dev/shm."

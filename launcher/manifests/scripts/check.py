@@ -75,8 +75,8 @@ def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[
     try:
         script = parse_script(text, file, steps)
         checks = CHECKS if script.trains or script.is_distributed else OF_ALL
-        found = dict.fromkeys(breach for check in checks for breach in check(script))
-        return sorted(found, key=lambda one: one.line)
+        breaches = dict.fromkeys(breach for check in checks for breach in check(script))
+        return sorted(breaches, key=lambda one: one.line)
     except FileError as unreadable:
         problems = unreadable.problems
     except RecursionError as error:

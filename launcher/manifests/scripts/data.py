@@ -40,8 +40,8 @@ def loaders(script: TrainingScript) -> list[ast.Call]:
 
 def given(call: ast.Call, name: str) -> ast.expr | None:
     """An argument of a DataLoader, None where it is left out or a literal None."""
-    found = argument(call, name, LOADER.index(name))
-    return None if isinstance(found, ast.Constant) and found.value is None else found
+    value = argument(call, name, LOADER.index(name))
+    return None if isinstance(value, ast.Constant) and value.value is None else value
 
 
 def splits_data(script: TrainingScript) -> bool:
@@ -254,8 +254,8 @@ def _beginning(script: TrainingScript, path: ast.AST | None, depth: int = DEPTH)
         elif isinstance(path, ast.Call) and re.search(r"\b(join|Path)$", script.name(path)):
             path = path.args[0] if path.args else None
         else:
-            found = script.values(path) if depth else []
-            begins = {_beginning(script, one, depth - 1) for one in found}
+            values = script.values(path) if depth else []
+            begins = {_beginning(script, one, depth - 1) for one in values}
             return begins.pop() if len(begins) == 1 else ""
     return str(constant(path) or "")
 

@@ -23,13 +23,13 @@ TAKES = {"to", "type_as", "cuda", "tolist", "item", "numpy", "size", "dim", "num
 
 def device_words(script: TrainingScript) -> list[tuple[ast.Call, ast.expr]]:
     """Every expression that names a device, with its call: ``.to(x)``, ``device=x``."""
-    found = []
+    words = []
     for name in ("to", "cuda", "set_device", "device"):
-        found += [(call, one) for call in script.calls(name) for one in call.args[:2]]
+        words += [(call, one) for call in script.calls(name) for one in call.args[:2]]
     for call in script.all_calls:
         given = (argument(call, "device"), argument(call, "map_location"))
-        found += [(call, one) for one in given if one is not None]
-    return found
+        words += [(call, one) for one in given if one is not None]
+    return words
 
 
 def sets_device(script: TrainingScript) -> bool:

@@ -77,9 +77,9 @@ class TrainingScript(ScriptTree):
         callers = self.callers(node)
         if own or not callers or depth == 0:
             return own
-        found = [self.rank_conditions(call, depth - 1) for call in callers]
+        conditions = [self.rank_conditions(call, depth - 1) for call in callers]
         # Under different conditions, such as rank != 0 and then rank == 0, all ranks may reach it.
-        return found[0] if all(one == found[0] for one in found) else []
+        return conditions[0] if all(one == conditions[0] for one in conditions) else []
 
     def is_guarded(self, node: ast.AST, depth: int = 3) -> bool:
         """Whether, by names, one rank reaches a node alone or first; to avoid false alarms."""

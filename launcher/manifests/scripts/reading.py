@@ -155,8 +155,8 @@ class ScriptTree:
         if isinstance(node, ast.Name):
             scope = self.function_of(node)
             while scope is not None:
-                if found := self._assigned.get((scope, node.id)) or self._given(scope, node.id):
-                    return found
+                if values := self._assigned.get((scope, node.id)) or self._given(scope, node.id):
+                    return values
                 scope = self.function_of(scope)
             return self._assigned.get((None, node.id), [])
         if isinstance(node, ast.Subscript) and isinstance(at := constant(node.slice), int):
@@ -171,8 +171,8 @@ class ScriptTree:
         """What the calls of a function give for one of its parameters."""
         names = [one.arg for one in function.args.args if one.arg != "self"]
         at = names.index(name) if name in names else -1
-        found = (argument(call, name, at) for call in self.called.get(function.name, ()))
-        return [one for one in found if one is not None]
+        values = (argument(call, name, at) for call in self.called.get(function.name, ()))
+        return [one for one in values if one is not None]
 
     def reach(self, node: ast.AST | None, depth: int = DEPTH) -> Iterator[ast.AST]:
         """A node with all that is in it, and in the values of its names."""
@@ -227,8 +227,8 @@ class ScriptTree:
         """The calls, from elsewhere, of the function that a node is in."""
         self.steps -= 1
         function = self.function_of(node) if self.steps > 0 else None
-        found = self.called.get(function.name, []) if function else []
-        return [call for call in found if self.function_of(call) is not function]
+        calls = self.called.get(function.name, []) if function else []
+        return [call for call in calls if self.function_of(call) is not function]
 
     def hit(self, rule: ScriptRule, node: ast.expr | ast.stmt, what: str, fix: str) -> Breaches:
         """A breach at a node, unless a comment there says to ignore it."""

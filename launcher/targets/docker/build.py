@@ -134,11 +134,11 @@ def check_tag(tag: str, *, pushes: bool) -> None:
 
 def read_wheels(folder: Path) -> tuple[Path, ...]:
     """The packages in a folder. Raises ``InputError`` if there are none."""
-    found = sorted(p for p in folder.glob("*") if p.name.endswith((".whl", ".tar.gz", ".zip")))
-    if not found:
+    wheels = sorted(p for p in folder.glob("*") if p.name.endswith((".whl", ".tar.gz", ".zip")))
+    if not wheels:
         fix = f"pip download -r requirements.txt -d {folder}"
         raise InputError(f"--wheelhouse {folder}: is no folder with packages", fix)
-    return tuple(found)
+    return tuple(wheels)
 
 
 class Builder:
@@ -189,10 +189,10 @@ class Builder:
     def _id_of(self, image: str) -> str:
         with engine_errors(f"inspect {image}"):
             try:
-                found = self._engine.api.inspect_image(image)  # type: ignore[no-untyped-call]
+                image_facts = self._engine.api.inspect_image(image)  # type: ignore[no-untyped-call]
             except docker.errors.ImageNotFound:
                 return ""
-            return str(found["Id"])
+            return str(image_facts["Id"])
 
     def _build(self, order: Order, args: Mapping[str, str], target: str, *more: str) -> None:
         """Builds one stage of ``DOCKERFILE``. Raises ``LauncherError``."""
@@ -226,8 +226,8 @@ class Builder:
             # Ended by the client, or by the person who sees its progress.
             for data in talk.stdout:
                 lines.append(data.decode(errors="replace").rstrip())
-                if found := shown.fullmatch(lines[-1]):
-                    self._show(found[1])
+                if match := shown.fullmatch(lines[-1]):
+                    self._show(match[1])
         except BaseException:
             # All: the client runs buildx as a program of its own.
             talk.kill_all()
@@ -248,8 +248,8 @@ def find_client() -> tuple[str, tuple[str, ...]]:
         if short_command.read_output((client, "buildx", "version"), LOOK_LIMIT_S) is not None:
             return client, ("buildx", "build")
         version = short_command.read_output((client, "--version"), LOOK_LIMIT_S) or ""
-        found = re.search(r"version (\d+)\.", version)
-        if found and 18 < int(found[1]) < 23:
+        match = re.search(r"version (\d+)\.", version)
+        if match and 18 < int(match[1]) < 23:
             return client, ("build",)
     if not clients:
         raise TargetError("no docker client is on PATH", "install Docker, or build elsewhere")

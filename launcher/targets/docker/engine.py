@@ -127,8 +127,8 @@ class Engine:
 
     def list_networks(self, run_id: str | None = None) -> dict[str, str]:
         """Run folders, by run id, of those runs (or the one) that have a network."""
-        found = [network["Labels"] for network in self._networks(run_id)]
-        return {n[protocol.LABEL_RUN_ID]: n.get(protocol.LABEL_RUN_DIR, "") for n in found}
+        labels = [network["Labels"] for network in self._networks(run_id)]
+        return {n[protocol.LABEL_RUN_ID]: n.get(protocol.LABEL_RUN_DIR, "") for n in labels}
 
     def _networks(self, run_id: str | None) -> list[dict[str, Any]]:
         with engine_errors("list networks"):

@@ -49,8 +49,8 @@ def fail(what: str, fix: str) -> NoReturn:
 def install() -> None:
     """Installs the requirements. The torch that is there stays as it is."""
     if sys.version_info < OLDEST:
-        found = ".".join(map(str, sys.version_info[:3]))
-        fail(f"the base image has Python {found}", "--base with Python 3.10 or newer")
+        version = ".".join(map(str, sys.version_info[:3]))
+        fail(f"the base image has Python {version}", "--base with Python 3.10 or newer")
     if not (GIVEN / "requirements.txt").exists():
         return
     _enter_venv()
@@ -138,11 +138,11 @@ def facts() -> None:
     try:
         import torch
 
-        found = {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
+        versions = {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
     except Exception as error:
         fix = "choose a --base in which torch can be imported"
         fail(f"torch cannot be imported in the image: {error!r}", fix)
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(versions))
 
 
 if __name__ == "__main__":

@@ -201,11 +201,14 @@ class Cluster:
         """
         settings = self._client.configuration
         authority = Path(settings.ssl_ca_cert).read_bytes() if settings.ssl_ca_cert else b""
-        found = {"server": settings.host, "authority": hashlib.sha256(authority).hexdigest()[:16]}
+        identity = {
+            "server": settings.host,
+            "authority": hashlib.sha256(authority).hexdigest()[:16],
+        }
         with contextlib.suppress(ApiError):
             held = self.look("/api/v1/namespaces/kube-system")
-            found |= {"uid": held["metadata"]["uid"]} if held else {}
-        return found
+            identity |= {"uid": held["metadata"]["uid"]} if held else {}
+        return identity
 
     @contextlib.contextmanager
     def answers_within(self, limit_s: float) -> Iterator[None]:
@@ -266,9 +269,11 @@ class Cluster:
         """
         place = ObjectPlace(api_version=api_version, kind=kind, name="")
         query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
-        found = self._call("GET", self._path(place, named=False), query, place=place)
-        found["items"] = [{"apiVersion": api_version, "kind": kind} | one for one in found["items"]]
-        return found
+        answer = self._call("GET", self._path(place, named=False), query, place=place)
+        answer["items"] = [
+            {"apiVersion": api_version, "kind": kind} | one for one in answer["items"]
+        ]
+        return answer
 
     # -- what a diagnosis asks --------------------------------------------------------------------
 
@@ -396,8 +401,8 @@ class Cluster:
                 text = parse_warning(value)
                 if text not in self.warnings:
                     self.warnings.append(text)
-            found: Object = json.loads(response.data)
-            return found
+            answer: Object = json.loads(response.data)
+            return answer
 
     def _request(
         self,

@@ -205,10 +205,10 @@ class ClusterJob:
     def _expect_its_cluster(self) -> None:
         """Raises ``AnotherClusterError`` on another: k3s and kubeadm name all contexts alike."""
         known = read_told(Path(self.plan.run_dir)).get("identity")
-        if known is None or is_same(known, found := self.cluster.read_identity()):
+        if known is None or is_same(known, there := self.cluster.read_identity()):
             return
         raise AnotherClusterError(
-            f"context {self.cluster.context} leads to {found['server']}, which is not the cluster "
+            f"context {self.cluster.context} leads to {there['server']}, which is not the cluster "
             f"that {self.plan.run_id} was submitted to ({known['server']})",
             f"name the kubeconfig of that one: {typed.command('status', self.plan.run_id)} "
             "--kubeconfig FILE",

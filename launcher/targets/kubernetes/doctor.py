@@ -83,9 +83,9 @@ class _Diagnosis:
 
     def diagnose(self) -> Iterator[Finding]:
         """All rows; only the namespace's if it is not there."""
-        found = list(self._asking("namespace", self._namespace, self._judge_namespace))
-        yield from found
-        if any(finding.status is Status.FAILED for finding in found):
+        findings = list(self._asking("namespace", self._namespace, self._judge_namespace))
+        yield from findings
+        if any(finding.status is Status.FAILED for finding in findings):
             return
         for check, work in (
             ("rights", self._judge_rights),

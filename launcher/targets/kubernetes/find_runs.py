@@ -75,7 +75,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
 
     Raises ``TargetError``, also if this user may list none of the kinds.
     """
-    found: list[Found] = []
+    jobs: list[Found] = []
     refused: dict[str, ApiError] = {}
     known = 0
     for api_version, name in API_OF_KIND.values():
@@ -90,12 +90,12 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
         known += 1
         # An object with an owner is a part of another job, as the Jobs of a JobSet are.
         own = (item for item in items if not item["metadata"].get("ownerReferences"))
-        found += (Found(item=item) for item in own)
+        jobs += (Found(item=item) for item in own)
     if refused and not known:
         raise next(iter(refused.values()))
     fix = f"{cluster.kubectl} auth can-i --list -n {cluster.namespace}"
     notes = [f"{kind} are left out: you may not list them; {fix}" for kind in refused]
-    return found, notes
+    return jobs, notes
 
 
 def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
@@ -123,10 +123,10 @@ def find_on_cluster(cluster: Cluster, name: str) -> Found | None:
     None if the namespace has none. Raises ``InputError`` if several fit, or ``TargetError``.
     """
     jobs, _ = read_jobs(cluster)
-    found = sorted(jobs, key=lambda one: one.created_at)
+    oldest_first = sorted(jobs, key=lambda one: one.created_at)
     if name == protocol.LATEST_LINK:
-        return found[-1] if found else None
-    fits = _fitting(found, name) or _fitting(_read_left(cluster), name)[:1]
+        return oldest_first[-1] if oldest_first else None
+    fits = _fitting(oldest_first, name) or _fitting(_read_left(cluster), name)[:1]
     fits = [one for one in fits if parse_job_end(one.item) is None] or fits
     if len(fits) > 1:
         ids = ", ".join(f"{one.run_id} ({one.item['kind']} {one.job_name})" for one in fits)
@@ -136,9 +136,9 @@ def find_on_cluster(cluster: Cluster, name: str) -> Found | None:
     return fits[0] if fits else None
 
 
-def _fitting(found: Sequence[Found], name: str) -> list[Found]:
-    exact = [one for one in found if name in (one.run_id, one.job_name)]
-    return exact or [one for one in found if one.run_id.startswith(name)]
+def _fitting(jobs: Sequence[Found], name: str) -> list[Found]:
+    exact = [one for one in jobs if name in (one.run_id, one.job_name)]
+    return exact or [one for one in jobs if one.run_id.startswith(name)]
 
 
 def _read_left(cluster: Cluster) -> list[Found]:
@@ -158,8 +158,8 @@ def find_left(arguments: Namespace) -> list[Left]:
     there = {one.run_id for one in read_jobs(cluster)[0]}
     left = {one.run_id: one for one in _read_left(cluster) if one.run_id not in there}
 
-    def remove(found: Found) -> None:
-        plan = _read_plan(cluster, found, tempfile.gettempdir())
+    def remove(job: Found) -> None:
+        plan = _read_plan(cluster, job, tempfile.gettempdir())
         ClusterJob(cluster, plan, SystemClock()).remove_left()
 
     return [
@@ -174,30 +174,30 @@ def find_left(arguments: Namespace) -> list[Left]:
     ]
 
 
-def borrow_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
+def borrow_run(cluster: Cluster, job: Found, run_root: Path) -> RunFolder:
     """Makes a folder for the run from the plan that the cluster keeps; the caller removes it.
 
     Raises ``InputError`` if the cluster has no plan of the run that can be read here.
     """
-    path = run_root.absolute() / found.run_id
-    plan = _read_plan(cluster, found, str(path))
+    path = run_root.absolute() / job.run_id
+    plan = _read_plan(cluster, job, str(path))
     run = RunFolder(path)
-    run.create(plan, "", found.created_at)
+    run.create(plan, "", job.created_at)
     write_cluster(path, cluster)
     write_atomically(path / BORROWED_FILE, "")
     return run
 
 
-def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
+def _read_plan(cluster: Cluster, job: Found, run_dir: str) -> LaunchPlan:
     """The plan that the cluster keeps of a run. Raises ``InputError`` if there is none."""
-    selector = f"{selector_of(found.run_id)},!{CODE_LABEL}"
+    selector = f"{selector_of(job.run_id)},!{CODE_LABEL}"
     maps = cluster.list_objects("v1", "ConfigMap", selector)["items"]
     kept = [one for one in maps if protocol.NODE_TASK_FILE in (one.get("data") or {})]
     if not kept:
         raise InputError(
-            f"the cluster keeps no plan of {found.run_id}: another version has submitted it",
+            f"the cluster keeps no plan of {job.run_id}: another version has submitted it",
             "the folder of its run, on the machine that submitted it; or "
-            f"{cluster.kubectl} describe {found.item['kind'].lower()} {found.job_name} "
+            f"{cluster.kubectl} describe {job.item['kind'].lower()} {job.job_name} "
             f"-n {cluster.namespace}",
         )
     # A manifest that was changed and applied again left a ConfigMap per version.
@@ -239,8 +239,8 @@ def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) ->
     try:
         with there.answers_within(ANSWER_LIMIT_S):
             there.read_version()
-        if found := _borrow(arguments, run_root, arguments.run):
-            return found
+        if run := _borrow(arguments, run_root, arguments.run):
+            return run
     except TargetError as error:
         raise InputError(f"{otherwise.what}; and {error.what}", otherwise.hint) from error
     raise InputError(f"{otherwise.what}, {_nor_in(there)}", otherwise.hint)
@@ -249,12 +249,12 @@ def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) ->
 def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
     """A folder of the run that lasts as long as the command."""
     there = Cluster(**_place_in(arguments))
-    if (found := find_on_cluster(there, name)) is None:
+    if (job := find_on_cluster(there, name)) is None:
         return None
-    if (run_root / found.run_id / protocol.PLAN_FILE).is_file():
-        return RunFolder(run_root / found.run_id)
+    if (run_root / job.run_id / protocol.PLAN_FILE).is_file():
+        return RunFolder(run_root / job.run_id)
     folder = tempfile.TemporaryDirectory(prefix="launcher-run-", ignore_cleanup_errors=True)
-    return borrow_run(there, found, Path(arguments.until_end.enter_context(folder)))
+    return borrow_run(there, job, Path(arguments.until_end.enter_context(folder)))
 
 
 def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:

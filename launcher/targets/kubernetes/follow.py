@@ -119,11 +119,11 @@ class ClusterDriver:
         self._print_news()
         now = self._clock.monotonic()
         if watch.error is None and (
-            found := self._limit.judge(watch.seen(), now, self._missing.refused)
+            ending := self._limit.judge(watch.seen(), now, self._missing.refused)
         ):
-            self._console.note(f"ending the run: {found.detail}")
+            self._console.note(f"ending the run: {ending.detail}")
             self._ends_it = True
-            return found
+            return ending
         if self._look is None:
             if now < self._next_look_at:
                 return None

@@ -39,10 +39,10 @@ class Incarnations:
     def _of(self, index: int) -> list[tuple[str, int]]:
         """The containers of a node in their order: those with output in the run folder first."""
         if index not in self._seen:
-            found = self._seen[index] = []
-            while (path := self._run.node_dir(index, len(found)) / POD_FILE).is_file():
+            seen = self._seen[index] = []
+            while (path := self._run.node_dir(index, len(seen)) / POD_FILE).is_file():
                 record = json.loads(path.read_text())
-                found.append((record["uid"], record["restarts"]))
+                seen.append((record["uid"], record["restarts"]))
         return self._seen[index]
 
     def number(self, index: int, uid: str, restarts: int) -> int:

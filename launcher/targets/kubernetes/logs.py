@@ -40,10 +40,10 @@ def containers_of(pod: PodView) -> list[tuple[LogSource, ContainerEnd | None]]:
 
     Also the container before the latest: its log and ending are still there.
     """
-    found = [(pod.restarts - 1, pod.ending_before), (pod.restarts, pod.ending)]
+    containers = [(pod.restarts - 1, pod.ending_before), (pod.restarts, pod.ending)]
     return [
         (LogSource(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts), ending)
-        for restarts, ending in found
+        for restarts, ending in containers
         if restarts >= 0 and pod.has_started
     ]
 
@@ -100,9 +100,9 @@ class Cursor:
 
 def _sortable(stamp: bytes) -> str | None:
     """RFC 3339 in UTC with all nine digits: servers leave out zeros at the end. None for others."""
-    if (found := _STAMP.fullmatch(stamp)) is None:
+    if (match := _STAMP.fullmatch(stamp)) is None:
         return None
-    seconds, fraction, zone = (part.decode() for part in found.groups(b""))
+    seconds, fraction, zone = (part.decode() for part in match.groups(b""))
     try:
         moment = datetime.fromisoformat(seconds + zone).astimezone(UTC)
     except (ValueError, OverflowError):

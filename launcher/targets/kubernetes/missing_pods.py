@@ -145,8 +145,8 @@ def _read_group(job: ClusterJob) -> Object | None:
     if PodSettings.of(job.plan).gang != VOLCANO:
         return None
     chosen = f"metadata.name={job.plan.job_name}"
-    found = job.cluster.list_objects(*POD_GROUP, "", fields=chosen)["items"]
-    return next(iter(found), None)
+    groups = job.cluster.list_objects(*POD_GROUP, "", fields=chosen)["items"]
+    return next(iter(groups), None)
 
 
 def _conditions(job: Object) -> Iterator[str]:

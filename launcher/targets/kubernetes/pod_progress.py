@@ -148,7 +148,7 @@ class StartLimit:
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
                 alike[same_words(ending.message)].append((pod, ending))
-        certain = next((found for found in alike.values() if len(found) > 1), None)
+        certain = next((pods for pods in alike.values() if len(pods) > 1), None)
         if certain is None:
             return None
         pod, ending = certain[-1]

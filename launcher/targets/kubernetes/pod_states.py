@@ -144,7 +144,11 @@ def section(item: Object, *path: str) -> Object:
 def true_conditions(item: Object) -> dict[str, Object]:
     """The conditions of an object that hold, by type."""
     conditions = section(item, "status").get("conditions") or ()
-    return {found["type"]: found for found in conditions if found.get("status") == "True"}
+    return {
+        condition["type"]: condition
+        for condition in conditions
+        if condition.get("status") == "True"
+    }
 
 
 def parse_pod(pod: Object, masters: int = 0) -> PodView:
@@ -202,14 +206,14 @@ def _is_stuck(preparing: Object) -> bool:
 def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
     """When a pod was placed, could not be, or was disrupted."""
     machine = section(pod, "spec").get("nodeName") or "a node"
-    for found in section(pod, "status").get("conditions") or ():
-        message = found.get("message") or found.get("reason") or ""
+    for condition in section(pod, "status").get("conditions") or ():
+        message = condition.get("message") or condition.get("reason") or ""
         words = {
             ("PodScheduled", "True"): f"placed on {machine}",
             ("PodScheduled", "False"): f"cannot be placed: {message}",
             ("DisruptionTarget", "True"): f"disrupted: {message}",
-        }.get((found.get("type"), found.get("status")))
-        if words and (stamp := found.get("lastTransitionTime")):
+        }.get((condition.get("type"), condition.get("status")))
+        if words and (stamp := condition.get("lastTransitionTime")):
             yield stamp, words
 
 
@@ -285,9 +289,9 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
     if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
         return WORDS["StartError"], before.get("message", "")
-    for found in (waiting, ended):
-        if found.get("reason") in WORDS:
-            return WORDS[found["reason"]], found.get("message", "")
+    for state in (waiting, ended):
+        if state.get("reason") in WORDS:
+            return WORDS[state["reason"]], state.get("message", "")
     return None, ended.get("message", "").strip()
 
 
@@ -317,9 +321,9 @@ class JobEnd:
 
 def parse_job_end(item: Object) -> JobEnd | None:
     """How a job ended, by its conditions; None while it goes on."""
-    found = true_conditions(item)
+    conditions = true_conditions(item)
     for kind in (*BAD_ENDS, *GOOD_ENDS):
-        if (condition := found.get(kind)) is not None:
+        if (condition := conditions.get(kind)) is not None:
             stamp = condition.get("lastTransitionTime")
             return JobEnd(
                 succeeded=kind in GOOD_ENDS,
@@ -423,5 +427,5 @@ def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
 
 def find_missing_claim(pod: PodView) -> str | None:
     """The claim without which a pod cannot be scheduled."""
-    found = re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message)
-    return found[1] if found and pod.cause is Cause.NO_ROOM else None
+    match = re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message)
+    return match[1] if match and pod.cause is Cause.NO_ROOM else None

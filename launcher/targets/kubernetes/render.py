@@ -104,8 +104,8 @@ def render_losses(plan: LaunchPlan) -> tuple[str, ...]:
         "kubernetes.host_network": pods.host_network,
         "resources.rdma, which needs the right to lock memory": pods.rdma_devices,
     }
-    found = (cause for cause, holds in causes.items() if holds)
-    return tuple(f"not admissible under Pod Security restricted: {cause}" for cause in found)
+    losses = (cause for cause, holds in causes.items() if holds)
+    return tuple(f"not admissible under Pod Security restricted: {cause}" for cause in losses)
 
 
 def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None) -> list[str]:

@@ -49,8 +49,8 @@ class PodWatch:
     def seen(self) -> tuple[PodView, ...]:
         """All pods, also gone ones, by their last views, oldest first."""
         with self._lock:
-            found = list(self._pods.values())
-        return tuple(sort_pods(found))
+            pods = list(self._pods.values())
+        return tuple(sort_pods(pods))
 
     def wait_endings(self, limit_s: float) -> None:
         """Waits until the watch has reported the last states of pods that are no longer listed."""
@@ -97,12 +97,12 @@ class PodWatch:
             self._stopped.wait(RETRY_S)
 
     def _list(self) -> str:
-        found = self._cluster.list_objects("v1", "Pod", self._selector)
-        views = [parse_pod(pod, self._masters) for pod in found["items"]]
+        listed = self._cluster.list_objects("v1", "Pod", self._selector)
+        views = [parse_pod(pod, self._masters) for pod in listed["items"]]
         with self._lock:
             self._gone |= set(self._pods) - {view.uid for view in views}
             self._pods |= {view.uid: view for view in views}
-        return str(found["metadata"]["resourceVersion"])
+        return str(listed["metadata"]["resourceVersion"])
 
     def _take(self, event: Object) -> str:
         item = event["object"]

@@ -225,9 +225,9 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
     """
     tried = random_source.sample(PORTS, k=200)
     free = (port for port in tried if is_free(port, protocol.LOOPBACK))
-    found = tuple(itertools.islice(free, count))
-    if len(found) == count:
-        return found
+    ports = tuple(itertools.islice(free, count))
+    if len(ports) == count:
+        return ports
     raise TargetError(
         "no free TCP port between 20000 and 32000 on 127.0.0.1",
         "ss -ltnp lists the processes that listen there: end those that are not needed",

@@ -113,9 +113,9 @@ def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Find
         return
     with folder as path:
         target = SlurmTarget(Path(path))
-        found = list(diagnose_nodes(job.model_copy(update=probed), target, limit_s))
-        yield from found
-        if not is_fit(found):
+        findings = list(diagnose_nodes(job.model_copy(update=probed), target, limit_s))
+        yield from findings
+        if not is_fit(findings):
             what = f"did not succeed within {limit_s:g} s"
             yield failed("test job", "queue", what, "squeue --start --me; or --limit SECONDS")
     if not was_there:

@@ -84,12 +84,12 @@ def newest_starts(starts: tuple[JobStart, ...]) -> dict[int | None, JobStart]:
 
 def read_jobs(run: RunFolder) -> tuple[int, ...]:
     """Ids of the jobs that were submitted for a run."""
-    found = set()
+    jobs = set()
     with contextlib.suppress(OSError):
         for path in (run.path / JOBS_DIR).iterdir():
             if match := _JOB.fullmatch(path.name) or _KEY.fullmatch(path.name):
-                found.add(int(match[1]))
-    return tuple(sorted(found))
+                jobs.add(int(match[1]))
+    return tuple(sorted(jobs))
 
 
 def read_queue(run: RunFolder) -> tuple[client.QueuedJob, ...]:
@@ -98,10 +98,10 @@ def read_queue(run: RunFolder) -> tuple[client.QueuedJob, ...]:
     Raises ``TargetError`` if the controller of another cluster answers.
     """
     jobs = read_jobs(run)
-    found = tuple(j for j in client.read_queue(jobs) if j.run_id in ("", run.run_id))
-    if {*jobs} - {job.number for job in found}:
+    queued = tuple(j for j in client.read_queue(jobs) if j.run_id in ("", run.run_id))
+    if {*jobs} - {job.number for job in queued}:
         check_cluster(run)
-    return found
+    return queued
 
 
 def write_cluster(run: RunFolder) -> None:
@@ -114,9 +114,9 @@ def check_cluster(run: RunFolder) -> None:
     """Raises ``TargetError`` if another cluster answers than the one that has the run's jobs."""
     with contextlib.suppress(FileNotFoundError):
         wanted = (run.path / JOBS_DIR / CLUSTER_FILE).read_text().strip()
-        if (found := client.read_cluster()) != wanted:
+        if (present := client.read_cluster()) != wanted:
             raise TargetError(
-                f"{run.run_id} is on the cluster {wanted}, and {found} answers here",
+                f"{run.run_id} is on the cluster {wanted}, and {present} answers here",
                 f"a login node of {wanted}, or export SLURM_CONF=FILE, its slurm.conf",
             )
 

@@ -128,8 +128,8 @@ def count_gpus(job: JobSpec) -> int:
     spec, wanted_gpus = job.slurm, job.resources.gpus
     path, text = ("slurm", "gpus_per_node"), spec.gpus_per_node
     if spec.gres is not None:
-        found = [one for one in spec.gres.split(",") if one.startswith("gpu")]
-        path, text = ("slurm", "gres"), found[0].partition(":")[2] or "1" if found else None
+        gpus = [one for one in spec.gres.split(",") if one.startswith("gpu")]
+        path, text = ("slurm", "gres"), gpus[0].partition(":")[2] or "1" if gpus else None
     if text is None:
         return wanted_gpus or 0
     last = re.sub(r"\(.*", "", text.rpartition(":")[2])

@@ -373,7 +373,7 @@ def find_own_torch() -> tuple[str, str | None]:
     try:
         return sys.executable, read_torch_version(sys.executable)
     except TargetError:
-        if (found := shutil.which("python3")) is None:
+        if (python := shutil.which("python3")) is None:
             what = "is not set, and there is no python3 on PATH"
             raise KeyInputError(("slurm", "python"), what, "name one") from None
-        return found, None
+        return python, None
