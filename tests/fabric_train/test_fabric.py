@@ -7,12 +7,10 @@ import torch
 
 from fabric_train.errors import InputError
 from fabric_train.fabric import choose_accelerator
-from fabric_train.worker_env import World
+from tests.fabric_train.forked import world_of
 
 PROGRAMS = Path(__file__).parent / "programs"
-TWO_HERE = World(
-    rank=0, local_rank=0, world_size=4, local_world_size=2, master_addr="a", master_port=1
-)
+TWO_HERE = world_of(4, local=2)
 
 
 @pytest.mark.parametrize(

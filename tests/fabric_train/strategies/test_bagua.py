@@ -11,9 +11,8 @@ import torch
 from fabric_train.errors import InputError
 from fabric_train.strategies import STRATEGIES, make_strategy
 from fabric_train.strategies.strategy import Place
-from fabric_train.worker_env import World
 from tests.fabric_train.communication import quadratic
-from tests.fabric_train.forked import run_forked
+from tests.fabric_train.forked import run_forked, world_of
 from tests.fabric_train.strategies.quadratic_loop import train
 
 POWER = {"matrix_approximation_rank": 3, "start_powerSGD_iter": 3}
@@ -91,11 +90,8 @@ def test_a_process_alone_trains_as_it_would_without(name):
     ],
 )
 def test_what_cannot_run_is_refused_with_what_to_write(name, options, told):
-    world = World(
-        rank=0, local_rank=0, world_size=3, local_world_size=3, master_addr="x", master_port=1
-    )
     with pytest.raises(InputError) as caught:
-        make_strategy(name, options).check(world, "cpu")
+        make_strategy(name, options).check(world_of(3), "cpu")
     assert told in str(caught.value)
 
 
