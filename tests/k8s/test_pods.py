@@ -157,9 +157,6 @@ def test_a_toleration_with_a_value_is_of_that_value_alone(given, operator):
     assert pod_of(**fields)["tolerations"] == [{**given, "operator": operator}]
 
 
-# -- recovery ---------------------------------------------------------------------------------
-
-
 # -- refusals ---------------------------------------------------------------------------------
 
 SHM = {"memory": "1Gi", "shm": "1Gi"}

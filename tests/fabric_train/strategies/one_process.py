@@ -87,12 +87,13 @@ def train_steps(
 
 
 def average(strategy: Strategy, loss: Tensor) -> float:
-    """A loss over all replicas; these have equally many shards here."""
-    if strategy.place.world_size > 1:
-        loss = loss.clone()
-        dist.all_reduce(loss)
-        loss /= strategy.place.world_size
-    return loss.item()
+    """A loss over all replicas, each of which weighs as much as its shards."""
+    world_size, replicas = strategy.place.world_size, strategy.replicas
+    shards = plan_rank_shards(VIRTUAL_SHARDS, strategy.replica, replicas)
+    share = loss * len(shards) / VIRTUAL_SHARDS * replicas / world_size
+    if world_size > 1:
+        dist.all_reduce(share)
+    return share.item()
 
 
 def train_alone(

@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
-from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import render_manifest
-from tests.k8s.pods_on_docker import IMAGE, Pods
+from tests.k8s.pods_on_docker import Pods, pods_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
@@ -42,8 +38,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def start(kind: str, command: list[str]) -> Pods:
         fields = {
-            "name": "digits",
-            "image": IMAGE,
             "command": command,
             "nnodes": "1:2",
             "nproc_per_node": 1,
@@ -53,9 +47,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         if command == ["train.py"]:
             fields["workdir"] = "/code"
             fields["kubernetes"] |= {"volumes": ["pvc/code:/code:ro"]}  # type: ignore[operator]
-        job = JobSpec.model_validate(fields)
-        plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
-        pods = Pods(plan, render_manifest(plan), tmp_path)
+        pods = pods_of(fields, tmp_path)
         made.append(pods)
         (pods.claim("code") / "train.py").write_text(SCRIPT)
         return pods

@@ -10,10 +10,9 @@ import pytest
 from tests.fabric_train.communication import quadratic
 from tests.fabric_train.forked import run_forked
 from tests.fabric_train.strategies.quadratic_loop import train
-from tests.fabric_train.strategies.test_bagua import ALL, CASES
+from tests.fabric_train.strategies.test_bagua import ALL, CASES, QADAM
 
 SHIFT = {"peer_selection_mode": "shift_one", "communication_interval": 2}
-QADAM = partial(quadratic.run_qadam, warmup=5)
 MORE = (
     ("bagua:decentralized", SHIFT,
      partial(quadratic.run_decentralized, peers="shift_one", interval=2)),

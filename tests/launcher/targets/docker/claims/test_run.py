@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.launcher.docker_runs import MOUNTED, has, node
+from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -37,15 +40,21 @@ def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_rest
     launcher, engine
 ):
     launcher.write(ELASTIC, MOUNTED)
-    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
+    lose_node(launcher, engine, 0, "run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
+
+
+def lose_node(launcher: Runner, engine: Any, lost: int, *job: str) -> bytes:
+    """A run of two nodes that loses one; what it said when it had ended well."""
+    process = launcher.start(*job)
     wait_until(lambda: has(launcher, "world-2-0"))
     (run_id,) = launcher.run_ids()
-    survivor = node(engine, run_id, 1).id
-    node(engine, run_id, 0).kill()
+    survivor = node(engine, run_id, 1 - lost).id
+    node(engine, run_id, lost).kill()
     wait_until(lambda: has(launcher, "world-2-1"))
-    assert node(engine, run_id, 1).id == survivor
+    assert node(engine, run_id, 1 - lost).id == survivor
     (launcher.folder / "runs/latest/go").touch()
-    _, stderr = process.communicate(timeout=120)
+    stderr: bytes = process.communicate(timeout=120)[1]
     assert process.returncode == 0, stderr.decode()
     assert launcher.outcome["attempts"] == 1
     assert "worker-fault" not in launcher.outcome["restarts"]
+    return stderr
