@@ -283,8 +283,7 @@ def test_an_option_with_dashes_is_named_as_it_was_typed():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [("mounts.0=./data:/data",), ("mounts.0.source=./data", "mounts.0.target=/data")],
+    "settings", [("mounts.0=./data:/data",), ("mounts.0.source=./data", "mounts.0.target=/data")]
 )
 @pytest.mark.parametrize("text", ["", "mounts:\n", "mounts: []\n"])
 def test_the_first_item_of_a_list_that_the_file_lacks_begins_it(text, settings):

@@ -130,10 +130,7 @@ def test_torchruns_own_report_is_read_back_with_the_root_cause_first():
         return made
 
     error = ChildFailedError("train.py", {4: failure(0, -15, 71, 2000), 5: failure(1, 1, 72, 1000)})
-    assert parse_failures(f"earlier lines\n{error}\nlater lines\n") == (
-        (5, 1, 1),
-        (4, 0, -15),
-    )
+    assert parse_failures(f"earlier lines\n{error}\nlater lines\n") == ((5, 1, 1), (4, 0, -15))
 
 
 @pytest.mark.parametrize("console", ["", "usage: torchrun\n", "something FAILED\nno report"])
