@@ -41,16 +41,6 @@ def test_fewer_devices_than_workers_are_refused_with_the_way_out(
         choose_accelerator(asked, world)
 
 
-def test_fabric_by_itself_would_train_two_separate_worlds_and_that_is_refused(processes, finish):
-    # The fact that check_world stands on: if this fails, Fabric has changed.
-    code, out, err = finish(processes.fork(str(PROGRAMS / "silent_worlds.py"), ranks=2))
-    assert code == 0, err
-    lines = sorted(line for line in out.splitlines() if line.startswith("worker "))
-    for rank, line in enumerate(lines):
-        assert line.startswith(f"worker {rank} of 2 is rank 0 of 1: refused: ")
-    assert len(lines) == 2
-
-
 def test_fabric_does_not_set_the_threads_to_the_number_of_cores(processes, finish):
     # torchrun sets OMP_NUM_THREADS for several workers alone.
     code, out, err = finish(processes.fork(str(PROGRAMS / "threads.py"), ranks=1))

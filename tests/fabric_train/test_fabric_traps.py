@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from torch import nn
 
 from fabric_train.errors import WorldMismatchError
-from fabric_train.fabric import launch_fabric
+from fabric_train.fabric import check_world, launch_fabric
 from fabric_train.strategies import make_strategy
 from fabric_train.worker_env import WorkerEnv, parse_worker_env
 from tests.fabric_train.forked import run_forked
@@ -64,6 +66,19 @@ def test_without_torchrun_there_is_one_device_whatever_batch_system_is_around(mo
 
 
 # -- worlds ----------------------------------------------------------------------------------------
+
+
+def launch_plainly():
+    fabric = Fabric(accelerator="cpu")
+    fabric.launch()
+    with pytest.raises(WorldMismatchError):
+        check_world(fabric, parse_worker_env(os.environ).world)
+    return fabric.global_rank, fabric.world_size
+
+
+def test_fabric_by_itself_would_train_two_separate_worlds_and_that_is_refused():
+    # The fact that check_world stands on: if this fails, Fabric has changed.
+    assert run_forked(launch_plainly, 2, group=False) == [(0, 1)] * 2
 
 
 def launch_uneven():

@@ -29,8 +29,8 @@ class Mirror(nn.Module):
         self.scale = nn.Parameter(torch.ones(8))
         self.register_buffer("shift", torch.full((8,), 0.1))
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        ends = {"enter": ("ends", "scale"), "leave": ("ends", "shift")}
-        self.pipeline_plan = {**ends, "layers": ()}
+        plan = {"enter": ("ends", "scale"), "layers": (), "leave": ("ends", "shift")}
+        self.pipeline_plan = plan
 
     def enter(self, states: Tensor) -> Tensor:
         return self.ends(states).tanh() * self.scale
