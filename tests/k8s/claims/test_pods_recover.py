@@ -10,24 +10,10 @@ from typing import Any
 import pytest
 
 from tests.k8s.pods_on_docker import Pods, pods_of
+from tests.launcher.targets.docker.claims.test_run import ELASTIC
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
-SCRIPT = """
-import os, time, torch.distributed as dist
-from torch import ones
-dist.init_process_group("gloo")
-shared = os.environ["RUN_DIR"]
-who = f"{os.environ['LAUNCHER_NODE_INDEX']}-{os.environ['LAUNCHER_INCARNATION']}"
-open(f"{shared}/world-{dist.get_world_size()}-{who}", "w").close()
-going = ones(1)
-while going:
-    # All of them see it at the same step.
-    going *= not os.path.exists(f"{shared}/go")
-    dist.all_reduce(going, op=dist.ReduceOp.MIN)
-    time.sleep(0.1)
-"""
-"""Longer than two pods and a third need to come up; the test ends it."""
 Make = Callable[..., Pods]
 
 
@@ -49,7 +35,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             fields["kubernetes"] |= {"volumes": ["pvc/code:/code:ro"]}  # type: ignore[operator]
         pods = pods_of(fields, tmp_path)
         made.append(pods)
-        (pods.claim("code") / "train.py").write_text(SCRIPT)
+        (pods.claim("code") / "train.py").write_text(ELASTIC)
         return pods
 
     yield start
