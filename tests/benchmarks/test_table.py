@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from benchmarks.measure import Goal, Measurement, Report, Row
 from benchmarks.table import format_measurement, render_markdown, render_row, render_table
 
+Samples = tuple[float, ...]
+LEVEL = Goal(of="ratio", most=1.05)
+
+
+def row(what: str, ours: Samples, theirs: Samples = (), goal: Goal = LEVEL, **more: Any) -> Row:
+    side = Measurement(samples_s=theirs) if theirs else None
+    ours = Measurement(samples_s=ours)
+    return Row(benchmark="start", what=what, ours=ours, theirs=side, goal=goal, **more)
+
+
+HALF, QUARTER = Goal(of="ratio", most=0.5), Goal(of="seconds", most=0.25)
 REPORT = Report(
     benchmark="start",
     command="make bench ARGS=start",
@@ -16,36 +28,10 @@ REPORT = Report(
     load=0.25,
     taken="2026-01-02",
     rows=(
-        Row(
-            benchmark="start",
-            what="to a step",
-            ours=Measurement(samples_s=(4.1, 4.0, 4.4)),
-            theirs=Measurement(samples_s=(4.0, 4.2, 3.9)),
-            goal=Goal(of="ratio", most=1.05),
-            interval=(0.95, 1.04),
-        ),
-        Row(
-            benchmark="start",
-            what="near",
-            ours=Measurement(samples_s=(4.1,)),
-            theirs=Measurement(samples_s=(4.0,)),
-            goal=Goal(of="ratio", most=1.05),
-            interval=(0.0, math.inf),
-        ),
-        Row(
-            benchmark="start",
-            what="alone",
-            ours=Measurement(samples_s=(0.3, 0.3, 0.31)),
-            goal=Goal(of="ratio", most=0.5),
-            note="peer not installed",
-        ),
-        Row(
-            benchmark="start",
-            what="slow",
-            ours=Measurement(samples_s=(0.3, 0.3, 0.3)),
-            goal=Goal(of="seconds", most=0.25),
-            median_interval=(0.29, 0.31),
-        ),
+        row("to a step", (4.1, 4.0, 4.4), (4.0, 4.2, 3.9), interval=(0.95, 1.04)),
+        row("near", (4.1,), (4.0,), interval=(0.0, math.inf)),
+        row("alone", (0.3, 0.3, 0.31), goal=HALF, note="peer not installed"),
+        row("slow", (0.3, 0.3, 0.3), goal=QUARTER, median_interval=(0.29, 0.31)),
     ),
 )
 TABLE = """\
@@ -102,6 +88,5 @@ def test_three_digits_are_told_in_the_unit_that_suits_the_median(samples_s, text
 
 
 def test_an_end_that_two_samples_leave_at_millions_is_not_told():
-    side = Measurement(samples_s=(1.0, 2.0))
-    row = Row(benchmark="b", what="w", ours=side, theirs=side, interval=(0.001, 4897598.6))
-    assert "  1.000 (0.001 to ?)  " in render_row(row)
+    both = (1.0, 2.0)
+    assert "  1.000 (0.001 to ?)  " in render_row(row("w", both, both, interval=(0.001, 4897598.6)))

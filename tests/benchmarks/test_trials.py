@@ -61,14 +61,14 @@ def test_a_row_that_stays_unsure_ends_with_the_time_and_is_open():
     assert row.is_open
 
 
-def test_no_pair_is_begun_that_would_end_after_the_limit():
+@pytest.mark.parametrize(
+    ("least", "limit_s", "step_s", "pairs"),
+    [(2, 100.0, 30.0, 3), (3, 0.0, 100.0, 3)],
+    ids=["no pair that would end after the limit", "the least number, however long it takes"],
+)
+def test_pairs_are_begun_until_the_limit(least, limit_s, step_s, pairs):
     at_goal = compare("w", values(0.9, 1.0, 1.1), values(2.0), HALF)
-    assert count(at_goal, 2, limit_s=100.0, step_s=30.0) == 3
-
-
-def test_the_least_number_of_pairs_is_taken_even_if_it_takes_longer():
-    at_goal = compare("w", values(0.9, 1.0, 1.1), values(2.0), HALF)
-    assert count(at_goal, 3, limit_s=0.0, step_s=100.0) == 3
+    assert count(at_goal, least, limit_s, step_s) == pairs
 
 
 @pytest.mark.parametrize("theirs", [None, values(1.0, 2.0)])

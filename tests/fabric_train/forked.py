@@ -34,6 +34,8 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
+from fabric_train.worker_env import World
+
 LIMIT_S = 60.0
 GRACE_S = 2.0
 """What the other ranks get to end after one has failed; they may wait for it for ever."""
@@ -99,6 +101,19 @@ def torchrun_variables(rank: int, world_size: int, port: int, nodes: int) -> dic
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "forked",
     }
+
+
+def world_of(size: int, local: int = 0, rank: int = 0) -> World:
+    """A world of so many workers, ``local`` of them on each node; 0: all on one."""
+    local = local or size
+    return World(
+        rank=rank,
+        local_rank=rank % local,
+        world_size=size,
+        local_world_size=local,
+        master_addr="a",
+        master_port=1,
+    )
 
 
 def find_free_port() -> int:

@@ -14,7 +14,6 @@ from fabric_train import checkpoint, durable, lineage
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.durable import write_synced
 from fabric_train.errors import InputError
-from fabric_train.lineage import FencedError
 from fabric_train.manifest import MANIFEST_FILE, CheckpointManifest, describe_files
 from fabric_train.retention import Keep
 
@@ -174,8 +173,8 @@ def test_a_damaged_later_checkpoint_neither_pushes_out_good_ones_nor_comes_back(
 
 def test_a_checkpoint_of_a_newer_program_is_refused_and_not_skipped(store):
     path = save(store, 1) / MANIFEST_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-    with pytest.raises(InputError, match="format 99"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
+    with pytest.raises(InputError, match="format 3"):
         store.read_newest()
 
 
@@ -192,16 +191,6 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 
 # -- two writers -----------------------------------------------------------------------------
-
-
-def test_a_group_that_was_followed_cannot_commit_and_harms_nothing(store):
-    save(store, 1)
-    later, _, _ = reopen(store.folder)
-    save(later, 2)
-    with pytest.raises(FencedError):
-        save(store, 9)
-    assert steps(store) == [1, 2]
-    assert newest_step(later) == 2
 
 
 def test_a_commit_that_slips_past_the_fence_is_skipped_as_stale(store, monkeypatch):

@@ -7,12 +7,10 @@ import torch
 
 from fabric_train.errors import InputError
 from fabric_train.fabric import choose_accelerator
-from fabric_train.worker_env import World
+from tests.fabric_train.forked import world_of
 
 PROGRAMS = Path(__file__).parent / "programs"
-TWO_HERE = World(
-    rank=0, local_rank=0, world_size=4, local_world_size=2, master_addr="a", master_port=1
-)
+TWO_HERE = world_of(4, local=2)
 
 
 @pytest.mark.parametrize(
@@ -41,16 +39,6 @@ def test_fewer_devices_than_workers_are_refused_with_the_way_out(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     with pytest.raises(InputError, match=rf"(?s)but {devices} CUDA.*fix: --accelerator cpu"):
         choose_accelerator(asked, world)
-
-
-def test_fabric_by_itself_would_train_two_separate_worlds_and_that_is_refused(processes, finish):
-    # The fact that check_world stands on: if this fails, Fabric has changed.
-    code, out, err = finish(processes.fork(str(PROGRAMS / "silent_worlds.py"), ranks=2))
-    assert code == 0, err
-    lines = sorted(line for line in out.splitlines() if line.startswith("worker "))
-    for rank, line in enumerate(lines):
-        assert line.startswith(f"worker {rank} of 2 is rank 0 of 1: refused: ")
-    assert len(lines) == 2
 
 
 def test_fabric_does_not_set_the_threads_to_the_number_of_cores(processes, finish):

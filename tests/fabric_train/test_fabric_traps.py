@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from torch import nn
 
 from fabric_train.errors import WorldMismatchError
-from fabric_train.fabric import launch_fabric
+from fabric_train.fabric import check_world, launch_fabric
 from fabric_train.strategies import make_strategy
-from fabric_train.strategies.strategy import Place
 from fabric_train.worker_env import WorkerEnv, parse_worker_env
 from tests.fabric_train.forked import run_forked
+from tests.fabric_train.strategies.one_process import place_here
 
 BATCH_SYSTEMS = {
     "SLURM_NTASKS": "2",
@@ -40,8 +44,6 @@ BATCH_SYSTEMS = {
 
 def launch_here():
     """What Fabric makes of this process' environment."""
-    import os
-
     env = parse_worker_env(os.environ)
     fabric = launch_fabric(env, accelerator="cpu", strategy=make_strategy("ddp"))
     return fabric.global_rank, fabric.world_size, type(fabric._connector.cluster_environment)
@@ -66,10 +68,21 @@ def test_without_torchrun_there_is_one_device_whatever_batch_system_is_around(mo
 # -- worlds ----------------------------------------------------------------------------------------
 
 
+def launch_plainly():
+    fabric = Fabric(accelerator="cpu")
+    fabric.launch()
+    with pytest.raises(WorldMismatchError):
+        check_world(fabric, parse_worker_env(os.environ).world)
+    return fabric.global_rank, fabric.world_size
+
+
+def test_fabric_by_itself_would_train_two_separate_worlds_and_that_is_refused():
+    # The fact that check_world stands on: if this fails, Fabric has changed.
+    assert run_forked(launch_plainly, 2, group=False) == [(0, 1)] * 2
+
+
 def launch_uneven():
     """Three workers on two nodes: one on the first, two on the second."""
-    import os
-
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_WORLD_SIZE"] = "1" if rank in (0, 1) else "2"
     os.environ["LOCAL_RANK"] = "0" if rank in (0, 1) else str(rank - 2)
@@ -94,12 +107,7 @@ def step_with_ours():
     strategy.setup(
         nn.Linear(2, 1),
         lambda weights: torch.optim.SGD(weights, lr=0.1),
-        Place(
-            device=torch.device("cpu"),
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
-            local_world_size=dist.get_world_size(),
-        ),
+        place_here(),
         virtual_shards=2 * dist.get_world_size(),
     )
     for last in (False, True):

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fabric_train.ledger import KEPT_EVENTS, Ledger, Loaded, open_ledger
-from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
+from fabric_train.worker_env import WorkerEnv, parse_worker_env
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import read_train_ledger
-from tests.fabric_train.forked import torchrun_variables
+from tests.fabric_train.forked import torchrun_variables, world_of
 from tests.waiting import StoppedClock
 
 
@@ -99,19 +100,9 @@ def test_a_disk_that_refuses_does_not_stop_the_training(tmp_path):
 
 
 def test_only_rank_0_writes_and_where_the_launcher_reads(tmp_path):
-    def world(rank: int) -> World:
-        return World(
-            rank=rank,
-            local_rank=rank,
-            world_size=2,
-            local_world_size=2,
-            master_addr="x",
-            master_port=1,
-            restart_count=4,
-        )
-
     for rank in (0, 1):
-        env = WorkerEnv(run_dir=tmp_path, world=world(rank), node_index=1, incarnation=2)
+        world = replace(world_of(2, rank=rank), restart_count=4)
+        env = WorkerEnv(run_dir=tmp_path, world=world, node_index=1, incarnation=2)
         open_ledger(env).write(Loaded(step=0))
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["train-1-2-4-0.jsonl"]
     assert [event.name for event in read_train_ledger(RunFolder(tmp_path))] == ["loaded"]

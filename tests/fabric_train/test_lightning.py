@@ -114,6 +114,14 @@ def make_loader(kind: str, batch_size: int = 4) -> DataLoader[Any]:
     return DataLoader(Stream(), batch_size=4)
 
 
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "log_every_n_steps": 1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
 def fit(
     folder: Path,
     kind: str,
@@ -127,22 +135,9 @@ def fit(
     seed_everything(3, verbose=False)
     options = {"max_epochs": 3, **options}
     continuity = ContinuityCallback(str(folder / "checkpoints"), every_n_steps=1)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=CSVLogger(folder),
-        log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[
-            LearningRateMonitor("step"),
-            EarlyStopping("val", patience=2),
-            continuity,
-            Ending(after),
-        ],
-        default_root_dir=folder,
-        **options,
-    )
+    callbacks = [LearningRateMonitor("step"), EarlyStopping("val", patience=2)]
+    options |= {"logger": CSVLogger(folder), "callbacks": [*callbacks, continuity, Ending(after)]}
+    trainer = Trainer(devices=1, default_root_dir=folder, **QUIET, **options)
     try:
         loader = make_loader(kind, batch_size)
         trainer.fit(Model(width), loader, DataLoader(Numbers(), batch_size=11))
@@ -223,13 +218,11 @@ def test_a_trainer_of_pytorch_lightning_goes_on_too(tmp_path, capfd):
     for steps in (4, 8):
         Companion.opened.clear()
         trainer = old.Trainer(
-            accelerator="cpu",
             max_steps=steps,
             logger=old.loggers.CSVLogger(tmp_path),
-            log_every_n_steps=1,
-            enable_progress_bar=False,
             callbacks=[ContinuityCallback(str(tmp_path / "checkpoints"))],
             default_root_dir=tmp_path,
+            **QUIET,
         )
         trainer.fit(Old(), make_loader("shuffled"))
     assert "goes on after step 4" in capfd.readouterr().out
@@ -245,13 +238,11 @@ def test_tensorboard_has_each_step_once_in_one_folder(tmp_path):
         Companion.opened.clear()
         continuity = ContinuityCallback(str(tmp_path / "checkpoints"), every_n_steps=3)
         trainer = Trainer(
-            accelerator="cpu",
             max_steps=9,
             logger=TensorBoardLogger(tmp_path),
-            log_every_n_steps=1,
-            enable_progress_bar=False,
             callbacks=[continuity, Ending(after)],
             default_root_dir=tmp_path,
+            **QUIET,
         )
         try:
             trainer.fit(Model(), make_loader("shuffled"))

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
-from fabric_train.errors import InputError
 from fabric_train.manifest import (
     MANIFEST_FILE,
     CheckpointManifest,
@@ -61,11 +59,6 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def edit(folder: Path, **values: object) -> None:
-    path = folder / MANIFEST_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
 def test_a_manifest_is_written_and_read_back(folder):
     manifest = CheckpointManifest(
         step=7,
@@ -104,12 +97,6 @@ def test_a_storage_that_fails_is_no_damage(folder, name):
     (folder / name).symlink_to(name)
     with pytest.raises(OSError, match="symbolic links"):
         check_files(folder, read_manifest(folder))
-
-
-def test_a_newer_programs_manifest_is_refused_and_not_skipped(folder):
-    edit(folder, format=3)
-    with pytest.raises(InputError, match="format 3"):
-        read_manifest(folder)
 
 
 @pytest.mark.parametrize(

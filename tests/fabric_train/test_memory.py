@@ -109,11 +109,17 @@ def test_what_is_equal_is_written_once_and_by_rank_0_alone(tmp_path):
     assert {"model.weight", "model.bias", "memory.mean"} < set(tensors)
 
 
+def enter_own(folder: Path) -> int:
+    """Has this rank work in a folder that no other rank sees."""
+    rank = dist.get_rank()
+    (folder / str(rank)).mkdir()
+    os.chdir(folder / str(rank))
+    return rank
+
+
 def test_without_rows_the_other_nodes_need_not_see_the_folder(tmp_path):
     def save_apart() -> None:
-        work = tmp_path / str(dist.get_rank())
-        work.mkdir()
-        os.chdir(work)
+        enter_own(tmp_path)
         save(Path("checkpoints"), rows=False)
 
     run_forked(save_apart, 2)
@@ -126,10 +132,7 @@ def test_rows_in_a_folder_that_nodes_do_not_share_are_refused_with_the_fix(
     tmp_path, known_at_start
 ):
     def save_apart() -> list[str]:
-        rank = dist.get_rank()
-        work = tmp_path / str(rank)
-        work.mkdir()
-        os.chdir(work)
+        rank = enter_own(tmp_path)
         said: list[str] = []
         saver = Saver(Path("checkpoints"), say=said.append)
         model, optimizer = build()

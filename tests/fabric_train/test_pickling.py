@@ -32,10 +32,7 @@ def collate(batch: list[Any], scale: Any = None) -> list[Any]:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (
-            {"dataset": Images(transforms=[collate, lambda x: x])},
-            ["transforms[1] is a lam"],
-        ),
+        ({"dataset": Images(transforms=[collate, lambda x: x])}, ["transforms[1] is a lam"]),
         ({"dataset": Images(inner=Images(file=Path(__file__).open()))}, ["dataset.inner.file"]),  # noqa: SIM115
         ({"collate_fn": lambda batch: batch}, ["collate_fn is a lambda", "test_pickling.py:"]),
         ({"collate_fn": partial(collate, scale=lambda x: x)}, ["collate_fn.keywords['scale']"]),

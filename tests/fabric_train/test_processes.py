@@ -15,7 +15,8 @@ from fabric_train.errors import InputError
 from fabric_train.processes import launch_processes
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import find_place
-from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
+from fabric_train.worker_env import WorkerEnv, parse_worker_env
+from tests.fabric_train.forked import world_of
 
 NAMES = ("ddp_spawn", "ddp_fork", "ddp_notebook")
 
@@ -82,9 +83,7 @@ def test_an_error_of_the_script_comes_with_its_traceback():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_under_the_launcher_and_torchrun_they_are_refused_with_the_reason(name):
-    world = World(
-        rank=0, local_rank=0, world_size=4, local_world_size=2, master_addr="a", master_port=1
-    )
+    world = world_of(4, local=2)
     with pytest.raises(InputError, match=r"(?s)4 processes.*start its own again.*--strategy ddp,"):
         launch_processes(print, WorkerEnv(world=world), strategy=make_strategy(name))
 

@@ -3,14 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fabric_train.lineage import Commit, Start, Writer
-from fabric_train.retention import (
-    Interval,
-    Keep,
-    Scored,
-    Timer,
-    decide_removals,
-    observe_mtbf_s,
-)
+from fabric_train.retention import Interval, Keep, Scored, Timer, decide_removals, observe_mtbf_s
 from tests.waiting import StoppedClock
 
 

@@ -158,7 +158,7 @@ def test_a_group_that_was_followed_stops_with_a_message(training, tmp_path):
     training.train()
     with pytest.raises(FencedError, match="generation 2 has taken over"):
         training.save(block=True)
-    assert Training(tmp_path).step == 2
+    assert (Training(tmp_path).step, len(list(tmp_path.glob("step-*")))) == (2, 2)
 
 
 def test_a_save_that_this_groups_own_next_generation_overtakes_is_made_again(training, tmp_path):

@@ -68,10 +68,7 @@ def test_random_numbers_go_on_from_the_states_that_were_read():
 @pytest.mark.parametrize(
     ("error", "is_groups"),
     [
-        (
-            RuntimeError("[gloo/pair.cc:537] Read error: Connection reset by peer"),
-            True,
-        ),
+        (RuntimeError("[gloo/pair.cc:537] Read error: Connection reset by peer"), True),
         (RuntimeError("NCCL error: unhandled system error"), True),
         (torch.distributed.DistNetworkError("the store is gone"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),

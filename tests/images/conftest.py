@@ -23,6 +23,7 @@ from tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"fabric-train:test-{os.getpid()}"
+PACKER = ("__init__", "targets/__init__", "targets/agent_archive")
 Docker = Callable[..., str]
 Inspect = Callable[[str], dict[str, Any]]
 
@@ -55,15 +56,10 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def copy_project(root: Path, *, with_wheels: bool) -> Project:
-    for name in ("images", "fabric_train", "train", "jobs"):
+    packed = ("launcher/agent", "launcher/contract")
+    for name in ("images", "fabric_train", "train", "jobs", *packed):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("agent", "contract"):
-        folder = root / "launcher" / name
-        shutil.copytree(
-            ROOT / "launcher" / name, folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    packer = ("launcher/__init__.py", "launcher/targets/__init__.py")
-    packer += ("launcher/targets/agent_archive.py",)
+    packer = [f"launcher/{name}.py" for name in PACKER]
     for name in ("pyproject.toml", ".dockerignore", *packer):
         (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, root / name)

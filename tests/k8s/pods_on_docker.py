@@ -15,9 +15,10 @@ from typing import Any
 import docker
 
 from launcher.contract.protocol import TERMINATION_LOG
+from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.render import RenderedManifest
+from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
+from launcher.targets.kubernetes.render import RenderedManifest, render_manifest
 from tests.k8s.manifests_table import main_object, pod_specs
 
 IMAGE = "fabric-train:cpu"
@@ -57,6 +58,13 @@ def injected(kind: str, manifest: RenderedManifest, index: int) -> dict[str, str
             "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
         }
     return told
+
+
+def pods_of(fields: dict[str, Any], folder: Path) -> Pods:
+    """The pods of a job that is rendered as a manifest of no run."""
+    job = JobSpec.model_validate({"name": "digits", "image": IMAGE, **fields})
+    plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
+    return Pods(plan, render_manifest(plan), folder)
 
 
 class Pods:

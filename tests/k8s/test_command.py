@@ -60,7 +60,6 @@ def test_what_pod_security_loses_is_said_beside_the_manifest(capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["render", "job.yaml", "--kind", "job", "--on", "local"], "--kind job without --on"),
         (["render", "job.yaml", "--on", "kubernetes", "--resume", "r"], "--resume r"),
         (
             ["render", "job.yaml", "--on", "kubernetes", "--nnodes", "1:2", "--kind", "jobset"],

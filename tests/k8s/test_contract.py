@@ -65,6 +65,9 @@ class Server:
     def read_job(self, name: str = "digits") -> Any:
         return self.batch.read_namespaced_job(name, self.namespace)
 
+    def watch(self, call: Callable[..., Any], limit_s: int, **options: str) -> Iterator[Any]:
+        return watch.Watch().stream(call, self.namespace, timeout_seconds=limit_s, **options)
+
     def patch_job(self, patch: Object) -> Any:
         return self.patch("batch/v1", "jobs", "digits", patch, "merge-patch+json")
 
@@ -213,15 +216,9 @@ def test_deleting_takes_what_the_object_owns_with_it(server):
     server.patch("v1", "configmaps", "digits-agent", patch, "merge-patch+json")
     body = client.V1DeleteOptions(propagation_policy="Background")
     server.batch.delete_namespaced_job("digits", server.namespace, body=body)
-    gone = watch.Watch()
-    deadline_s = 30
-    if server.core.list_namespaced_config_map(server.namespace, label_selector="app=digits").items:
-        events = gone.stream(
-            server.core.list_namespaced_config_map,
-            server.namespace,
-            label_selector="app=digits",
-            timeout_seconds=deadline_s,
-        )
+    listed, chosen = server.core.list_namespaced_config_map, {"label_selector": "app=digits"}
+    if listed(server.namespace, **chosen).items:
+        events = server.watch(listed, 30, **chosen)
         assert any(event["type"] == "DELETED" for event in events)
     assert refused(server.read_job)[:2] == (404, "NotFound")
 
@@ -274,14 +271,7 @@ def test_a_watch_tells_what_comes_after_its_version_and_ends_when_its_time_is_ov
     version = server.batch.list_namespaced_job(server.namespace).metadata.resource_version
     server.patch_job({"metadata": {"labels": {"new": "1"}}})
     server.batch.delete_namespaced_job("digits", server.namespace, propagation_policy="Background")
-    events = list(
-        watch.Watch().stream(
-            server.batch.list_namespaced_job,
-            server.namespace,
-            resource_version=version,
-            timeout_seconds=2,
-        )
-    )
+    events = list(server.watch(server.batch.list_namespaced_job, 2, resource_version=version))
     assert {event["object"].metadata.name for event in events} == {"digits"}
     types = [event["type"] for event in events]
     assert types[0] == "MODIFIED"
@@ -293,9 +283,7 @@ def test_a_watch_from_a_forgotten_version_is_gone(server):
     if server.fake is not None:
         server.fake.expire()
     call = server.batch.list_namespaced_job
-    events = watch.Watch().stream(
-        call, server.namespace, resource_version=NO_SUCH_VERSION, timeout_seconds=5
-    )
+    events = server.watch(call, 5, resource_version=NO_SUCH_VERSION)
     status = 0
     try:
         list(events)
@@ -629,9 +617,7 @@ def test_a_log_begins_each_line_with_its_time_and_the_last_event_of_a_pod_holds_
         server.fake.remove("pods", "digits-0")
     else:
         server.core.delete_namespaced_pod("digits-0", server.namespace)
-    call = server.core.list_namespaced_pod
-    stream = watch.Watch().stream(
-        call, server.namespace, resource_version=version, timeout_seconds=3 if server.fake else 60
-    )
+    call, limit_s = server.core.list_namespaced_pod, 3 if server.fake else 60
+    stream = server.watch(call, limit_s, resource_version=version)
     last = next(event["object"] for event in stream if event["type"] == "DELETED")
     assert last.status.container_statuses[0].state.terminated.exit_code == 137

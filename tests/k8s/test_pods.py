@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kubernetes.utils import parse_quantity
 
 from launcher.contract.errors import InputError
-from launcher.job.quantity import render_bytes
 from launcher.targets.kubernetes.plan import HEALTH_PORT
 from launcher.targets.kubernetes.render_pod import PROBE_FAILURES, PROBE_PERIOD_S
 from tests.k8s.manifests_table import (
@@ -92,11 +90,6 @@ def test_a_gang_is_as_large_as_the_job_s_smallest_size(name):
     assert pod_of(**TABLE[name])["schedulerName"] == "volcano"
 
 
-@pytest.mark.parametrize("n_bytes", [1, 2**20, 2**30, 3 * 2**29, 2**40, 10**9])
-def test_a_size_is_written_as_kubernetes_reads_it(n_bytes):
-    assert parse_quantity(render_bytes(n_bytes)) == n_bytes
-
-
 @pytest.mark.parametrize(
     ("fields", "workers"),
     [
@@ -155,9 +148,6 @@ def test_on_a_machine_s_network_nothing_listens_unless_it_was_asked_for():
 def test_a_toleration_with_a_value_is_of_that_value_alone(given, operator):
     fields = {**FIXED, "kubernetes": {**FIXED["kubernetes"], "tolerations": [given]}}
     assert pod_of(**fields)["tolerations"] == [{**given, "operator": operator}]
-
-
-# -- recovery ---------------------------------------------------------------------------------
 
 
 # -- refusals ---------------------------------------------------------------------------------

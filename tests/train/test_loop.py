@@ -15,7 +15,8 @@ from fabric_train.errors import DivergedError, InputError
 from fabric_train.manifest import read_manifest
 from fabric_train.snapshot import read_tensors
 from fabric_train.strategies.ddp import Ddp, sync_batch_norm
-from fabric_train.worker_env import WorkerEnv, World
+from fabric_train.worker_env import WorkerEnv
+from tests.fabric_train.forked import world_of
 from train.config import TrainConfig
 from train.loop import train
 from train.resume import choose_checkpoint_dir
@@ -183,11 +184,8 @@ def test_a_resume_that_has_no_step_left_before_the_first_epochs_end_writes_no_lo
 
 
 def test_more_ranks_than_virtual_shards_are_refused_before_waiting_for_them():
-    world = World(
-        rank=0, local_rank=0, world_size=17, local_world_size=1, master_addr="x", master_port=1
-    )
     with pytest.raises(InputError, match="17 processes"):
-        train(TrainConfig(reduction="exact"), WorkerEnv(world=world))
+        train(TrainConfig(reduction="exact"), WorkerEnv(world=world_of(17, local=1)))
 
 
 def test_loader_processes_give_the_same_training(env, tmp_path):

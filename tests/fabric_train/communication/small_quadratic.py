@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from fabric_train.communication.mean import average_gradients
 
 SIZE = 5
 Vector = np.ndarray
@@ -41,3 +45,19 @@ class Weights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.ones(SIZE, dtype=torch.float64))
+
+
+def walk(
+    model: Weights, optimizer: Any, meeting: Any, steps: int, share: float | None = None
+) -> list[Vector]:
+    """The weights of this rank after each step, with meetings between its own steps."""
+    quadratic, path = draw(dist.get_rank()), []
+    for number in range(steps):
+        quadratic.loss(model.weights).backward()
+        if not meeting.is_local(number):
+            average_gradients(model, share=share)
+        optimizer.step()
+        optimizer.zero_grad()
+        meeting.after_step(number)
+        path.append(model.weights.detach().numpy().copy())
+    return path

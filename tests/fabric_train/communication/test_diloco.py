@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from fabric_train.communication.diloco import OuterSteps
-from fabric_train.communication.mean import average_gradients
-from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw
+from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw, walk
 from tests.fabric_train.forked import run_forked
 
 LR, STEPS = 0.05, 13
@@ -18,21 +16,12 @@ BETAS, EPSILON, DECAY = (0.9, 0.99), 1e-8, 0.01
 
 def train(every: int, after: int, lr: float, momentum: float) -> list[np.ndarray]:
     """The weights of one rank after each step; AdamW inside, as in the paper."""
-    model, quadratic = Weights(), draw(dist.get_rank())
+    model = Weights()
     inner = torch.optim.AdamW(
         model.parameters(), lr=LR, betas=BETAS, eps=EPSILON, weight_decay=DECAY
     )
     meeting = OuterSteps(model, every=every, after=after, lr=lr, momentum=momentum)
-    path = []
-    for number in range(STEPS):
-        quadratic.loss(model.weights).backward()
-        if not meeting.is_local(number):
-            average_gradients(model)
-        inner.step()
-        inner.zero_grad()
-        meeting.after_step(number)
-        path.append(model.weights.detach().numpy().copy())
-    return path
+    return walk(model, inner, meeting, STEPS)
 
 
 def follow_rule(ranks: int, every: int, after: int, lr: float, momentum: float) -> np.ndarray:

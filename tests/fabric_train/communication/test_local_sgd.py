@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fabric_train.communication.local_sgd import Averaging
-from fabric_train.communication.mean import average_gradients
-from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw
+from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw, walk
 from tests.fabric_train.forked import run_forked
 
 LR, MOMENTUM, STEPS = 0.1, 0.9, 11
@@ -17,21 +16,11 @@ LR, MOMENTUM, STEPS = 0.1, 0.9, 11
 
 def train(every: int, after: int, shares: list[float] | None) -> list[np.ndarray]:
     """The weights of one rank after each step: SGD with momentum, and Averaging around it."""
-    rank = dist.get_rank()
-    model, quadratic = Weights(), draw(rank)
+    model = Weights()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    share = shares[rank] if shares else None
+    share = shares[dist.get_rank()] if shares else None
     meeting = Averaging(model, every=every, after=after, share=share)
-    path = []
-    for number in range(STEPS):
-        quadratic.loss(model.weights).backward()
-        if not meeting.is_local(number):
-            average_gradients(model, share=share)
-        optimizer.step()
-        optimizer.zero_grad()
-        meeting.after_step(number)
-        path.append(model.weights.detach().numpy().copy())
-    return path
+    return walk(model, optimizer, meeting, STEPS, share)
 
 
 def follow_rule(ranks: int, every: int, after: int, shares: list[float]) -> np.ndarray:

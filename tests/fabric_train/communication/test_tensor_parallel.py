@@ -40,7 +40,6 @@ def train(steps: int) -> tuple[dict[str, Tensor], list[float]]:
     model, group = build(), None
     if dist.is_initialized():
         group = dist.group.WORLD
-        assert group is not None
         split_linears(model, PLAN, group)
     cuts = find_cuts(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -79,7 +78,6 @@ def test_lengths_are_clipped_as_torch_does_it():
 
 def test_sums_of_bfloat16_are_taken_in_32_bits():
     def add() -> Tensor:
-        assert dist.group.WORLD is not None
         return add_up(torch.full((3,), 1.0, dtype=torch.bfloat16), dist.group.WORLD)
 
     for total in run_forked(add, 2):
@@ -115,28 +113,18 @@ class Tied(nn.Module):
         (nn.Sequential(Glu()), {"0": "row"}, "0 is a Glu, and only a Linear is split"),
         (nn.Sequential(Glu()), {"0.down": "rows"}, "0.down: 'rows' is neither column nor row"),
         (Tied(), {"head": "column"}, "head.weight is shared with embedding.weight"),
-        (
-            nn.Sequential(nn.Linear(5, 4)),
-            {"0": "row"},
-            "0 has 5 inputs, which 2 processes cannot share equally",
-        ),
-        (
-            nn.Sequential(Glu()),
-            {"0.both": Column(blocks=2, unit=8)},
-            "0.both has 16 outputs in 2 x 1 groups of 8, which 2 processes",
-        ),
+        (nn.Sequential(nn.Linear(5, 4)), {"0": "row"}, "0 has 5 inputs, which 2 processes cannot"),
+        (nn.Sequential(Glu()), {"0.both": Column(blocks=2, unit=8)}, "in 2 x 1 groups of 8, which"),
         (nn.Sequential(Glu()), {"0.both": Column(blocks=3)}, "which are not 3 blocks of groups"),
     ],
 )
 def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, told):
     def refuse() -> str:
         before = list(model.state_dict())
-        assert dist.group.WORLD is not None
         with pytest.raises(InputError) as caught:
             split_linears(model, plan, dist.group.WORLD)
         assert list(model.state_dict()) == before
         assert not find_cuts(model)
         return str(caught.value)
 
-    for text in run_forked(refuse, 2):
-        assert told in text
+    assert all(told in text for text in run_forked(refuse, 2))

@@ -234,6 +234,19 @@ def test_a_disk_that_refuses_does_not_end_the_training(tmp_path, capfd):
     assert "no commit 2 was written: [Errno 28] No space left" in capfd.readouterr().out
 
 
+@pytest.fixture
+def node_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def asked(tmp_path: Path, node_dir: Path) -> dict[str, str]:
+    """The variables of a training that an agent may ask."""
+    return {"CHECKPOINT_DIR": str(tmp_path / "kept"), "LAUNCHER_NODE_DIR": str(node_dir)}
+
+
 def ask(node_dir: Path, reason: str) -> None:
     now = time.time()
     content = {"reason": reason, "at": now, "deadline": now + 60}
@@ -241,10 +254,7 @@ def ask(node_dir: Path, reason: str) -> None:
 
 
 @pytest.mark.parametrize("check", ["commit", "check_host_updates"])
-def test_nodes_that_wait_to_join_get_a_commit_and_the_training_goes_on(tmp_path, check):
-    node_dir = tmp_path / "node"
-    node_dir.mkdir()
-
+def test_nodes_that_wait_to_join_get_a_commit_and_the_training_goes_on(node_dir, asked, check):
     def train_on() -> int:
         state = build()
 
@@ -262,8 +272,7 @@ def test_nodes_that_wait_to_join_get_a_commit_and_the_training_goes_on(tmp_path,
 
         return train(state)
 
-    environ = {"CHECKPOINT_DIR": str(tmp_path / "kept"), "LAUNCHER_NODE_DIR": str(node_dir)}
-    steps = run(train_on, 2, environ=environ)
+    steps = run(train_on, 2, environ=asked)
     answer = json.loads((node_dir / "stop-ack").read_text())
     assert (node_dir / "stop-ready").exists()
     found = torch.load(Path(answer["checkpoint"]) / keeper.STATE_FILE, weights_only=False)
@@ -271,10 +280,7 @@ def test_nodes_that_wait_to_join_get_a_commit_and_the_training_goes_on(tmp_path,
     assert found["values"]["step"] >= 2
 
 
-def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(tmp_path):
-    node_dir = tmp_path / "node"
-    node_dir.mkdir()
-
+def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(node_dir, asked):
     def train_on() -> None:
         from fabric_train import preemption
 
@@ -284,9 +290,8 @@ def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(tmp_path):
         train_until(10**6)
 
     ask(node_dir, "preempted")
-    environ = {"CHECKPOINT_DIR": str(tmp_path / "kept"), "LAUNCHER_NODE_DIR": str(node_dir)}
     with pytest.raises(ForkedError, match=f"rank 0 died: exit code {EXIT_PREEMPTED}"):
-        run(train_on, 2, environ=environ)
+        run(train_on, 2, environ=asked)
     answer = json.loads((node_dir / "stop-ack").read_text())
     assert Path(answer["checkpoint"]).exists()
 

@@ -80,15 +80,13 @@ def train(passes: int = 1, clip: bool = False, **options: Any) -> np.ndarray:
 
 def test_the_weights_are_those_of_one_process_on_both_ranks_batches():
     def all_ways() -> dict[str, np.ndarray]:
+        fp16 = {"compression": hvd.Compression.fp16}
         ways: dict[str, dict[str, Any]] = {
             "plain": {},
             "clipped": {"clip": True},
             "predivided": {"gradient_predivide_factor": 2.0},
-            "fp16": {"compression": hvd.Compression.fp16},
-            "fp16 predivided": {
-                "compression": hvd.Compression.fp16,
-                "gradient_predivide_factor": 2.0,
-            },
+            "fp16": fp16,
+            "fp16 predivided": {**fp16, "gradient_predivide_factor": 2.0},
             "passes": {"passes": PASSES},
             "sum": {"op": hvd.Sum},
         }

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fabric_train.forked import run_forked
-from tests.fabric_train.test_memory import Remembering, load, save
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported(tmp_path_factory) -> None:
-    """What a first save imports, so that forked ranks need not."""
-    save(tmp_path_factory.mktemp("first"))
+from tests.fabric_train.test_memory import Remembering, imported, load, save
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

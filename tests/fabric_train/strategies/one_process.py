@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fabric_train.sampler import plan_rank_shards
-from fabric_train.saver import Saver
 from fabric_train.strategies.strategy import Place, RankBatch, Strategy
 from train.workloads.charlm import Size, Transformer
 
@@ -41,10 +40,8 @@ def draw_text(step: int) -> tuple[Tensor, Tensor]:
     return text[:, :-1], text[:, 1:]
 
 
-def place_here() -> Place:
-    """This rank's place on one node, with or without a process group."""
-    import torch.distributed as dist
-
+def place_here(nodes: int = 1) -> Place:
+    """This rank's place, with or without a process group, as if on so many nodes."""
     if not dist.is_initialized():
         return Place(device=torch.device("cpu"))
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -52,8 +49,8 @@ def place_here() -> Place:
         device=torch.device("cpu"),
         rank=rank,
         world_size=world_size,
-        local_rank=rank,
-        local_world_size=world_size,
+        local_rank=rank % (world_size // nodes),
+        local_world_size=world_size // nodes,
     )
 
 
@@ -90,14 +87,13 @@ def train_steps(
 
 
 def average(strategy: Strategy, loss: Tensor) -> float:
-    """A loss over all replicas; these have equally many shards here."""
-    import torch.distributed as dist
-
-    if strategy.place.world_size > 1:
-        loss = loss.clone()
-        dist.all_reduce(loss)
-        loss /= strategy.place.world_size
-    return loss.item()
+    """A loss over all replicas, each of which weighs as much as its shards."""
+    world_size, replicas = strategy.place.world_size, strategy.replicas
+    shards = plan_rank_shards(VIRTUAL_SHARDS, strategy.replica, replicas)
+    share = loss * len(shards) / VIRTUAL_SHARDS * replicas / world_size
+    if world_size > 1:
+        dist.all_reduce(share)
+    return share.item()
 
 
 def train_alone(
@@ -117,19 +113,3 @@ def differ(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
         name: each.shape for name, each in expected.items()
     }
     return max((found[name] - expected[name]).abs().max().item() for name in found)
-
-
-def save_here(strategy: Strategy, folder: Path, step: int) -> None:
-    """A checkpoint of all ranks."""
-    saver = Saver(folder, config={"width": SIZE.width})
-    saver.resume(strategy.bare, strategy.optimizer)
-    saver.save(step, strategy.bare, strategy.optimizer, block=True)
-    saver.wait()
-
-
-def load_here(strategy: Strategy, folder: Path) -> int:
-    """The step of the newest checkpoint, which all ranks load."""
-    saver = Saver(folder, config={"width": SIZE.width})
-    found = saver.resume(strategy.bare, strategy.optimizer)
-    assert found is not None
-    return found.step

@@ -50,18 +50,14 @@ def train(
         warnings.simplefilter("always")
         for step in range(first, steps):
             nothing = [(torch.empty(0), torch.empty(0))]
-            loss = strategy.run_step(
-                RankBatch(
-                    shards=[rank], batches=iter(nothing), loss=lambda outputs, targets: outputs
-                )
-            )
+            loss = lambda outputs, targets: outputs  # noqa: E731
+            batch = RankBatch(shards=[rank], batches=iter(nothing), loss=loss)
+            losses[step] = strategy.run_step(batch).item()
             strategy.step(step)
-            losses[step] = loss.item()
             weights.append(quadratic.flat(strategy.bare))
             if step + 1 in save_at:
-                saver.save(
-                    step + 1, strategy.bare, strategy.optimizer, strategy=strategy, block=True
-                )
+                saved = (strategy.bare, strategy.optimizer)
+                saver.save(step + 1, *saved, strategy=strategy, block=True)
         strategy.before_save()
         shown = [str(each.message) for each in caught]
     memory = {
@@ -70,11 +66,5 @@ def train(
     }
     end = quadratic.flat(strategy.bare)
     strategy.close()
-    return {
-        "losses": losses,
-        "weights": weights,
-        "end": end,
-        "memory": memory,
-        "warnings": shown,
-        "first": first,
-    }
+    told = {"memory": memory, "warnings": shown, "first": first}
+    return {"losses": losses, "weights": weights, "end": end, **told}

@@ -11,11 +11,11 @@ import torch
 from fabric_train.errors import InputError
 from fabric_train.strategies import STRATEGIES, make_strategy
 from fabric_train.strategies.strategy import Place
-from fabric_train.worker_env import World
 from tests.fabric_train.communication import quadratic
-from tests.fabric_train.forked import run_forked
+from tests.fabric_train.forked import run_forked, world_of
 from tests.fabric_train.strategies.quadratic_loop import train
 
+QADAM = partial(quadratic.run_qadam, warmup=5)
 POWER = {"matrix_approximation_rank": 3, "start_powerSGD_iter": 3}
 CASES = {
     "fp16": ({}, quadratic.run_mean),
@@ -24,10 +24,7 @@ CASES = {
     "bagua:bytegrad": ({}, quadratic.run_bytegrad),
     "bagua:decentralized": ({}, partial(quadratic.run_decentralized, peers="all", interval=1)),
     "bagua:low_precision_decentralized": ({}, quadratic.run_ring),
-    "bagua:qadam": (
-        {"warmup_steps": 5},
-        partial(quadratic.run_qadam, warmup=5, bits=8, feedback=True),
-    ),
+    "bagua:qadam": ({"warmup_steps": 5}, partial(QADAM, bits=8, feedback=True)),
 }
 """Options, and the rule that the weights follow."""
 ALL = {name: options for name, (options, _) in CASES.items()} | {
@@ -78,11 +75,7 @@ def test_a_process_alone_trains_as_it_would_without(name):
     ("name", "options", "told"),
     [
         ("bf16", {}, "--strategy fp16, which sends as few bytes"),
-        (
-            "bagua:decentralized",
-            {"peer_selection_mode": "shift_one"},
-            "an even number of processes",
-        ),
+        ("bagua:decentralized", {"peer_selection_mode": "shift_one"}, "an even number of"),
         ("bagua:decentralized", {"communication_interval": 0}, "communication_interval 1 or more"),
         ("bagua:qadam", {"bits": 1, "error_feedback": False}, "does not converge"),
         ("bagua:qadam", {"warmup_steps": 0}, "warmup_steps 1 or more"),
@@ -91,11 +84,8 @@ def test_a_process_alone_trains_as_it_would_without(name):
     ],
 )
 def test_what_cannot_run_is_refused_with_what_to_write(name, options, told):
-    world = World(
-        rank=0, local_rank=0, world_size=3, local_world_size=3, master_addr="x", master_port=1
-    )
     with pytest.raises(InputError) as caught:
-        make_strategy(name, options).check(world, "cpu")
+        make_strategy(name, options).check(world_of(3), "cpu")
     assert told in str(caught.value)
 
 

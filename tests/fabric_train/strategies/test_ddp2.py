@@ -18,6 +18,7 @@ from fabric_train.strategies.ddp2 import Ddp2
 from fabric_train.strategies.strategy import Place, RankBatch
 from tests.fabric_train.contrastive import contrast
 from tests.fabric_train.forked import run_forked
+from tests.fabric_train.strategies.one_process import place_here
 
 SHARD, STEPS = 3, 3
 
@@ -36,20 +37,9 @@ def build_sgd(weights):
     return torch.optim.SGD(weights, lr=0.5)
 
 
-def place_of(nodes):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    return Place(
-        device=torch.device("cpu"),
-        rank=rank,
-        world_size=size,
-        local_rank=rank % (size // nodes),
-        local_world_size=size // nodes,
-    )
-
-
 def train(strategy, nodes, virtual_shards):
     """Losses and weights of this rank."""
-    place = place_of(nodes)
+    place = place_here(nodes)
     strategy.setup(make_model(), build_sgd, place, virtual_shards=virtual_shards)
     shards = plan_rank_shards(virtual_shards, place.rank, place.world_size)
     losses = []
@@ -109,7 +99,7 @@ def use_hooks():
 
     strategy = Hooked()
     rank = dist.get_rank()
-    model, _ = strategy.setup(make_model(), build_sgd, place_of(1))
+    model, _ = strategy.setup(make_model(), build_sgd, place_here())
     inputs, targets = draw(0, rank)
     outputs = model(inputs)
     doubled, _ = strategy.gather(outputs, targets)
@@ -129,7 +119,7 @@ def use_hooks():
 def train_plainly():
     """The loop of the docstring of ``strategies.strategy``."""
     strategy = make_strategy("ddp2")
-    model, _ = strategy.setup(make_model(), build_sgd, place_of(1))
+    model, _ = strategy.setup(make_model(), build_sgd, place_here())
     for step in range(STEPS):
         inputs, targets = draw(step, dist.get_rank())
         with strategy.sync(last=True):
@@ -143,7 +133,7 @@ def learn_in_the_loss():
     strategy = Ddp2(exact=True)
     model = make_model()
     model.register_parameter("scale", nn.Parameter(torch.ones(())))
-    strategy.setup(model, build_sgd, place_of(1))
+    strategy.setup(model, build_sgd, place_here())
     batch = RankBatch(
         shards=[dist.get_rank()],
         batches=iter([draw(0, dist.get_rank())]),

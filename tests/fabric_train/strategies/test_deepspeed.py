@@ -13,13 +13,10 @@ from torch import nn
 from fabric_train.errors import DivergedError, InputError
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Strategy
-from fabric_train.worker_env import World
-from tests.fabric_train.forked import run_forked
+from tests.fabric_train.forked import run_forked, world_of
 from tests.fabric_train.strategies import one_process as one
 
-WORLD = World(
-    rank=0, local_rank=0, world_size=2, local_world_size=2, master_addr="a", master_port=1
-)
+WORLD = world_of(2)
 STEPS = 4
 
 

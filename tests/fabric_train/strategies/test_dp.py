@@ -9,18 +9,7 @@ from torch import nn
 from fabric_train.errors import InputError
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Place
-from fabric_train.worker_env import World
-
-
-def world_of(size: int, local: int) -> World:
-    return World(
-        rank=0,
-        local_rank=0,
-        world_size=size,
-        local_world_size=local,
-        master_addr="a",
-        master_port=1,
-    )
+from tests.fabric_train.forked import world_of
 
 
 @pytest.mark.parametrize(

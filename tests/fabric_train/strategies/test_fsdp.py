@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -12,8 +10,7 @@ from torch.optim import AdamW
 from fabric_train.errors import InputError
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Place
-from fabric_train.worker_env import World
-from tests.fabric_train.forked import run_forked
+from tests.fabric_train.forked import run_forked, world_of
 from train.config import TrainConfig
 from train.workloads import WORKLOADS
 
@@ -36,17 +33,12 @@ def test_a_model_that_it_cannot_cut_is_refused_with_the_weights_name():
     assert "--strategy ddp" in told
 
 
-WORLD = World(
-    rank=0, local_rank=0, world_size=1, local_world_size=1, master_addr="a", master_port=1
-)
-
-
 def test_offload_from_a_gpu_needs_a_process_group():
     strategy = make_strategy("fsdp", {"offload": True})
     with pytest.raises(InputError, match=r"offload needs a process group(.|\n)*torchrun"):
         strategy.check(None, "cuda")
     strategy.check(None, "cpu")
-    strategy.check(WORLD, "cuda")
+    strategy.check(world_of(1), "cuda")
 
 
 @pytest.mark.parametrize(("offload", "backend"), [(False, "nccl"), (True, "cpu:gloo,cuda:nccl")])
@@ -57,4 +49,4 @@ def test_offloaded_gradients_have_a_group_of_their_own_to_be_added_up_in(offload
 
 def test_with_tp_the_span_is_not_ones_own_to_choose():
     with pytest.raises(InputError, match=r"fsdp\+tp: span=node would cut the model within a node"):
-        make_strategy("fsdp+tp", {"span": "node"}).check(replace(WORLD, world_size=2), "cpu")
+        make_strategy("fsdp+tp", {"span": "node"}).check(world_of(2), "cpu")

@@ -18,24 +18,12 @@ from fabric_train.errors import InputError
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.saver import Saver
 from fabric_train.strategies import make_strategy
-from fabric_train.strategies.strategy import Place, RankBatch, Strategy
+from fabric_train.strategies.strategy import RankBatch, Strategy
 from tests.fabric_train.forked import run_forked
+from tests.fabric_train.strategies.one_process import place_here
 
 SHARDS, BATCH, WIDTH = 6, 4, 8
 BOTH = ["local_sgd", "diloco"]
-
-
-def place() -> Place:
-    if not dist.is_initialized():
-        return Place(device=torch.device("cpu"))
-    rank, size = dist.get_rank(), dist.get_world_size()
-    return Place(
-        device=torch.device("cpu"),
-        rank=rank,
-        world_size=size,
-        local_rank=rank,
-        local_world_size=size,
-    )
 
 
 def build_model() -> nn.Module:
@@ -67,7 +55,7 @@ class Training:
         shards: int = SHARDS,
     ) -> None:
         self.strategy = strategy
-        strategy.setup(build_model(), build_optimizer, place(), virtual_shards=shards)
+        strategy.setup(build_model(), build_optimizer, place_here(), virtual_shards=shards)
         self.shards = plan_rank_shards(shards, strategy.replica, strategy.replicas)
         self.losses: dict[int, float] = {}
         self.said: list[str] = []
@@ -81,7 +69,7 @@ class Training:
         while self.step < stop:
 
             def begin(shard: int) -> None:
-                if self.step == kill_at and shard == self.shards[-1] and place().rank == 1:
+                if self.step == kill_at and shard == self.shards[-1] and dist.get_rank() == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
 
             loss = self.strategy.run_step(

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fabric_train.errors import InputError
 from fabric_train.strategies import make_strategy
-from fabric_train.worker_env import World
-from tests.fabric_train.forked import run_forked
-from tests.fabric_train.strategies.one_process import (
-    build_transformer,
-    cut_batch,
-    draw_text,
-    set_up,
-    train_steps,
-)
-
-"""Of weights and outputs in float64, where only the order of sums differs."""
-"""Of losses, which are added up in float32."""
+from tests.fabric_train.forked import run_forked, world_of
+from tests.fabric_train.strategies.one_process import build_transformer, cut_batch, set_up
 
 
 def build() -> nn.Module:
     return build_transformer().double()
-
-
-def train(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
-    strategy = make_strategy(name, options)
-    set_up(strategy, build)
-    losses = train_steps(strategy, 0, steps)
-    strategy.bare.eval()
-    with torch.no_grad():
-        outputs = strategy.predict(draw_text(99)[0][:5])
-    return {
-        "losses": losses,
-        "weights": strategy.gather_weights(),
-        "outputs": outputs,
-    }
 
 
 @pytest.mark.parametrize("name", ["tp", "pipeline"])
@@ -77,17 +51,8 @@ def test_a_world_that_does_not_fit_is_refused_before_there_is_a_process_group(
 ):
     strategy = make_strategy(name, options)
     assert strategy.count_replicas(processes) >= 1
-    world = World(
-        rank=0,
-        local_rank=0,
-        world_size=processes,
-        local_world_size=processes,
-        master_addr="localhost",
-        master_port=1,
-        restart_count=0,
-    )
     with pytest.raises(InputError) as caught:
-        strategy.check(world, "cpu")
+        strategy.check(world_of(processes), "cpu")
     assert told in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from fabric_train.errors import InputError
 from fabric_train.strategies import model_parallel
 from fabric_train.strategies.model_parallel import ModelParallel, place_by_size
 from fabric_train.strategies.strategy import Place
-from fabric_train.worker_env import World
+from tests.fabric_train.forked import world_of
 
 HOME, A, B = torch.device("cpu"), torch.device("cpu:0"), torch.device("cpu:1")
 
@@ -171,11 +171,8 @@ def test_a_mistake_is_told_with_what_to_write(monkeypatch, options, told):
 
 
 def test_several_processes_are_refused_with_what_to_use():
-    world = World(
-        rank=0, local_rank=0, world_size=2, local_world_size=2, master_addr="a", master_port=1
-    )
     with pytest.raises(InputError, match=r"(?s)there are 2.*--strategy fsdp, or --strategy pipe"):
-        ModelParallel().check(world, "cuda")
+        ModelParallel().check(world_of(2), "cuda")
 
 
 def test_a_model_without_containers_is_refused_by_size():

@@ -13,7 +13,7 @@ from torch import nn
 from fabric_train.errors import InputError
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Place, RankBatch
-from fabric_train.worker_env import World
+from tests.fabric_train.forked import world_of
 
 CPU = torch.device("cpu")
 
@@ -41,11 +41,8 @@ def test_without_torch_xla_it_says_what_to_install():
 
 
 def test_several_processes_are_refused(torch_xla):
-    world = World(
-        rank=0, local_rank=0, world_size=2, local_world_size=2, master_addr="a", master_port=1
-    )
     with pytest.raises(InputError, match="there are 2"):
-        make_strategy("xla").check(world, "cpu")
+        make_strategy("xla").check(world_of(2), "cpu")
 
 
 def test_each_step_trains_what_one_device_trains_and_ends_with_a_sync(torch_xla):

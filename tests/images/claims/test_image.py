@@ -82,18 +82,14 @@ def test_one_init_process_runs_the_command(image, docker, options, init):
 
 
 def test_the_code_and_nothing_else_of_the_project_is_in_it(image, docker):
-    assert docker("run", "--rm", image, "sh", "-c", "ls -A").split() == [
-        "fabric_train",
-        "jobs",
-        "train",
-    ]
+    code = docker("run", "--rm", image, "sh", "-c", "ls -A").split()
+    assert code == ["fabric_train", "jobs", "train"]
     found = docker("run", "--rm", "--user", "0", image, "find", "/", "-xdev", "-name", "*.whl")
     outside_of_python = [line for line in found.splitlines() if "python-wheels" not in line]
     assert [line for line in outside_of_python if "ensurepip" not in line] == []
 
 
 def test_what_the_smoke_test_saw_is_kept_in_the_image(image, docker):
-    smoke = json.loads(
-        docker("run", "--rm", image, "cat", "/usr/local/share/fabric-train/smoke.json")
-    )
+    kept = docker("run", "--rm", image, "cat", "/usr/local/share/fabric-train/smoke.json")
+    smoke = json.loads(kept)
     assert {"python", "torch", "cuda", "lightning.fabric", "sklearn"} <= set(smoke)

@@ -7,31 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
-from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import render_manifest
-from tests.k8s.pods_on_docker import IMAGE, Pods
+from tests.k8s.pods_on_docker import Pods, pods_of
+from tests.launcher.targets.docker.claims.test_run import ELASTIC
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
-SCRIPT = """
-import os, time, torch.distributed as dist
-from torch import ones
-dist.init_process_group("gloo")
-shared = os.environ["RUN_DIR"]
-who = f"{os.environ['LAUNCHER_NODE_INDEX']}-{os.environ['LAUNCHER_INCARNATION']}"
-open(f"{shared}/world-{dist.get_world_size()}-{who}", "w").close()
-going = ones(1)
-while going:
-    # All of them see it at the same step.
-    going *= not os.path.exists(f"{shared}/go")
-    dist.all_reduce(going, op=dist.ReduceOp.MIN)
-    time.sleep(0.1)
-"""
-"""Longer than two pods and a third need to come up; the test ends it."""
 Make = Callable[..., Pods]
 
 
@@ -42,8 +24,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def start(kind: str, command: list[str]) -> Pods:
         fields = {
-            "name": "digits",
-            "image": IMAGE,
             "command": command,
             "nnodes": "1:2",
             "nproc_per_node": 1,
@@ -53,11 +33,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
         if command == ["train.py"]:
             fields["workdir"] = "/code"
             fields["kubernetes"] |= {"volumes": ["pvc/code:/code:ro"]}  # type: ignore[operator]
-        job = JobSpec.model_validate(fields)
-        plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
-        pods = Pods(plan, render_manifest(plan), tmp_path)
+        pods = pods_of(fields, tmp_path)
         made.append(pods)
-        (pods.claim("code") / "train.py").write_text(SCRIPT)
+        (pods.claim("code") / "train.py").write_text(ELASTIC)
         return pods
 
     yield start

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import render_manifest
-from tests.k8s.pods_on_docker import IMAGE, Pods
+from tests.k8s.pods_on_docker import IMAGE, Pods, pods_of
 from tests.launcher.runner import Runner
 
 pytestmark = pytest.mark.docker
@@ -111,9 +108,7 @@ def run_as_pods(tmp_path: Path) -> Iterator[Run]:
         fields["kubernetes"] = {**fields["kubernetes"], "kind": kind}
         # What a pod is run by is the agent, without being asked for.
         fields.pop("engine", None)
-        spec = JobSpec.model_validate(fields)
-        plan = plan_kubernetes(spec, run_id="digits", run_root="runs", cwd=".")
-        pods = Pods(plan, render_manifest(plan), tmp_path)
+        pods = pods_of(fields, tmp_path)
         started.append(pods)
         (pods.claim("code") / "print_env.py").write_text(SCRIPT)
         for container in [pods.start(index) for index in range(2)]:

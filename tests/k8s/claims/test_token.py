@@ -6,10 +6,7 @@ import re
 
 import pytest
 
-from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import render_manifest
-from tests.k8s.pods_on_docker import IMAGE, Pods
+from tests.k8s.pods_on_docker import pods_of
 from tests.launcher.run_token import LOOKING
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
@@ -18,8 +15,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 @pytest.mark.parametrize("token", ["s3cret-of-the-run\n", None], ids=["a Secret", "none"])
 def test_pods_meet_by_the_secret_and_without_one_too(token, tmp_path):
     fields = {
-        "name": "digits",
-        "image": IMAGE,
         "command": ["train.py"],
         "workdir": "/code",
         "nnodes": 2,
@@ -31,9 +26,7 @@ def test_pods_meet_by_the_secret_and_without_one_too(token, tmp_path):
             "volumes": ["pvc/code:/code:ro"],
         },
     }
-    job = JobSpec.model_validate(fields)
-    plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
-    pods = Pods(plan, render_manifest(plan), tmp_path)
+    pods = pods_of(fields, tmp_path)
     try:
         file = "/launcher/token/token" if token else "/dev/null"
         script = LOOKING.replace('Path(os.environ["RUN_DIR"], "token")', f"Path({file!r})")

@@ -31,6 +31,11 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True)
 
 
+def commit(folder: Path) -> None:
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "one")
+
+
 def write(path: Path, text: str = "x\n") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -85,8 +90,7 @@ class TestList:
         git(inner, "init", "-q")
         write(inner / "lib.py")
         write(inner / ".gitignore", "*.tmp\n")
-        git(inner, "add", ".")
-        git(inner, "commit", "-qm", "one")
+        commit(inner)
         git(repository, "submodule", "--quiet", "add", str(inner), "third party")
         git(repository, "init", "-q", "untracked")
         write(repository / "untracked" / "own.py")
@@ -216,8 +220,7 @@ class TestPack:
 
 class TestRecord:
     def test_a_commit_and_what_is_not_in_it(self, repository, tmp_path):
-        git(repository, "add", ".")
-        git(repository, "commit", "-qm", "one")
+        commit(repository)
         clean = read(repository)
         assert clean.record.commit
         assert len(clean.record.commit) == 40
@@ -231,16 +234,14 @@ class TestRecord:
         assert (tmp_path / DIFF_FILE).read_bytes() == dirty.diff
 
     def test_a_new_file_makes_it_dirty(self, repository):
-        git(repository, "add", ".")
-        git(repository, "commit", "-qm", "one")
+        commit(repository)
         write(repository / "new.py")
         assert read(repository).record.is_dirty
 
     def test_no_program_of_the_repository_is_started(self, repository, tmp_path):
         program = write(tmp_path / "program", f"#!/bin/sh\ntouch {tmp_path}/started\n")
         program.chmod(0o755)
-        git(repository, "add", ".")
-        git(repository, "commit", "-qm", "one")
+        commit(repository)
         write(repository / ".gitattributes", "* diff=evil\n")
         write(repository / "train.py", "changed\n")
         for key in ("core.fsmonitor", "diff.evil.textconv", "diff.external", "diff.evil.command"):
@@ -265,8 +266,7 @@ class TestRecord:
         assert (code.record.commit, code.record.is_dirty, code.diff) == (None, True, b"")
 
     def test_kept_code_is_read_back_only_if_it_fits_its_record(self, repository, tmp_path):
-        git(repository, "add", ".")
-        git(repository, "commit", "-qm", "one")
+        commit(repository)
         write(repository / "train.py", "changed\n")
         code = read(repository)
         assert read_kept_code(tmp_path) is None

@@ -35,10 +35,6 @@ def problems_of(text: str, *settings: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-NAME = (
-    "a lower-case letter, then lower-case letters, digits and -, not - at the end, "
-    "at most 40 characters"
-)
 GOLDEN = Path(__file__).parents[2] / "golden/bad_job_files.txt"
 CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n### ")[1:]]
 
@@ -287,11 +283,7 @@ def test_an_option_with_dashes_is_named_as_it_was_typed():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        ("mounts.0=./data:/data",),
-        ("mounts.0.source=./data", "mounts.0.target=/data"),
-    ],
+    "settings", [("mounts.0=./data:/data",), ("mounts.0.source=./data", "mounts.0.target=/data")]
 )
 @pytest.mark.parametrize("text", ["", "mounts:\n", "mounts: []\n"])
 def test_the_first_item_of_a_list_that_the_file_lacks_begins_it(text, settings):

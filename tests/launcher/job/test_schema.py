@@ -103,13 +103,8 @@ def test_a_field_is_found_by_its_path():
 
 
 def test_every_example_of_the_schema_is_accepted_by_the_reader():
-    sections = {"": SCHEMA} | {
-        key: SCHEMA["$defs"][name]
-        for key, name in (
-            ("rdzv", "RdzvSpec"), ("resources", "ResourcesSpec"),
-            ("local", "LocalSpec"), ("docker", "DockerSpec"), ("kubernetes", "KubernetesSpec"),
-        )
-    }  # fmt: skip
+    names = ("rdzv", "resources", "local", "docker", "kubernetes")
+    sections = {"": SCHEMA} | {key: SCHEMA["$defs"][f"{key.title()}Spec"] for key in names}
     made = []
     for section, keys in sections.items():
         for key, field in keys["properties"].items():
@@ -123,21 +118,9 @@ def test_every_example_of_the_schema_is_accepted_by_the_reader():
     assert len(made) > 20
 
 
-_texts = [
-    "",
-    "a",
-    "1:4",
-    "4:1",
-    "gpu",
-    "auto",
-    "static",
-    "2.4",
-    "8Gi",
-    "a:/a",
-    "a:/a:ro",
-    "/a",
-    "~",
-]
+_texts = ["", "a", "1:4", "4:1", "gpu", "auto", "static", "2.4", "8Gi"]
+_texts += ["a:/a", "a:/a:ro", "/a", "~"]
+_keys = ["A", "RANK", "port", "conf", "source", "target", "shm", "gpus", "labels"]
 _scalars = (
     st.none()
     | st.booleans()
@@ -148,14 +131,7 @@ _scalars = (
 _values = st.recursive(
     _scalars,
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["A", "RANK", "port", "conf", "source", "target", "shm", "gpus", "labels"]
-            ),
-            inner,
-            max_size=3,
-        )
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_keys), inner, max_size=3)
     ),
     max_leaves=5,
 )

@@ -213,12 +213,17 @@ def test_the_command_reads_a_file_of_many_manifests_that_is_larger_than_a_job_fi
     assert capsys.readouterr().out == told
 
 
-def test_the_command_reads_a_manifest_from_its_standard_input():
+BAD_MANIFEST = ("elastic.yaml", "minReplicas: 1", "minReplicas: 9", "7: error: minReplicas 9")
+BAD_SCRIPT = ("scripts/faulty/fabric_cpu.py", "", "", "4: error: L.Fabric(accelerator='cpu')")
+
+
+@pytest.mark.parametrize(("file", "old", "new", "said"), [BAD_MANIFEST, BAD_SCRIPT])
+def test_the_command_reads_a_manifest_or_a_script_from_its_standard_input(file, old, new, said):
     argv = [sys.executable, "-m", "launcher", "check", "-"]
-    text = read("elastic").replace("minReplicas: 1", "minReplicas: 9")
+    text = (MANIFESTS / file).read_text().replace(old, new)
     done = subprocess.run(argv, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "<stdin>:7: error: minReplicas 9" in done.stdout
+    assert f"<stdin>:{said}" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["name: digits\ncomand: [train.py]\n", "command: [train.py]\n"])

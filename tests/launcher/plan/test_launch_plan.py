@@ -14,26 +14,17 @@ from launcher.job.spec import JobSpec
 from launcher.plan import launch_plan
 from launcher.plan.devices import plan_devices
 from launcher.plan.launch_plan import parse_plan, plan_moved, plan_run
-from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
+from launcher.plan.target_facts import describe_ignored, parse_shell
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.held.target import HeldSettings
 from launcher.targets.processes import ProcessSettings
-
-
-def facts_of(devices: int) -> TargetFacts:
-    return TargetFacts(
-        target="docker",
-        accelerator="cuda",
-        machine=MachineFacts(cpu_count=4, device_ids=tuple(str(index) for index in range(devices))),
-        run_root="/runs",
-        cwd="/",
-    )
+from tests.launcher.plan.test_devices import facts_of
 
 
 def test_what_the_shell_sets_wins_over_the_launcher_and_the_job_over_both():
     job = {"name": "j", "command": ["t.py"], "env": {"PYTHONUNBUFFERED": "0"}}
     shell = {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "", "RANK": "3", "HF_HOME": "/x"}
-    facts = replace(facts_of(0), accelerator="cpu", shell=parse_shell(shell))
+    facts = replace(facts_of(()), shell=parse_shell(shell))
     env = dict(plan_run(JobSpec.model_validate(job), facts, run_id="j-1").nodes[0].env)
     assert (env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"]) == ("4", "0")
     assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
@@ -62,8 +53,9 @@ def test_nodes_on_one_machine_never_share_a_gpu(nodes, each, devices):
     job = JobSpec.model_validate(
         {"name": "j", "command": ["t.py"], "nnodes": nodes, "nproc_per_node": each}
     )
+    facts = replace(facts_of(tuple(map(str, range(devices)))), accelerator="cuda")
     try:
-        planned = plan_devices(job, facts_of(devices))
+        planned = plan_devices(job, facts)
     except InputError:
         assert nodes * each > devices
         return
@@ -80,7 +72,7 @@ def test_nodes_on_one_machine_never_share_a_gpu(nodes, each, devices):
     ],
 )
 def test_workers_that_are_to_see_no_gpu_see_none(make_plan, fields, hidden):
-    plan = make_plan(replace(facts_of(0), accelerator="cpu"), **fields)
+    plan = make_plan(facts_of(()), **fields)
     assert (dict(plan.nodes[0].env).get("CUDA_VISIBLE_DEVICES") == "") == hidden
 
 

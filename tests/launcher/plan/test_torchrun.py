@@ -109,21 +109,6 @@ def test_a_torch_that_is_too_old_is_named_where_it_is(make_plan, local_facts):
     assert make_plan(local_facts, torch_version="2.3").torch_version == local_facts.torch_version
 
 
-def test_restarts_do_not_reuse_the_old_store(make_plan):
-    env = dict(make_plan(nnodes="1:2").nodes[0].env)
-    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-
-
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_the_number_of_threads_does_not_depend_on_the_number_of_workers(make_plan, nproc):
-    assert dict(make_plan(nproc_per_node=nproc).nodes[0].env)["OMP_NUM_THREADS"] == "1"
-
-
-def test_a_job_may_overrule_the_number_of_threads(make_plan):
-    env = make_plan(env={"OMP_NUM_THREADS": 4}).nodes[0].env
-    assert [value for name, value in env if name == "OMP_NUM_THREADS"] == ["4"]
-
-
 def test_torchruns_own_report_is_read_back_with_the_root_cause_first():
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -133,10 +118,7 @@ def test_torchruns_own_report_is_read_back_with_the_root_cause_first():
         return made
 
     error = ChildFailedError("train.py", {4: failure(0, -15, 71, 2000), 5: failure(1, 1, 72, 1000)})
-    assert parse_failures(f"earlier lines\n{error}\nlater lines\n") == (
-        (5, 1, 1),
-        (4, 0, -15),
-    )
+    assert parse_failures(f"earlier lines\n{error}\nlater lines\n") == ((5, 1, 1), (4, 0, -15))
 
 
 @pytest.mark.parametrize("console", ["", "usage: torchrun\n", "something FAILED\nno report"])
@@ -160,8 +142,23 @@ def test_lines_on_a_console_are_told_apart_by_who_wrote_them():
     ]
 
 
-def test_log_folders_are_read():
-    path = "nodes/1/2/digits-0a_x7/attempt_3/4"
-    expected = WorkerLog(node_index=1, incarnation=2, attempt=3, local_rank=4, folder=path)
-    assert parse_worker_folder(path) == expected
-    assert parse_worker_folder("nodes/1/2/console.log") is None
+@pytest.mark.parametrize(
+    ("path", "log"),
+    [
+        ("nodes/1/2/digits-0a_x7/attempt_3/4", {"local_rank": 4}),
+        ("nodes/1/2/attempt-3/rank-70", {"rank": 70}),
+        ("nodes/1/2/console.log", None),
+        ("nodes/1/2/attempt-3", None),
+        ("nodes/1/2/x/attempt_3", None),
+        ("attempt-3/rank-7", None),
+    ],
+)
+def test_whose_a_log_folder_is_is_told_by_its_path(path, log):
+    whose = {"node_index": 1, "incarnation": 2, "attempt": 3, "folder": path}
+    assert parse_worker_folder(path) == (log and WorkerLog(**whose, **log))
+
+
+def test_a_local_rank_becomes_global_by_its_nodes_place():
+    for log, place, rank in (({"rank": 70}, 0, 70), ({"local_rank": 1}, 1, 4)):
+        made = WorkerLog(node_index=1, incarnation=0, attempt=0, folder="", **log)
+        assert made.rank_on(place, 3) == rank

@@ -39,17 +39,9 @@ def digests(processes, finish, walks: list[Walk], *options: str) -> list[str]:
     return out.split()
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        pytest.param(WORKLOADS[0], id="digits"),  # below, in every CI
-        pytest.param(WORKLOADS[1], id="charlm"),
-    ],
-)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=["digits", "charlm"])
 def test_a_training_that_shrank_and_grew_ends_with_the_undisturbed_bits(
     processes, finish, workload
 ):
-    undisturbed, resized = digests(
-        processes, finish, [[(2, STEPS)], [(3, 2), (1, 5), (4, STEPS)]], *workload
-    )
-    assert undisturbed == resized
+    both: list[Walk] = [[(2, STEPS)], [(3, 2), (1, 5), (4, STEPS)]]
+    assert len(set(digests(processes, finish, both, *workload))) == 1

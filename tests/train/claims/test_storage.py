@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,7 +22,20 @@ pytest.importorskip("s3fs")
 OPTIONS = ("--log_every=1", "--warmup_steps=3", "--loggers=csv,tensorboard")
 
 
-class GcsServer:
+class Server:
+    """A process that keeps a bucket."""
+
+    def begin(self, command: list[str], answers: Callable[[], bool]) -> None:
+        null = subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdout=null, stderr=null)
+        wait_for(answers, 120)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class GcsServer(Server):
     """Google's storage by an emulator, whose bucket is a folder that outlives its process."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,14 +52,7 @@ class GcsServer:
         program = program or ("-m", "gcp_storage_emulator")
         command = [sys.executable, *program, "-d", str(self._folder), "start"]
         command += ["--host", "127.0.0.1", "--port", self.port, "--default-bucket", "bucket"]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        wait_for(lambda: self.find("") is not None, 120)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.begin(command, lambda: self.find("") is not None)
 
     def ask(self, path: str) -> bytes | None:
         try:

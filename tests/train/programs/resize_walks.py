@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
 
 from fabric_train.worker_env import parse_worker_env
+from tests.fabric_train.forked import find_free_port, torchrun_variables
 from train.config import parse_config
 from train.loop import train
 
@@ -35,8 +35,7 @@ def main() -> None:
 
 def train_in_processes(folder: Path, world: int, options: list[str]) -> None:
     """One world, from its start to its end."""
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
+    port = find_free_port()
     fork = multiprocessing.get_context("fork")
     workers = [
         fork.Process(target=work, args=(folder, rank, world, port, options))
@@ -53,16 +52,7 @@ def train_in_processes(folder: Path, world: int, options: list[str]) -> None:
 def work(folder: Path, rank: int, world: int, port: int, options: list[str]) -> None:
     """One worker, as torchrun would start it."""
     sys.stdout = sys.stderr
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "walk",
-        "RUN_DIR": str(folder),
-    }
+    os.environ |= torchrun_variables(rank, world, port, nodes=1) | {"RUN_DIR": str(folder)}
     train(parse_config(options), parse_worker_env(os.environ))
 
 

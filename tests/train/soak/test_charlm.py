@@ -20,13 +20,8 @@ def test_activations_that_are_computed_again_take_less_memory_and_give_the_same_
             kept += tensor.nbytes
             return tensor
 
-        config = TrainConfig(
-            workload="charlm",
-            dropout=0.2,
-            max_steps=3,
-            global_batch_size=8,
-            checkpoint_activations=recomputes,
-        )
+        options = {"max_steps": 3, "global_batch_size": 8, "checkpoint_activations": recomputes}
+        config = TrainConfig(workload="charlm", dropout=0.2, **options)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             metrics = train(config, WorkerEnv(run_dir=tmp_path / str(recomputes)))
         return metrics["weights_sha256"], kept
@@ -39,10 +34,8 @@ def test_activations_that_are_computed_again_take_less_memory_and_give_the_same_
 @pytest.mark.parametrize("name", ["fsdp", "tp", "pipeline"])
 def test_activations_are_computed_again_under_strategies_that_cut_the_model(tmp_path, name):
     options = ("--strategy_options.microbatches=4",) if name == "pipeline" else ()
-    row = Row(name=name, options=options)
-    plain = run(row, 2, tmp_path / "plain", options=("--dropout=0.2",))
-    again = run(
-        row, 2, tmp_path / "again", options=("--dropout=0.2", "--checkpoint_activations=true")
-    )
+    row, more = Row(name=name, options=options), ("--dropout=0.2",)
+    plain = run(row, 2, tmp_path / "plain", options=more)
+    again = run(row, 2, tmp_path / "again", options=(*more, "--checkpoint_activations=true"))
     assert again.losses == plain.losses
     assert again.metrics["weights_sha256"] == plain.metrics["weights_sha256"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from fabric_train.manifest import check_files, read_manifest
 from fabric_train.storage import Storage, open_url
 from fabric_train.worker_env import WorkerEnv
 from tests.fabric_train.forked import find_free_port
-from tests.train.claims.test_storage import OPTIONS, gcs, read_steps
-from tests.waiting import wait_until as wait_for
+from tests.train.claims.test_storage import OPTIONS, Server, gcs, read_steps
 from train.config import TrainConfig
 from train.loop import train as run_training
 
@@ -26,7 +24,7 @@ boto3 = pytest.importorskip("boto3", reason="moto[s3] is missing")
 READ_ONLY_GCS = Path(__file__).parents[1] / "programs/read_only_gcs.py"
 
 
-class Server:
+class S3Server(Server):
     """moto's server, whose buckets end with its process."""
 
     def __init__(self) -> None:
@@ -45,9 +43,6 @@ class Server:
     def start(self) -> None:
         port = self.url.rpartition(":")[2]
         command = [sys.executable, "-m", "moto.server", "-p", port]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
 
         def answers() -> bool:
             try:
@@ -55,14 +50,10 @@ class Server:
             except OSError:
                 return False
 
-        wait_for(answers, 120)
+        self.begin(command, answers)
         options = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
         self.s3 = boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **options)
         self.s3.create_bucket(Bucket="bucket")
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
     def read(self, name: str) -> str:
         return self.s3.get_object(Bucket="bucket", Key=f"run/{name}")["Body"].read().decode()
@@ -73,8 +64,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    one = Server()
+def server() -> Iterator[S3Server]:
+    one = S3Server()
     yield one
     one.end()
 

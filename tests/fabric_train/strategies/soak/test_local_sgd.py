@@ -35,13 +35,7 @@ def test_meeting_at_each_step_with_plain_sgd_is_ddp_and_one_process(ranks):
 
 
 @pytest.mark.parametrize(
-    ("name", "warmup_steps"),
-    [
-        ("local_sgd", 0),
-        ("diloco", 7),
-        ("local_sgd", 7),
-        ("diloco", 0),
-    ],
+    ("name", "warmup_steps"), [("local_sgd", 0), ("diloco", 7), ("local_sgd", 7), ("diloco", 0)]
 )
 def test_a_rank_killed_within_a_step_and_resumed_makes_the_undisturbed_losses(
     tmp_path, name, warmup_steps

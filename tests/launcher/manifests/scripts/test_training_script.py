@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from launcher.manifests.scripts.check import (
 )
 from launcher.manifests.scripts.rules import ScriptRule
 from tests.launcher.manifests.cases import case
-from tests.programs import run_program
 
 SCRIPTS = Path(__file__).parent
 ROOT = Path(__file__).parents[4]
@@ -345,17 +343,6 @@ def test_warnings_alone_are_no_error_and_json_has_all_of_a_finding(tmp_path, cap
 )
 def test_a_training_script_is_known_by_its_suffix_or_its_content(text, file, expected):
     assert is_training_script(text, file) is expected
-
-
-def test_the_command_reads_a_script_from_its_standard_input():
-    done = run_program(
-        [sys.executable, "-m", "launcher", "check", "-"],
-        input=read("faulty/fabric_cpu"),
-        cwd=ROOT,
-        timeout=60,
-    )
-    assert done.returncode == ExitCode.BAD_INPUT
-    assert "<stdin>:4: error: L.Fabric(accelerator='cpu') [fabric-cpu]" in done.stdout
 
 
 # -- bad input ------------------------------------------------------------------------------------

@@ -176,11 +176,7 @@ def test_the_same_script_works_under_plain_torchrun(tmp_path):
 
 @pytest.mark.parametrize("section", ["env: {NAME: /data/mine}", "secrets: [NAME]"])
 @pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        ("RUN_DIR", "remove it"),
-        ("CHECKPOINT_DIR", "use the key checkpoint_dir"),
-    ],
+    ("name", "fix"), [("RUN_DIR", "remove it"), ("CHECKPOINT_DIR", "use the key checkpoint_dir")]
 )
 def test_a_job_that_sets_a_folder_of_the_launcher_is_refused(tmp_path, section, name, fix):
     runner = Runner(tmp_path)

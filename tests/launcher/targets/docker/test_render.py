@@ -123,10 +123,7 @@ def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(make_pl
         (["name=seccomp,profile=default"], ("--user", "7:8")),
         # As `docker info --format '{{json .SecurityOptions}}'` shows them.
         (["name=seccomp,profile=default", "name=rootless", "name=cgroupns"], ("--user", "0:0")),
-        (
-            ["name=seccomp,profile=default", "name=userns"],
-            ("--user", "7:8", "--userns", "host"),
-        ),
+        (["name=seccomp,profile=default", "name=userns"], ("--user", "7:8", "--userns", "host")),
     ],
 )
 def test_files_of_a_container_belong_to_the_caller_whatever_users_the_engine_maps(

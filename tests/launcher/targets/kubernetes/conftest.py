@@ -36,22 +36,27 @@ def typed(
     """A command in the folder of the runs, within this process: its code, and all that it said."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> tuple[int, str]:
-        code = run_command(words)
+    def run(*words: str, is_plugin: bool = False) -> tuple[int, str]:
+        code = run_command(words, is_plugin=is_plugin)
         printed = capfd.readouterr()
         return code, printed.out + printed.err
 
     return run
 
 
+def submit_run(folder: Path, **fields: Any) -> RunFolder:
+    """A run that nobody follows; fields as of ``plan_in``."""
+    plan = plan_in(folder, **fields)
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    KubernetesTarget(folder / "runs").submit(plan)
+    return run
+
+
 @pytest.fixture
 def run(server: FakeCluster, tmp_path: Path) -> RunFolder:
     """A run of two nodes, submitted by a launcher that has died."""
-    plan = plan_in(tmp_path)
-    folder = RunFolder(Path(plan.run_dir))
-    folder.create(plan, "", 1.0)
-    KubernetesTarget(tmp_path / "runs").submit(plan)
-    return folder
+    return submit_run(tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,9 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import Cluster, ObjectPlace
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND
 from launcher.targets.kubernetes.collector import ConsoleWriter
-from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.cluster_run import put_pod
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended
+from tests.launcher.targets.kubernetes.conftest import submit_run
 
 
 def say(
@@ -274,10 +273,8 @@ def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(serv
 
 @pytest.mark.parametrize("kind", ["job", "pytorchjob"])
 def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(kind, server, tmp_path, capsys):
-    root, plan = str(tmp_path / "runs"), plan_in(tmp_path, kind=kind)
-    run = RunFolder(Path(plan.run_dir))
-    run.create(plan, "", 1.0)
-    KubernetesTarget(Path(root)).submit(plan)
+    root, run = str(tmp_path / "runs"), submit_run(tmp_path, kind=kind)
+    plan = run.read_plan()
     assert run_command(["stop", "--keep", "--runs", root]) == 0
     said = capsys.readouterr().err
     resuming = said.partition("resume it: ")[2]

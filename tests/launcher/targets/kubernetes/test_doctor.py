@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,36 @@ def test_a_sound_cluster_is_fit_and_nothing_is_made(server, kind):
     assert all(query["dryRun"] == "All" for query in asked)
 
 
-FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str], str]] = {
-    "no namespace": (
-        lambda server: server.remove("namespaces", "team"),
-        ("failed", "namespace", "team", "is not there"),
-        "kubectl create namespace team",
+CLAIM = ("PersistentVolumeClaim", "PersistentVolumeClaim ckpt")
+REGISTRY = ("image pull secret", "Secret registry")
+NOT_SHARED = "for 2 nodes: pods on different nodes cannot share it"
+MISSING = {
+    ("namespaces", "team"): (("namespace", "team"), "kubectl create namespace team"),
+    ("persistentvolumeclaims", "ckpt"): (CLAIM, "k8s/base/storage.yaml"),
+    ("secrets", "digits-secrets"): (
+        ("Secret", "Secret digits-secrets"),
+        "kubectl create secret generic digits-secrets -n team --from-literal=WANDB_API_KEY=...",
     ),
+    ("secrets", "registry"): (REGISTRY, "kubectl create secret docker-registry registry -n team"),
+}
+Row = tuple[str, str, str, str]
+
+
+def refused_pod(words: str) -> Row:
+    told = f"the cluster of context fake cannot post Pod digits-worker-0: {words}"
+    return ("failed", "pod", "one of the job's", told)
+
+
+def refused_job(words: str) -> Row:
+    told = f"the cluster of context fake cannot post PyTorchJob digits: {words}"
+    return ("failed", "dry run", "PyTorchJob digits", told)
+
+
+FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], Row, str]] = {
+    **{
+        f"no {place[1]}": (methodcaller("remove", *place), ("failed", *row, "is not there"), fix)
+        for place, (row, fix) in MISSING.items()
+    },
     "no operator": (
         lambda server: server.kinds.remove("pytorchjobs"),
         (
@@ -99,95 +124,61 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         ("failed", "rights", "pytorchjobs.kubeflow.org", "you may not create it"),
         "k8s/base/rbac.yaml",
     ),
-    "no claim": (
-        lambda server: server.remove("persistentvolumeclaims", "ckpt"),
-        ("failed", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt", "is not there"),
-        "k8s/base/storage.yaml",
-    ),
     "claim not bound": (
         lambda server: server.put("persistentvolumeclaims", claim("Pending")),
-        ("warning", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt", "is not bound yet"),
+        ("warning", *CLAIM, "is not bound yet"),
         "kubectl describe pvc ckpt -n team",
     ),
     "claim lost": (
         lambda server: server.put("persistentvolumeclaims", claim("Lost")),
-        ("failed", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt", "is Lost"),
+        ("failed", *CLAIM, "is Lost"),
         "kubectl describe pvc ckpt -n team",
     ),
     "claim of one node": (
         lambda server: server.put("persistentvolumeclaims", claim(mode="ReadWriteOnce")),
-        (
-            *("warning", "PersistentVolumeClaim", "PersistentVolumeClaim ckpt"),
-            "bound, 1Ti, ReadWriteOnce, for 2 nodes: pods on different nodes cannot share it",
-        ),
+        ("warning", *CLAIM, f"bound, 1Ti, ReadWriteOnce, {NOT_SHARED}"),
         "ReadWriteMany",
-    ),
-    "no secret": (
-        lambda server: server.remove("secrets", "digits-secrets"),
-        ("failed", "Secret", "Secret digits-secrets", "is not there"),
-        "kubectl create secret generic digits-secrets -n team --from-literal=WANDB_API_KEY=...",
     ),
     "no key in the secret": (
         lambda server: server.put("secrets", item("digits-secrets", data={})),
         ("failed", "Secret", "Secret digits-secrets", "has no WANDB_API_KEY"),
         """kubectl patch secret digits-secrets -n team -p '{"stringData": {"WANDB_API_KEY": "...""",
     ),
-    "no pull secret": (
-        lambda server: server.remove("secrets", "registry"),
-        ("failed", "image pull secret", "Secret registry", "is not there"),
-        "kubectl create secret docker-registry registry -n team",
-    ),
     "pull secret of another type": (
         lambda server: server.put("secrets", item("registry", data={}, type="Opaque")),
-        (
-            *("failed", "image pull secret", "Secret registry"),
-            "is of type Opaque, with which no image is pulled",
-        ),
+        ("failed", *REGISTRY, "is of type Opaque, with which no image is pulled"),
         "kubectl create secret docker-registry registry -n team",
     ),
     "a quota": (
         lambda server: server.put("resourcequotas", item("q", spec={"hard": {"pods": "0"}})),
-        (
-            *("failed", "pod", "one of the job's"),
-            'the cluster of context fake cannot post Pod digits-worker-0: pods "digits-worker-0" '
-            "is forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0",
+        refused_pod(
+            'pods "digits-worker-0" is forbidden: exceeded quota: q, requested: pods=1, '
+            "used: pods=0, limited: pods=0"
         ),
         "kubectl describe quota -n team; then resources: of the job",
     ),
     "an object of that name": (
         lambda server: server.put("pytorchjobs", item("digits")),
-        (
-            *("failed", "dry run", "PyTorchJob digits"),
-            "the cluster of context fake cannot post PyTorchJob digits: "
-            'pytorchjobs "digits" already exists',
-        ),
+        refused_job('pytorchjobs "digits" already exists'),
         "--set name=OTHER; or launcher stop RUN",
     ),
     "an admission webhook": (
         lambda server: server.faults.append(
             Fault("POST", "/pytorchjobs?dryRun", 403, "admission webhook denied the request: no")
         ),
-        (
-            *("failed", "dry run", "PyTorchJob digits"),
-            "the cluster of context fake cannot post PyTorchJob digits: "
-            "admission webhook denied the request: no",
-        ),
+        refused_job("admission webhook denied the request: no"),
         "kubectl auth can-i",
     ),
     "pod security": (
         lambda server: server.faults.append(
             Fault("POST", "/pods?dryRun", 403, 'violates PodSecurity "restricted:latest"')
         ),
-        (
-            *("failed", "pod", "one of the job's"),
-            "the cluster of context fake cannot post Pod digits-worker-0: "
-            'violates PodSecurity "restricted:latest"',
-        ),
+        refused_pod('violates PodSecurity "restricted:latest"'),
         "kubectl describe",
     ),
     "a secret that may not be seen": (
         lambda server: server.faults.append(Fault("GET", "/secrets/registry", 403, "forbidden")),
-        ("warning", "image pull secret", "Secret registry", "you may not look at it"),
+        ("warning", *REGISTRY, "you may not look at it"),
         "kubectl auth can-i --list",
     ),
 }

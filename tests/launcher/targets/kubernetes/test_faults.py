@@ -16,7 +16,6 @@ from launcher.api.listing import read_state
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import api, kubeconfig
 from launcher.targets.kubernetes import follow as follow_kubernetes
 from launcher.targets.kubernetes.api import ApiError, Cluster
@@ -35,6 +34,7 @@ from tests.launcher.cluster_run import (
     started,
 )
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
+from tests.launcher.targets.kubernetes.conftest import submit_run
 
 ROOT = Path(__file__).parents[4]
 NO_PYTHON = (
@@ -372,9 +372,7 @@ def test_a_job_that_no_controller_takes_up_is_told(server, start):
 def test_status_tells_at_once_of_a_job_that_no_controller_takes_up(
     kind, controller, server, tmp_path, typed
 ):
-    plan = plan_in(tmp_path, kind=kind)
-    RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
-    KubernetesTarget(tmp_path / "runs").submit(plan)
+    submit_run(tmp_path, kind=kind)
     code, said = typed("status", RUN_ID)
     assert code == 0, said
     told = f"no controller has taken up {kind} digits: is {controller} running?"
@@ -382,9 +380,8 @@ def test_status_tells_at_once_of_a_job_that_no_controller_takes_up(
 
 
 def test_of_a_job_that_waits_in_a_queue_of_volcano_its_pod_group_is_told(server, tmp_path, typed):
-    plan = plan_in(tmp_path, kind="pytorchjob", kubernetes={"gang": "volcano", "queue": "research"})
-    RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
-    KubernetesTarget(tmp_path / "runs").submit(plan)
+    queued = {"gang": "volcano", "queue": "research"}
+    submit_run(tmp_path, kind="pytorchjob", kubernetes=queued)
     job = server.objects["pytorchjobs", "digits"]
     server.put("pytorchjobs", {**job, "status": {"conditions": []}, "other": 1})
     group = {"metadata": {"name": "digits"}, "spec": {"queue": "research"}}
@@ -509,12 +506,8 @@ SANDBOXED = (
 def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_though_node_0_waits_for_it(
     server, start
 ):
-    run = start(
-        kind="pytorchjob",
-        nnodes=2,
-        rdzv={"backend": "static"},
-        kubernetes={"start_limit_s": 1},
-    )
+    limit = {"start_limit_s": 1}
+    run = start(kind="pytorchjob", nnodes=2, rdzv={"backend": "static"}, kubernetes=limit)
     # The operator adds an init container to the worker, which the namespace does not admit.
     server.event("PyTorchJob", "digits", "FailedCreatePod", SANDBOXED)
     labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "master", REPLICA: "0"}

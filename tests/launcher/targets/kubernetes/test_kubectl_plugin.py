@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import printed_commands as typed_commands
-from launcher.commands.cli import run_command
 from tests.programs import run_program, write_python_program
 
 ROOT = Path(__file__).parents[4]
@@ -28,18 +28,9 @@ Typed = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Typed:
-    monkeypatch.chdir(tmp_path)
+def plugin(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Typed:
     monkeypatch.setenv("LAUNCHER_HOSTS", "gpu[1-4]")
-
-    def run(*words: str) -> tuple[int, str]:
-        code = run_command(words, is_plugin=True)
-        printed = capfd.readouterr()
-        return code, printed.out + printed.err
-
-    return run
+    return functools.partial(typed, is_plugin=True)
 
 
 def test_the_package_brings_the_program():

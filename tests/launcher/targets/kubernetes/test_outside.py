@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,31 +20,21 @@ from launcher.contract.errors import ExitCode
 from launcher.follow.loop import write_outcome
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import Cluster
-from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.cluster_run import INDEX, RUN_ID, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
 ROOT = Path(__file__).parents[4]
-INDEX = "batch.kubernetes.io/job-completion-index"
-RUN_ID = "digits-0a1b2c"
 Typed = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Typed:
-    """A command in an empty folder: its exit code, and all that it said."""
+def typed(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Typed]:
+    """A command in an empty folder."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-
-    def run(*words: str, is_plugin: bool = False) -> tuple[int, str]:
-        code = run_command(words, is_plugin=is_plugin)
-        printed = capfd.readouterr()
-        assert not any(here.iterdir()), "no second run folder is needed to find out"
-        return code, printed.out + printed.err
-
-    return run
+    yield typed
+    assert not any(here.iterdir()), "no second run folder is needed to find out"
 
 
 def apply_by_kubectl() -> None:
@@ -229,15 +219,11 @@ def failed(submitted: FakeCluster) -> FakeCluster:
     """The run has failed: node 1's worker first, after node 1 had been placed late."""
     start, end = "2026-01-01T00:00:05Z", "2026-01-01T00:00:40Z"
     times = {"startedAt": start, "finishedAt": end}
-    created = "2026-01-01T00:00:02Z"
     for index, message in enumerate((outcome_of(0), outcome_of(1, first=FIRST))):
         name = f"digits-{index}-a"
         submitted.log(name, ("2026-01-01T00:00:38Z", f"[{index}/{index}] Traceback"), ended=True)
         state = ended(1, message=message, **times)
-        item = pod(name, {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, phase="Failed",
-                   state=state, uid=f"uid-{index}")  # fmt: skip
-        item["metadata"]["creationTimestamp"] = created
-        submitted.put("pods", item)
+        put_pod(submitted, name, index, made="02", phase="Failed", state=state, uid=f"uid-{index}")
     job = submitted.objects["jobs", "digits"]
     job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     end_job(submitted, "Failed", "2026-01-01T00:00:41Z", reason="PodFailurePolicy", message="x")

@@ -24,9 +24,10 @@ from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
 from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import plan_in
-from tests.launcher.fake_cluster import FakeCluster, pod
+from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.runner import Runner
+from tests.launcher.targets.kubernetes.test_pod_progress import NO_ROOM
 
 JOB_FILE = """\
 name: digits
@@ -122,7 +123,7 @@ def test_a_kubeconfig_that_leads_nowhere_is_told_in_two_lines(broken, server, la
     assert code == ExitCode.TARGET_UNREACHABLE, said
     error, fix = said.splitlines()
     assert told in error
-    assert fix.startswith("  fix: kubectl ")
+    assert fix.startswith("  fix: kubectl " + "cluster-info" * (broken == "nobody there"))
 
 
 # -- a run that is there --------------------------------------------------------------------------
@@ -202,14 +203,7 @@ def test_a_run_remembers_the_kubeconfig_that_was_named(server, launcher, elsewhe
 
 def test_a_hint_about_pods_names_the_place_of_the_run(server, launcher, elsewhere):
     run_id, file = elsewhere
-    labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
-    cannot = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "0/1",
-    }
-    server.put("pods", pod("digits-0", labels, phase="Pending", state={}, conditions=[cannot]))
+    put_pod(server, "digits-0", phase="Pending", state={}, conditions=[NO_ROOM])
     code, said = launcher("status", run_id)
     assert code == 0, said
     assert f"kubectl --kubeconfig {file} --context fake -n team describe nodes" in said
@@ -413,8 +407,7 @@ def rights_asked(server: FakeCluster) -> set[tuple[str, str, str]]:
 
 @pytest.mark.kubectl
 def test_the_role_that_is_shipped_grants_every_call_of_a_door(server, launcher, run_id, tmp_path):
-    pod_labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
-    server.put("pods", pod("digits-0", pod_labels))
+    put_pod(server, "digits-0")
     server.programs["digits-0"] = lambda argv: subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

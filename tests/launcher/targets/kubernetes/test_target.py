@@ -317,6 +317,7 @@ def test_a_run_is_followed_through_a_lost_pod_to_its_end(server, run, target):
     server.until(lambda: "[1/1] hello" in run.text)
     server.log("digits-1-a", ended=True)
     server.remove("pods", "digits-1-a")
+    run.said("node 1 is lost with its pod digits-1-a; the others go on")
     server.put("pods", pod("digits-1-b", labelled(1)))
     server.log("digits-1-b", (stamp(5), "[1/1] back"), ended=True)
     server.log("digits-0-a", (stamp(6), "[0/0] accuracy 0.99"), ended=True)
@@ -403,29 +404,3 @@ def test_a_kind_that_keeps_its_size_refuses_to_scale(target, plan):
     made = plan(kind="jobset")
     with pytest.raises(InputError, match="a jobset keeps its size"):
         target.scale(RunFolder(Path(made.run_dir)), made, 1)
-
-
-# -- the command line -----------------------------------------------------------------------------
-
-JOB_FILE = """
-name: digits
-command: [-m, train]
-nnodes: "1:2"
-nproc_per_node: 1
-max_restarts: 3
-kubernetes: {kind: job, checkpoint: ephemeral}
-"""
-
-
-def test_an_unreachable_cluster_and_missing_rights_are_exit_code_3_with_the_command_to_look(
-    server, tmp_path, typed
-):
-    (tmp_path / "job.yaml").write_text(JOB_FILE)
-    server.faults.append(Fault("GET", "/jobs/digits", 403, "jobs.batch is forbidden"))
-    code, text = typed("run", "job.yaml", "--on", "kubernetes")
-    assert (code, "jobs.batch is forbidden" in text) == (3, True)
-    assert "kubectl auth can-i --list -n team" in text
-    server.close()
-    code, text = typed("run", "job.yaml", "--on", "kubernetes")
-    assert (code, "does not answer" in text) == (3, True)
-    assert "fix: kubectl cluster-info" in text

@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
-from tests.launcher.targets.docker.test_build import (
-    BASE,
-    SCRIPT,
-    base,
-    build,
-    folder,
-    no_torch,
-    tag,
-)
+from tests.launcher.targets.docker import test_build
+from tests.launcher.targets.docker.test_build import BASE, SCRIPT, build, folder, tag
+
+base, no_torch = test_build.base, test_build.no_torch
 
 pytestmark = pytest.mark.docker
 
@@ -78,26 +73,15 @@ def test_a_python_that_pip_must_not_touch_gets_an_environment_on_top(
 @pytest.mark.parametrize(
     ("requirements", "more", "what", "fix"),
     [
-        (
-            "torch==2.1.0",
-            True,
-            "want another torch than the base image's 2.13.0+cpu: The user requested torch==2.1.0",
-            "leave torch out of the requirements",
-        ),
-        (
-            "absent",
-            True,
-            "No matching distribution found for absent",
-            "put it into the folder of --wheelhouse, for the image's Python 3.11",
-        ),
-        (
-            "--index-url http://127.0.0.1:9/simple\nabsent",
-            False,
-            "pip does not reach its index from the build: NewConnectionError",
-            "pip download -r FILE",
-        ),
+        ("torch==2.1.0", True,
+         "want another torch than the base image's 2.13.0+cpu: The user requested torch==2.1.0",
+         "leave torch out of the requirements"),
+        ("absent", True, "No matching distribution found for absent",
+         "put it into the folder of --wheelhouse, for the image's Python 3.11"),
+        ("--index-url http://127.0.0.1:9/simple\nabsent", False,
+         "pip does not reach its index from the build: NewConnectionError", "pip download -r FILE"),
     ],
-)
+)  # fmt: skip
 def test_requirements_that_cannot_be_had_are_told_with_the_fix(
     launcher, folder, tag, requirements, more, what, fix
 ):

@@ -14,10 +14,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.docker
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"),
-    [(signal.SIGINT, 130), (signal.SIGHUP, 143)],
-)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_the_script_takes_everything_along_when_it_is_ended(place, signum, code):
     plan = place.plan(LINGER)
     with start_script(plan, place.folder) as script:

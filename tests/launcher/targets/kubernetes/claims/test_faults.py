@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tests.launcher.cluster_run import (
-    started,
-)
+from tests.launcher.cluster_run import started
 from tests.launcher.targets.kubernetes.test_faults import OF_THE_HOST
-
-ROOT = Path(__file__).parents[5]
 
 
 def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches(server, tmp_path):
@@ -25,15 +19,3 @@ def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches
     assert errors.index(told) < errors.index("launcher: detached; see: ")
     server.delete("jobs", "digits")
     server.until(lambda: (tmp_path / "runs" / said.strip() / "outcome.json").is_file())
-
-
-def test_a_lost_node_is_told_beside_what_the_others_say_of_it(server, start):
-    run = start()
-    run.put("digits-0-a")
-    run.put("digits-1-a", 1)
-    run.said("digits-0-a runs")
-    run.said("digits-1-a runs")
-    server.remove("pods", "digits-0-a")
-    run.said("node 0 is lost with its pod digits-0-a; the others go on")
-    run.condition("Complete")
-    assert run.end().cause == "completed"

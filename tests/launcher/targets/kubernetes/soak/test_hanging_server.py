@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from launcher.contract.errors import ExitCode
-from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import plan_in
 from tests.launcher.targets.kubernetes.claims.test_hanging_server import LATE_S
+from tests.launcher.targets.kubernetes.conftest import submit_run
 
 
 def test_a_stop_of_a_run_without_a_launcher_ends_with_its_grace_though_the_server_hangs(
     server, tmp_path, typed
 ):
-    plan = plan_in(tmp_path, stop_grace_s=6)
-    run = RunFolder(Path(plan.run_dir))
-    run.create(plan, "", 1.0)
-    KubernetesTarget(tmp_path / "runs").submit(plan)
+    run = submit_run(tmp_path, stop_grace_s=6)
     server.hangs = True
     at = time.monotonic()
     code, said = typed("stop", run.run_id)
