@@ -25,7 +25,10 @@ def test_a_target_without_what_each_needs_is_refused_before_it_is_asked_anything
 
 def test_a_plain_target_promises_nothing(tmp_path, make_job, make_plan):
     target, plan, run = ScriptedTarget(StoppedClock(), []), make_plan(), RunFolder(tmp_path)
-    assert {name for name, value in asdict(Traits()).items() if value} == {"sees_other_machines"}
+    assert {name for name, value in asdict(Traits()).items() if value} == {
+        "sees_other_machines",
+        "held_by",
+    }
     assert (target.is_sending, target.has_image(make_job())) == (False, True)
     assert target.scale(run, plan, 2) is False
     assert target.suspension(plan) is None
