@@ -14,7 +14,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState, RunState
-from launcher.follow import decide
+from launcher.follow import next_step
 from launcher.follow.console import Console
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.target import Observation, Target
@@ -86,10 +86,10 @@ class NodeDriver:
         action = self._decide(observation)
         if isinstance(action, Ending):
             return action
-        if isinstance(action, decide.Replace):
+        if isinstance(action, next_step.Replace):
             if self._may_start(action.node_index, action.why):
                 self._replace(action.node_index, action.why)
-        elif isinstance(action, decide.Restart) and self._may_start(None, action.why):
+        elif isinstance(action, next_step.Restart) and self._may_start(None, action.why):
             self._restart(action.why, action.left)
         return None
 
@@ -118,16 +118,16 @@ class NodeDriver:
                 self._tell(node.node_index, f"node {node.node_index}: {node.detail}")
         return without(seen, self._withdrawn)
 
-    def _decide(self, observation: Observation) -> decide.Action:
+    def _decide(self, observation: Observation) -> next_step.Action:
         self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)
         now, before = self._clock.monotonic(), self._ended
         self._ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
         if not self._ended:
-            return decide.Wait()
+            return next_step.Wait()
         # Agents continue without some nodes, so the timer starts again at each new exit.
         if not before or (self.plan.agent and before != self._ended):
             self._exit_at = now
-        return decide.decide_action(
+        return next_step.decide_action(
             self.plan,
             observation,
             replaced=self._replaced,
@@ -176,7 +176,7 @@ class NodeDriver:
         if index is None and self._working():
             # Workers have run: what failed was not the start.
             self._failed_at_once[None] = 0
-        pause_s = decide.pause_before_replacing_s(self._failed_at_once[index])
+        pause_s = next_step.pause_before_replacing_s(self._failed_at_once[index])
         start = index, self._started_at[index]
         left_s = self._started_at[index] + pause_s - self._clock.monotonic()
         if left_s > 0.5 and start not in self._waits_told:
@@ -196,7 +196,7 @@ class NodeDriver:
         others = "go on" if enough else "wait for it"
         self._tell(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
-        if now - self._started_at[node_index] >= decide.STEADY_S:
+        if now - self._started_at[node_index] >= next_step.STEADY_S:
             self._failed_at_once[node_index] = 0
         self._failed_at_once[node_index] += 1
         self._replaced[node_index] += 1
@@ -266,7 +266,9 @@ def _judge(plan: LaunchPlan, observation: Observation) -> Ending:
     if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
         lost = "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
-        action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=math.inf)
+        action = next_step.decide_action(
+            plan, observation, replaced={}, since_first_exit_s=math.inf
+        )
         if isinstance(action, Ending):
             return replace(action, detail=FOUND_LATER)
         lost = FOUND_LATER

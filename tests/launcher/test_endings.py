@@ -34,8 +34,8 @@ from launcher.contract.causes import RETRY_FROM, Cause
 from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerExit
-from launcher.follow.decide import Replace, Restart, decide_action
 from launcher.follow.loop import write_outcome
+from launcher.follow.next_step import Replace, Restart, decide_action
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder

@@ -19,8 +19,8 @@ from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.follow import loop
 from launcher.follow.console import Console
-from launcher.follow.decide import FINISH_S
 from launcher.follow.loop import Follower, fold
+from launcher.follow.next_step import FINISH_S
 from launcher.follow.requests import request_scale, request_stop
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec

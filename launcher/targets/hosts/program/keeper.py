@@ -17,6 +17,7 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD, write_record
 from launcher.contract.process_stat import start_of
+from launcher.contract.waits import SOON_S
 from launcher.targets import children
 from launcher.targets.hosts.program import leases, processes
 from launcher.targets.hosts.program.held import HeldChild
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-POLL_S = 0.05
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
 GRACE_FILE = "stop-grace"
@@ -84,7 +84,7 @@ class _Keeper:
             poll, end = partial(children.poll, pid), partial(_end, pid)
         while (code := poll()) is None:
             self._turn(end)
-            time.sleep(POLL_S)
+            time.sleep(SOON_S)
         self._why = self._why or (held.why if held else "")
         return code
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 AGENT = Path(__file__).parents[4] / "launcher" / "agent"
-PURE = ("group", "decide", "settings")
+PURE = ("group", "belonging", "settings")
 PACKAGES = {"launcher", "launcher.agent.membership"}
 FOR_PURE_CODE = {"__future__", "collections", "dataclasses", "enum", "json", "math", "typing"}
 FOR_PURE_CODE |= {"functools", "itertools"}

@@ -12,7 +12,8 @@ import pytest
 from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
 from launcher.contract.states import NodeState
-from launcher.follow.decide import (
+from launcher.follow.endings import describe_agent, is_lost
+from launcher.follow.next_step import (
     FALL_S,
     FINISH_S,
     MAX_REPLACEMENTS,
@@ -23,7 +24,6 @@ from launcher.follow.decide import (
     decide_action,
     pause_before_replacing_s,
 )
-from launcher.follow.endings import describe_agent, is_lost
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 
@@ -33,7 +33,7 @@ RUNS, GONE = "runs", "gone"
 
 @pytest.fixture
 def make_plan(make_plan: MakePlan) -> MakePlan:
-    """Plans for plain torchrun; the agent's are decided in ``test_decide_agent.py``."""
+    """Plans for plain torchrun; the agent's are decided in ``test_next_step_agent.py``."""
     return functools.partial(make_plan, engine="torchrun")
 
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
-from launcher.follow.decide import (
+from launcher.follow.next_step import (
     FALL_S,
     FINISH_S,
     MAX_REPLACEMENTS,
@@ -22,7 +22,7 @@ from launcher.follow.decide import (
     decide_action,
 )
 from launcher.plan.launch_plan import LaunchPlan
-from tests.launcher.follow.test_decide import GONE, RUNS, observe
+from tests.launcher.follow.test_next_step import GONE, RUNS, observe
 
 MakePlan = Callable[..., LaunchPlan]
 CLOSED = int(ExitCode.RENDEZVOUS_CLOSED)
