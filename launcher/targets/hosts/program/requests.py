@@ -162,7 +162,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
     for pid in keepers:
         with suppress(OSError):
             folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
-            (folder / keeper.GRACE_FILE).write_text(str(grace_s))
+            (folder / processes.GRACE_FILE).write_text(str(grace_s))
     send(keepers, signal.SIGTERM)
     deadline = time.monotonic() + grace_s + 5.0
     while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
