@@ -115,7 +115,7 @@ class _Keeper:
 
     def _sweep(self) -> None:
         if self._spec.container:
-            remove_container(self._spec.container)
+            processes.remove_containers(self._spec.container)
         send(processes.find(self._run_id, self._node), signal.SIGKILL)
 
     def _close(self, code: int, detail: str, *, out_of_memory: bool = False) -> None:
@@ -145,8 +145,3 @@ def inspect(name: str) -> tuple[bool, str]:
     argv = ("docker", "inspect", "--format", "{{.State.OOMKilled}} {{.State.Error}}", name)
     out_of_memory, _, error = (read_output(argv) or "").strip().partition(" ")
     return out_of_memory == "true", error
-
-
-def remove_container(name: str) -> None:
-    """Removes a container by its name. Idempotent."""
-    read_output(("docker", "rm", "--force", "--volumes", name))

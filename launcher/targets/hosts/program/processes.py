@@ -15,6 +15,7 @@ from launcher.contract.process_stat import start_of
 from launcher.targets import process_table
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import mark_followed
+from launcher.targets.short_command import read_output
 
 KEEPER = "LAUNCHER_KEEPER"
 """Only a node's keeper has this variable."""
@@ -85,3 +86,8 @@ def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) 
         and (node is None or env.get(protocol.NODE_INDEX) == str(node))
         and keepers in (None, KEEPER in env)
     )
+
+
+def remove_containers(*names: str) -> None:
+    """Removes containers by their names or ids. Idempotent."""
+    read_output(("docker", "rm", "--force", "--volumes", *names))
