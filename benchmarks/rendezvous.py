@@ -12,7 +12,7 @@ from itertools import pairwise
 from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial, in_turn
-from launcher.agent.membership import decide
+from launcher.agent.membership import belonging
 from launcher.agent.membership.group import GroupState, Join, RoundCause
 from launcher.agent.membership.settings import Last, Member, Rules
 
@@ -63,10 +63,12 @@ def time_decisions(nodes: int) -> float:
         # As many at once as the coordinator finds in one turn of its loop.
         for first in range(0, len(some), 64):
             joins = [Join(member, 60.0, Last(generation)) for member in some[first : first + 64]]
-            group, _ = decide.step(group, joins, 0.0)
+            group, _ = belonging.step(group, joins, 0.0)
         assert (group.sealed, len(group.members)) == (True, len(some))
         if generation == 0:
-            group, _ = decide.step(group, [decide.Gone(members[0].name, RoundCause.LOST)], 0.0)
+            group, _ = belonging.step(
+                group, [belonging.Gone(members[0].name, RoundCause.LOST)], 0.0
+            )
     return time.process_time() - began
 
 

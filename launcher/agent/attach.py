@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 from launcher.contract import protocol
-
-POLL_S = 0.1
+from launcher.contract.waits import POLL_S
 
 
 def main(argv: list[str]) -> int:

@@ -16,6 +16,7 @@ from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.states import OVER, RunState
+from launcher.contract.waits import POLL_S
 from launcher.follow.console import prefix_of
 from launcher.follow.loop import fold, is_out_of_sight
 from launcher.follow.requests import read_withdrawn, without
@@ -32,7 +33,6 @@ from launcher.runs.summary import render_end, render_restarts, render_why
 from launcher.targets.held.hold import describe_hold
 from launcher.targets.machine import read_size
 
-POLL_S = 0.1
 ORPHANED = "orphaned"
 """Nodes run on, but the launcher that followed them has died."""
 UNREADABLE = "unreadable"

@@ -26,6 +26,7 @@ from launcher.api.resizing import scale_run
 from launcher.api.stopping import stop_run
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, ExitCode, InputError, LauncherError, TargetError
+from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 from launcher.follow.requests import request_stop
 from launcher.job.command import parse_command
 from launcher.job.file import check_job
@@ -39,9 +40,6 @@ from launcher.runs.report import Postmortem
 from launcher.targets.conversation import Conversation
 from launcher.targets.held.hold import Hold
 
-POLL_S = 0.1
-POLL_ALONE_S = 1.0
-"""Seconds between two looks at a run that no launcher follows: each look asks its target."""
 INTERRUPT_LIMIT_S = 10.0
 """How long the command line may take to end after an interrupt."""
 ERRORS: dict[int, type[LauncherError]] = {
@@ -122,7 +120,7 @@ class RunHandle:
         while (outcome := self.outcome) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.run_id} has not ended within {timeout:g} s; it goes on")
-            time.sleep(POLL_ALONE_S if self._record.launcher_pid() is None else POLL_S)
+            time.sleep(SLOW_LOOK_S if self._record.launcher_pid() is None else POLL_S)
         return outcome
 
     def status(self) -> RunStatus:

@@ -11,9 +11,9 @@ from launcher.contract import look, protocol
 from launcher.contract.clock import Clock
 from launcher.contract.look import LookRequest
 from launcher.contract.records import dump_record
+from launcher.contract.waits import SOON_S
 from launcher.runs.folder import RunFolder, write_atomically
 
-POLL_S = 0.05
 _FILE = re.compile(r"[a-z0-9.-]{1,80}\.json")
 NOT_STARTED = "it has not started its workers yet"
 NO_ANSWER = "its agent does not answer"
@@ -44,7 +44,7 @@ def ask_nodes(run: RunFolder, request: LookRequest, limit_s: float, clock: Clock
             failed[index] = f"the request cannot be written: {error.strerror}: {folder}"
     waits = {index: folder for index, folder in nodes.items() if index not in failed}
     while waits and clock.monotonic() < end:
-        clock.sleep(POLL_S)
+        clock.sleep(SOON_S)
         waits = {index: folder for index, folder in waits.items() if not has_look(folder, request)}
     return failed | _explain(waits)
 

@@ -17,6 +17,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import RunState
+from launcher.contract.waits import POLL_S
 from launcher.follow.console import Console, prefix_of
 from launcher.follow.endings import judge_run
 from launcher.follow.nodes import FOLDER_REMOVED
@@ -35,10 +36,8 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 
-POLL_S = 0.1
-"""Seconds between two turns of a run whose nodes this process starts."""
 POLL_ALONE_S, LONGEST_POLL_S = 0.2, 2.0
-"""The same for a run that needs no launcher: with few workers, and at most with many."""
+"""Between two turns of a run that needs no launcher: with few workers, and at most with many."""
 STOPPING_S = 5.0
 """Seconds between two lines that say that a run is still stopping."""
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})

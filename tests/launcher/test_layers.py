@@ -37,7 +37,7 @@ NOT_A_TARGET = {
 BUILDS_IN_DOCKER = ("commands.build",)
 """``launcher build`` makes an image, for every target that takes one."""
 HOST = "targets.hosts.program"
-OF_HOSTS = ("protocol", "keeper_record", "process_stat")
+OF_HOSTS = ("protocol", "keeper_record", "process_stat", "waits")
 """Modules of ``contract`` that hosts have."""
 SHARED_WITH_HOSTS = {
     *("agent.addresses", "agent.atomic_write"),

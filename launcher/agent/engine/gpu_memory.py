@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.contract.clock import Clock
-
-_POLL_S = 0.1
+from launcher.contract.waits import POLL_S
 
 
 class _Memory(ctypes.Structure):
@@ -121,7 +120,7 @@ class GpuGate:
                     f"GPU memory is still in use {self._limit_s:.0f} s after the workers ended "
                     f"({devices}); see nvidia-smi for what holds it"
                 )
-            self._clock.sleep(_POLL_S)
+            self._clock.sleep(POLL_S)
         return self._clock.monotonic() - start
 
 

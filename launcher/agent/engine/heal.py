@@ -22,6 +22,7 @@ from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
+from launcher.contract.waits import LOOK_S
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
@@ -33,7 +34,6 @@ HEAL_LIMIT_S = 120.0
 BROKEN_LIMIT_S = 1.0
 """So long after the workers' group broke, the coordinator should know of a loss. If it does not,
 the nodes meet again for a worker that has failed, and that counts as a restart."""
-LOOK_S = 0.25
 LEAVE_LOOK_S = 0.005
 """Between two looks whether the workers have left a world that is lost."""
 

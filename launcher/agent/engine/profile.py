@@ -14,8 +14,8 @@ from launcher.contract import look, protocol
 from launcher.contract.clock import Clock
 from launcher.contract.look import Look, LookRequest, RankLook
 from launcher.contract.records import dump_record
+from launcher.contract.waits import POLL_S
 
-POLL_S = 0.1
 NO_TRAINING = "no training with fabric_train answers here yet (it does once its steps have begun)"
 
 

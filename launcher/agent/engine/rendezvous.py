@@ -32,13 +32,13 @@ from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.node_plan import NodePlan, Static
+from launcher.contract.waits import SOON_S
 from launcher.contract.worker_end import WorkerEnd
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
     from launcher.agent.engine.rounds import Rounds
 
-_LOOK_S = 0.05
 REQUEST_LIMIT_S = 2.0
 """How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
 ADMISSION_LIMIT_S = 60.0
@@ -223,7 +223,7 @@ def _wait_for_request(files: StopFiles) -> None:
     clock = SystemClock()
     end = clock.monotonic() + REQUEST_LIMIT_S
     while not files.is_asked() and clock.monotonic() < end:
-        clock.sleep(_LOOK_S)
+        clock.sleep(SOON_S)
 
 
 class Admission:

@@ -15,8 +15,8 @@ from typing import BinaryIO, Literal
 
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.contract import protocol
+from launcher.contract.waits import POLL_S
 
-POLL_S = 0.1
 PROGRESS_S = 5.0
 """How often a progress bar, which never ends its line, is written as a line."""
 CHUNK_BYTES = 1 << 20

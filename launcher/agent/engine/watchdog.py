@@ -19,8 +19,8 @@ from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import Clock
+from launcher.contract.waits import LOOK_S
 
-POLL_S = 0.25
 BUSY_SHARE = 0.05
 """Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
@@ -151,7 +151,7 @@ class Watchdog:
         self._stopping.set()
 
     def _watch(self) -> None:
-        while not self._stopping.wait(POLL_S):
+        while not self._stopping.wait(LOOK_S):
             self.look()
             self._looker.answer()
 

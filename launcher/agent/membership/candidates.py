@@ -23,6 +23,7 @@ from launcher.contract.agent_settings import DETECTION_LIMIT_S, NEVER_S, NodeTas
 from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.records import parse_object, parse_record
+from launcher.contract.waits import LOOK_S
 
 CONNECT_LIMIT_S = 15.0
 """How long a later one may take to answer: its node runs already, and lost the last one too."""
@@ -33,7 +34,6 @@ GONE_S = 6 * SIGN_S
 """A coordinator that cannot be reached and shows no sign of life for so long is gone."""
 REACH_LIMIT_S = 60.0
 """How long a node tries to reach one that shows signs of life."""
-LOOK_S = 0.25
 
 
 def _plan(

@@ -25,8 +25,7 @@ from launcher.agent.membership.settings import Last, Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
 from launcher.contract.records import parse_object, parse_record
-
-RETRY_S = 0.05
+from launcher.contract.waits import SOON_S
 
 
 class Client:
@@ -151,7 +150,7 @@ class Client:
             self._why = error.strerror or str(error)
             if self._origin and isinstance(error, ConnectionRefusedError):
                 self._fail(f"{self.where} is gone: {self._why}")
-            self._clock.sleep(RETRY_S)
+            self._clock.sleep(SOON_S)
             return
         with connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -162,7 +161,7 @@ class Client:
                 if self._why != str(error):
                     self._why = str(error)
                     say(f"rendezvous: {self.where}: {error}; trying again")
-                self._clock.sleep(RETRY_S)
+                self._clock.sleep(SOON_S)
                 return
             if self._origin not in ("", origin):
                 self._fail(f"another coordinator answers at {self.host}:{self.port}")

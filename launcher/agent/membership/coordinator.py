@@ -1,6 +1,6 @@
 """The coordinator: one process that alone holds the membership, with a connection for each node.
 
-``decide.py`` decides; here are the connections, the clock and the shared folder.
+``belonging.py`` decides; here are the connections, the clock and the shared folder.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.membership import decide, wire
+from launcher.agent.membership import belonging, wire
 from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
 from launcher.agent.membership.settings import Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
 from launcher.contract.generations import Fence
 from launcher.contract.records import parse_record
+from launcher.contract.waits import RARE_LOOK_S
 
-FENCE_LOOK_S = 5.0
 ANSWER_LIMIT_S = 0.5
 """How long a node whose connection has ended may take to come back or to answer."""
 COME_BACK_S = 0.05
@@ -68,7 +68,7 @@ class Coordinator:
     sign: Path | None = None
     """A file that is touched every second while this process lives."""
     _peers: dict[str, Peer] = field(default_factory=dict)
-    _events: list[decide.Event] = field(default_factory=list)
+    _events: list[belonging.Event] = field(default_factory=list)
     _losses: list[str] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
@@ -92,7 +92,7 @@ class Coordinator:
         if self.sign:
             self._spawn(self._every(SIGN_S, partial(asyncio.to_thread, os.utime, self.sign)))
         if self.rules.fence_dir:
-            self._spawn(self._every(FENCE_LOOK_S, partial(self._look_at_fence, take=False)))
+            self._spawn(self._every(RARE_LOOK_S, partial(self._look_at_fence, take=False)))
         await self._every(min(0.1, self.rules.interval_s), self._tick)
 
     async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
@@ -180,17 +180,17 @@ class Coordinator:
                 self._post(join)
             case "leave":
                 peer.parts = True
-                self._post(decide.Gone(peer.name, RoundCause.LEFT))
+                self._post(belonging.Gone(peer.name, RoundCause.LEFT))
                 peer.send(wire.encode({"alone": False}))
                 self._tell_alone()
             case "finish":
-                self._post(decide.Gone(peer.name, RoundCause.FINISHED))
+                self._post(belonging.Gone(peer.name, RoundCause.FINISHED))
             case "close":
-                self._post(decide.Close(str(message["reason"])))
+                self._post(belonging.Close(str(message["reason"])))
             case "heals":
-                self._post(decide.Heals(peer.name))
+                self._post(belonging.Heals(peer.name))
             case "admit":
-                self._post(decide.Admit())
+                self._post(belonging.Admit())
             case other:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
 
@@ -231,7 +231,7 @@ class Coordinator:
             peer.writer.transport.abort()
         if name in self._group.working():
             self._losses.append(f"node {name.partition('.')[0]} is lost: {why}")
-        self._post(decide.Gone(name, RoundCause.LOST))
+        self._post(belonging.Gone(name, RoundCause.LOST))
 
     async def _tick(self) -> None:
         now, limit_s = self._clock.monotonic(), self.rules.detection_limit_s
@@ -244,7 +244,7 @@ class Coordinator:
         self._post()
 
     # -- deciding and telling ----------------------------------------------------------------------
-    def _post(self, *events: decide.Event) -> None:
+    def _post(self, *events: belonging.Event) -> None:
         """Decides soon about these events, or about the time that has passed."""
         if not self._settling:
             self._settling = True
@@ -253,18 +253,18 @@ class Coordinator:
 
     def _settle(self) -> None:
         events, self._events, self._settling = self._events, [], False
-        self._group, actions = decide.step(self._group, events, self._clock.monotonic())
+        self._group, actions = belonging.step(self._group, events, self._clock.monotonic())
         # First: whoever is answered looks at it.
         self._tell_status()
         for action in actions:
             match action:
-                case decide.Refuse(name, kind, text) if name in self._peers:
+                case belonging.Refuse(name, kind, text) if name in self._peers:
                     self._peers[name].send(wire.encode({"refused": kind, "text": text}))
-                case decide.Tell(names):
+                case belonging.Tell(names):
                     self._tell_members(names)
-                case decide.LookFor(member):
+                case belonging.LookFor(member):
                     self._spawn(self._look_for(member, is_orderly=False))
-                case decide.TakeGeneration():
+                case belonging.TakeGeneration():
                     self._spawn(self._look_at_fence(take=True))
 
     def _tell_members(self, names: frozenset[str]) -> None:
@@ -297,11 +297,11 @@ class Coordinator:
             newest, group = await asyncio.to_thread(self._fence.newest), self._group
             is_of_another = newest is not None and newest.origin not in ("", self.origin)
             if newest and is_of_another and group.members and newest.number > group.generation:
-                self._post(decide.Close(FENCED_OUT))
+                self._post(belonging.Close(FENCED_OUT))
             elif take:
                 number = await asyncio.to_thread(self._fence.take, self.origin)
-                self._post(decide.Generation(number))
+                self._post(belonging.Generation(number))
         except OSError as error:
             if take:
                 why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
-                self._post(decide.Generation(0, why))
+                self._post(belonging.Generation(0, why))

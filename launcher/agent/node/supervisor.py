@@ -42,6 +42,7 @@ from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.hold import RENEW
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.records import dump_record
+from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 from launcher.contract.worker_end import is_out_of_memory
 
 say = partial(streams.say, who="supervisor")
@@ -49,10 +50,6 @@ say = partial(streams.say, who="supervisor")
 NODE_PLAN = "LAUNCHER_NODE_PLAN"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
-_POLL_S = 0.1
-"""Between two looks at an agent that must stop."""
-_LOOK_S = 1.0
-"""Between two looks at STOP_FILE; the agent's end is noticed at once, by SIGCHLD."""
 SCRATCH_PREFIX = "launcher-agent-"
 _OWNER = "owner"
 
@@ -212,7 +209,7 @@ class Supervisor:
             if self._stop is None and (reason := read_stop_file(os.environ)):
                 self._ask(reason)
             self._show_life()
-            self._take_signal(_POLL_S if self._stop else _LOOK_S)
+            self._take_signal(POLL_S if self._stop else SLOW_LOOK_S)
             if self._stop:
                 self._go_on_stopping(self._stop)
                 if self._stop.is_hopeless(self._clock.monotonic()):

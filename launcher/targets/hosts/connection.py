@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
+from launcher.contract.waits import RETRY_S
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program.messages import (
     FilePart,
@@ -31,7 +32,6 @@ from launcher.targets.hosts.ssh import Session, Ssh
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
-RETRY_S = 1.0
 FULL_RETRY_S = 10.0
 """How long after a failed write here, as on a full disk, the host is asked for missing bytes."""
 COPY_SILENCE_S = 60.0

@@ -14,6 +14,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
+from launcher.contract.waits import RETRY_S
 from launcher.follow.console import Console
 from launcher.follow.endings import FOUND_LATER
 from launcher.follow.loop import fold
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 READ_END_S = 2.0
 """Seconds between two looks at the job's object; its pods are watched."""
-RETRY_S = 1.0
 TRY_S = 10.0
 """How long one try to end the job may take: a connection may hang while the server answers."""
 

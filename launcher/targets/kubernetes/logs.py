@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from launcher.contract.errors import TargetError
+from launcher.contract.waits import RETRY_S
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster
 from launcher.targets.kubernetes.kubeconfig import UNAUTHORIZED
 from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView
 
-RETRY_S = 1.0
-"""Seconds between two tries to read on."""
 GONE = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""
 REFUSED = (UNAUTHORIZED, FORBIDDEN)

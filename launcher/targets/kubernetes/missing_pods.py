@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
+from launcher.contract.waits import RARE_LOOK_S
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     OPERATORS,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 POD_GROUP = ("scheduling.volcano.sh/v1beta1", "PodGroup")
 MISSING_S = 3.0
 """How long pods may be missing before the job's events are looked at."""
-NEXT_LOOK_S = 5.0
-"""Seconds between two looks at the events; the second one reports if nothing says why."""
 
 
 class MissingPods:
@@ -69,7 +68,7 @@ class MissingPods:
             self._since, self._next_at = now, now + MISSING_S
         if now < self._next_at:
             return
-        self._next_at = now + NEXT_LOOK_S
+        self._next_at = now + RARE_LOOK_S
         with contextlib.suppress(TargetError):
             item = self._job.read()
             names = [pod.name for pod in silent]
@@ -79,7 +78,7 @@ class MissingPods:
                 if same_words(line) not in self._told:
                     self._told.add(same_words(line))
                     yield line + (tell_limit(self._limit_s) if is_final else "")
-            if not self._told and now - self._since >= NEXT_LOOK_S:
+            if not self._told and now - self._since >= RARE_LOOK_S:
                 waits = silent[0].waits if silent else ""
                 if waits or not self._any_pod:
                     self._told.add("")

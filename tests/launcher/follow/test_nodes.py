@@ -19,7 +19,7 @@ from launcher.follow.target import LiveRun, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_agent import ScriptedTarget
-from tests.launcher.follow.test_decide import GONE, RUNS, observe
+from tests.launcher.follow.test_next_step import GONE, RUNS, observe
 from tests.waiting import StoppedClock
 
 

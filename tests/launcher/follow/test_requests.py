@@ -29,7 +29,7 @@ from launcher.follow.table import render_columns
 from launcher.follow.target import Target, Traits
 from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder
-from tests.launcher.follow.test_decide import RUNS, observe
+from tests.launcher.follow.test_next_step import RUNS, observe
 from tests.launcher.values import by_place, changeable
 
 

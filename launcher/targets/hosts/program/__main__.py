@@ -5,7 +5,6 @@ Each conversation starts a Python, so what only some requests need is imported w
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from launcher.targets.hosts.program.wire import (
     MAGIC,
     TYPE_CHECKING,
     Record,
+    parse_json,
     read_frame,
     write_frame,
 )
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         # The session that started this sends the spec at once, unless it hangs.
         alarm(SPEC_LIMIT_S)
         keeper = _module("keeper")
-        spec = messages.KeeperSpec.from_json(json.loads(sys.stdin.buffer.read()))
+        spec = parse_json(sys.stdin.buffer.read())
         alarm(0)
         keeper.keep(spec, [int(word) for word in argv[2:]])
         return 0
@@ -197,7 +197,7 @@ class HostConversation:
         self._held = []
 
     def _start(self, asked: messages.StartNode) -> None:
-        _module("keeper").start(asked.node, self._program, self._held)
+        _module("processes").start_keeper(asked.node, self._program, self._held)
         for file in self._held:
             os.close(file)
         self._held = []

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import RECORD, write_record
-from launcher.contract.process_stat import start_of
+from launcher.contract.waits import SOON_S
 from launcher.targets import children
 from launcher.targets.hosts.program import leases, processes
 from launcher.targets.hosts.program.held import HeldChild
 from launcher.targets.hosts.program.messages import KeeperSpec
-from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
+from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
@@ -30,11 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-POLL_S = 0.05
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
-GRACE_FILE = "stop-grace"
-"""In the node's folder: the seconds of grace that a request to stop gives."""
 
 
 def keep(spec: KeeperSpec, held: list[int]) -> None:
@@ -62,7 +57,7 @@ class _Keeper:
         self._asked = True
 
     def run(self) -> None:
-        record_process(self._folder, os.getpid())
+        processes.record_process(self._folder, os.getpid())
         try:
             code = self._follow(self._spec)
         except OSError as error:
@@ -84,7 +79,7 @@ class _Keeper:
             poll, end = partial(children.poll, pid), partial(_end, pid)
         while (code := poll()) is None:
             self._turn(end)
-            time.sleep(POLL_S)
+            time.sleep(SOON_S)
         self._why = self._why or (held.why if held else "")
         return code
 
@@ -111,7 +106,7 @@ class _Keeper:
         spec = self._spec
         if self._asked:
             with suppress(OSError, ValueError):
-                return max(0.01, float((self._folder / GRACE_FILE).read_text()))
+                return max(0.01, float((self._folder / processes.GRACE_FILE).read_text()))
             return max(0.01, spec.stop_grace_s)
         if not spec.detached and not is_node_followed(self._folder.parent, spec.followed_s):
             self._why = protocol.LAUNCHER_GONE
@@ -120,7 +115,7 @@ class _Keeper:
 
     def _sweep(self) -> None:
         if self._spec.container:
-            remove_container(self._spec.container)
+            processes.remove_containers(self._spec.container)
         send(processes.find(self._run_id, self._node), signal.SIGKILL)
 
     def _close(self, code: int, detail: str, *, out_of_memory: bool = False) -> None:
@@ -130,7 +125,7 @@ class _Keeper:
             self._sweep()
             time.sleep(0.02)
         leases.release(self._held)
-        record_process(
+        processes.record_process(
             self._folder, os.getpid(), exit_code=code, detail=detail, out_of_memory=out_of_memory
         )
 
@@ -142,33 +137,6 @@ def _end(pid: int, _grace_s: float) -> None:
     send((pid,), signal.SIGCONT)
 
 
-def record_process(folder: Path, pid: int, **ending: object) -> None:
-    """Writes the record of a keeper, with the node's ``ending`` once it has ended."""
-    write_record(folder, {"pid": pid, "start": start_of(pid), **ending})
-
-
-# -- starting a keeper --------------------------------------------------------------------------
-
-
-def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
-    """Starts a node's keeper with ``program``, and records its process.
-
-    The keeper inherits the open files ``held``, under the same numbers.
-    """
-    env = {
-        **os.environ,
-        protocol.RUN_ID: spec.run_id,
-        protocol.NODE_INDEX: str(spec.node_index),
-        processes.KEEPER: "1",
-    }
-    folder = Path(spec.node_dir)
-    for stale in (RECORD, GRACE_FILE):
-        (folder / stale).unlink(missing_ok=True)
-    mark_followed(folder.parents[2], spec.node_index)
-    argv = (sys.executable, "-S", program, "keep", *map(str, held))
-    processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log", held)
-
-
 # -- containers ------------------------------------------------------------------------------------
 
 
@@ -177,8 +145,3 @@ def inspect(name: str) -> tuple[bool, str]:
     argv = ("docker", "inspect", "--format", "{{.State.OOMKilled}} {{.State.Error}}", name)
     out_of_memory, _, error = (read_output(argv) or "").strip().partition(" ")
     return out_of_memory == "true", error
-
-
-def remove_container(name: str) -> None:
-    """Removes a container by its name. Idempotent."""
-    read_output(("docker", "rm", "--force", "--volumes", name))

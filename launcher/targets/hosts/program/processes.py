@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import write_record
+from launcher.contract.keeper_record import RECORD, write_record
 from launcher.contract.process_stat import start_of
 from launcher.targets import process_table
+from launcher.targets.hosts.program.messages import KeeperSpec
+from launcher.targets.hosts.program.node_state import mark_followed
+from launcher.targets.short_command import read_output
 
 KEEPER = "LAUNCHER_KEEPER"
 """Only a node's keeper has this variable."""
+GRACE_FILE = "stop-grace"
+"""In the node's folder: the seconds of grace that a request to stop gives."""
 
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
@@ -35,31 +42,39 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
         return "" if code == 0 else said.read().decode(errors="replace").strip() or "failed"
 
 
-def start_keeper(
-    argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path, files: Sequence[int]
-) -> None:
-    """Starts a process that outlives this session, records it, and sends it ``spec``.
+def start_keeper(spec: KeeperSpec, program: str, held: Sequence[int]) -> None:
+    """Starts a node's keeper with ``program``, which outlives this session, and records it.
 
-    The process inherits the open ``files``. The spec has secrets, so it goes through standard
-    input and not through a file or arguments.
+    The keeper inherits the open files ``held``, under the same numbers. The spec has secrets, so it
+    goes through standard input and not through a file or arguments.
     """
-    with log.open("ab") as output:
+    names = {protocol.RUN_ID: spec.run_id, protocol.NODE_INDEX: str(spec.node_index)}
+    folder = Path(spec.node_dir)
+    for stale in (RECORD, GRACE_FILE):
+        (folder / stale).unlink(missing_ok=True)
+    mark_followed(folder.parents[2], spec.node_index)
+    with (folder / "keeper.log").open("ab") as log:
         child = subprocess.Popen(
-            argv,
-            env=env,
+            (sys.executable, "-S", program, "keep", *map(str, held)),
+            env={**os.environ, **names, KEEPER: "1"},
             cwd="/",
             stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-            pass_fds=files,
+            pass_fds=held,
         )
     assert child.stdin is not None
     # The keeper writes this too, but later: until then the node would count as lost.
-    write_record(log.parent, {"pid": child.pid, "start": start_of(child.pid)})
-    child.stdin.write(spec)
+    record_process(folder, child.pid)
+    child.stdin.write(spec.to_json().encode())
     child.stdin.close()
     child.returncode = 0  # nobody here waits for it
+
+
+def record_process(folder: Path, pid: int, **ending: object) -> None:
+    """Writes the record of a keeper, with the node's ``ending`` once it has ended."""
+    write_record(folder, {"pid": pid, "start": start_of(pid), **ending})
 
 
 def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) -> tuple[int, ...]:
@@ -71,3 +86,8 @@ def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) 
         and (node is None or env.get(protocol.NODE_INDEX) == str(node))
         and keepers in (None, KEEPER in env)
     )
+
+
+def remove_containers(*names: str) -> None:
+    """Removes containers by their names or ids. Idempotent."""
+    read_output(("docker", "rm", "--force", "--volumes", *names))

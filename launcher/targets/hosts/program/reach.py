@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
+from launcher.contract.waits import POLL_S
 from launcher.targets.hosts.program.messages import CallHosts, FindTokens, LeaveToken
-
-LOOK_S = 0.1
 
 
 class Listener:
@@ -88,4 +87,4 @@ def find_tokens(asked: FindTokens) -> list[str]:
         found = [name for name in asked.names if (folder / name).exists()]
         if len(found) == len(asked.names) or time.monotonic() > deadline:
             return found
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

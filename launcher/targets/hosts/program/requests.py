@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.targets.hosts.program import keeper, messages, processes
+from launcher.targets.hosts.program import messages, processes
 from launcher.targets.hosts.program.messages import (
     CHECKPOINTS_DIR,
     OUTPUTS_DIR,
@@ -162,7 +162,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
     for pid in keepers:
         with suppress(OSError):
             folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
-            (folder / keeper.GRACE_FILE).write_text(str(grace_s))
+            (folder / processes.GRACE_FILE).write_text(str(grace_s))
     send(keepers, signal.SIGTERM)
     deadline = time.monotonic() + grace_s + 5.0
     while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
@@ -187,6 +187,6 @@ def _remove_containers(run_id: str, node: int | None) -> None:
     argv = ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
     if (listed := read_output(argv, ENGINE_LIMIT_S)) is None:
         raise RequestError(f"the Docker engine does not answer: {run_id} may still run there")
-    for id, _, index in (line.partition(" ") for line in listed.splitlines()):
-        if node in (None, int(index)):
-            keeper.remove_container(id)
+    found = (line.partition(" ") for line in listed.splitlines())
+    if ids := [id for id, _, index in found if node in (None, int(index))]:
+        processes.remove_containers(*ids)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.waits import POLL_S
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
@@ -22,7 +23,6 @@ from launcher.targets.hosts.program.wire import TYPE_CHECKING, write_frame
 if TYPE_CHECKING:
     from typing import IO
 
-POLL_S = 0.1
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
 """This session ends after so much silence: a cut connection may never be reported."""

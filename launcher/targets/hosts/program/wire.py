@@ -33,8 +33,9 @@ MAGIC = b"\0launcher-host 1\n"
 BEAT = b"."
 """Sent by a launcher that watches a host, to say that it is still there."""
 _KINDS: dict[str, type[Record]] = {}
-_FIELDS: dict[type[Any], dict[str, str]] = {}
-_TO_SPACES = str.maketrans("[],|\"'", "      ")
+_FIELDS: dict[type[Any], tuple[str, ...]] = {}
+_KIND = "@record"
+"""The key that names the kind of a record in JSON."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -44,8 +45,8 @@ class Record:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         _KINDS[cls.__name__] = cls
-        inherited = [item for base in cls.__bases__ for item in _FIELDS.get(base, {}).items()]
-        _FIELDS[cls] = {**dict(inherited), **getattr(cls, "__annotations__", {})}
+        inherited = (name for base in cls.__bases__ for name in _FIELDS.get(base, ()))
+        _FIELDS[cls] = tuple(dict.fromkeys((*inherited, *getattr(cls, "__annotations__", ()))))
 
     def __init__(self, **given: Any) -> None:
         cls = type(self)
@@ -67,7 +68,8 @@ class Record:
         return type(self)(**{**vars(self), **changes})
 
     def to_json(self) -> str:
-        return json.dumps(self, default=vars)
+        """As JSON: each record is an object that also names its kind."""
+        return json.dumps(self, default=lambda one: {_KIND: type(one).__name__, **vars(one)})
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -75,29 +77,25 @@ class Record:
 
         Raises ``ValueError`` if a field is missing.
         """
-        fields = _FIELDS[cls]
         try:
-            return cls(**{k: _read(fields[k], v) for k, v in data.items() if k in fields})
+            return cls(**{name: value for name, value in data.items() if name in _FIELDS[cls]})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no {cls.__name__}: {error}") from None
 
 
-def _read(annotation: str, value: Any) -> Any:
-    """A field's value; the annotation says which records it holds."""
-    words = annotation.translate(_TO_SPACES).split()
-    kind = next((_KINDS[word] for word in words if word in _KINDS), None)
-    if kind is None or value is None:
-        return value
-    if annotation.startswith("Sequence"):
-        return [kind.from_json(item) for item in value]
-    if annotation.startswith("Mapping"):
-        return {name: kind.from_json(item) for name, item in value.items()}
-    return kind.from_json(value)
+def parse_json(text: bytes) -> Any:
+    """JSON in which objects that name a kind are records. Raises ``ValueError``."""
+    return json.loads(text, object_hook=_read)
+
+
+def _read(data: dict[str, Any]) -> Any:
+    kind = _KINDS.get(str(data.get(_KIND)))
+    return kind.from_json(data) if kind else data
 
 
 def write_frame(stream: IO[bytes], message: Record, blob: bytes = b"") -> None:
     """Sends a message as ASCII; text that is no UTF-8 arrives as it was (``surrogateescape``)."""
-    data = json.dumps([type(message).__name__, vars(message)], default=vars).encode()
+    data = message.to_json().encode()
     stream.write(b"%d %d\n" % (len(data), len(blob)) + data + blob)
     stream.flush()
 
@@ -114,8 +112,7 @@ def read_frame(stream: IO[bytes]) -> tuple[Record, bytes] | None:
     data, blob = stream.read(size), stream.read(blob_size)
     if len(data) != size or len(blob) != blob_size:
         raise ValueError("cut off within a message")
-    try:
-        name, fields = json.loads(data)
-        return _KINDS[name].from_json(fields), blob
-    except (TypeError, KeyError):
-        raise ValueError(f"{data[:80]!r} is no message") from None
+    message = parse_json(data)
+    if not isinstance(message, Record):
+        raise ValueError(f"{data[:80]!r} is no message")
+    return message, blob

@@ -27,7 +27,7 @@ def test_a_node_that_stood_still_for_longer_than_its_waits_goes_on(place):
     frozen = place.processes()
     for one in frozen:
         freeze(one)
-    time.sleep(supervisor._LOOK_S + 0.5)
+    time.sleep(supervisor.SLOW_LOOK_S + 0.5)
     for one in frozen:
         one.send_signal(signal.SIGCONT)
     (place.folder / "go").touch()

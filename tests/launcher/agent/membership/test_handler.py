@@ -155,7 +155,7 @@ def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
     make, tmp_path, monkeypatch, looks
 ):
     """Also if it re-forms before it is time to look: it takes no generation beyond the other's."""
-    monkeypatch.setattr(coordinator, "FENCE_LOOK_S", 0.05 if looks else 100.0)
+    monkeypatch.setattr(coordinator, "RARE_LOOK_S", 0.05 if looks else 100.0)
     (node,) = make(fence_dir=str(tmp_path)).meet(0)
     assert node.num_nodes_waiting() == 0
     others = Fence(tmp_path, RUN).take("another coordinator")

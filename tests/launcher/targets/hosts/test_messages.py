@@ -70,3 +70,12 @@ def test_a_field_that_is_missing_or_misspelt_is_an_error_where_it_is_written():
         NodeSeen(exit_code=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="NodeSeen has no code"):
         NodeSeen(state="exited", code=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[]", b"{}", b'{"@record": []}', b'{"@record": "Nothing"}', b'{"@record": "NodeSeen"}', b"{"],
+)
+def test_what_is_no_message_is_refused(data):
+    with pytest.raises(ValueError, match=r"message|NodeSeen|Expecting"):
+        read_frame(io.BytesIO(b"%d 0\n" % len(data) + data))

@@ -13,7 +13,13 @@ import pytest
 
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import __main__ as program
-from launcher.targets.hosts.program.messages import HostRequest, ReadClock, ReadHost, WatchRun
+from launcher.targets.hosts.program.messages import (
+    HostRequest,
+    ReadClock,
+    ReadHost,
+    StopNodes,
+    WatchRun,
+)
 from launcher.targets.hosts.program.wire import Record, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh, host_program
@@ -97,6 +103,19 @@ def test_what_a_host_has_is_read_without_what_no_answer_needs(folder, tmp_path):
     imported = imported_for(folder, asked)
     assert "socket" in imported
     assert not imported & {"ctypes", "dataclasses", "inspect", "tempfile"}
+
+
+def test_a_conversation_that_ends_nodes_does_not_import_what_only_a_keeper_needs(folder, tmp_path):
+    asked = StopNodes(
+        run_id="none",
+        node=None,
+        grace_s=0.0,
+        run_dir=str(tmp_path),
+        tell_launcher=False,
+        containers=False,
+    )
+    imported = imported_for(folder, asked)
+    assert not {name.rpartition(".")[2] for name in imported} & {"keeper", "leases", "children"}
 
 
 @pytest.mark.parametrize("kind", HostRequest.__subclasses__(), ids=lambda kind: kind.__name__)

@@ -25,7 +25,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "READ_END_S", 0.2)
     monkeypatch.setattr(loop, "POLL_ALONE_S", 0.05)
     monkeypatch.setattr(missing_pods, "MISSING_S", 0.5)
-    monkeypatch.setattr(missing_pods, "NEXT_LOOK_S", 0.5)
+    monkeypatch.setattr(missing_pods, "RARE_LOOK_S", 0.5)
     monkeypatch.setattr(collector, "LOG_LIMIT_S", 5.0)
 
 

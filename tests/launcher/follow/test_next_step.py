@@ -34,7 +34,7 @@ RUNS, GONE = "runs", "gone"
 
 @pytest.fixture
 def make_plan(make_plan: MakePlan) -> MakePlan:
-    """Plans for plain torchrun; the agent's are decided in ``test_decide_agent.py``."""
+    """Plans for plain torchrun; the agent's are decided in ``test_next_step_agent.py``."""
     return functools.partial(make_plan, engine="torchrun")
 
 

@@ -22,7 +22,7 @@ from launcher.follow.endings import (
     decide_action,
 )
 from launcher.plan.launch_plan import LaunchPlan
-from tests.launcher.follow.test_decide import GONE, RUNS, observe
+from tests.launcher.follow.test_next_step import GONE, RUNS, observe
 
 MakePlan = Callable[..., LaunchPlan]
 CLOSED = int(ExitCode.RENDEZVOUS_CLOSED)
