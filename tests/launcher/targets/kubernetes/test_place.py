@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import yaml
 from launcher.api.stopping import stop_run
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode
+from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.process_stat import start_of
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder, process_space
 from launcher.runs.outcome import Outcome
+from launcher.targets.held.target import HeldSettings
 from launcher.targets.kubernetes import api
 from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster
+from launcher.targets.kubernetes.find_runs import move_run
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
 from launcher.targets.kubernetes.target import KubernetesTarget
@@ -449,3 +452,11 @@ def test_the_verbs_of_a_hold_take_the_options_that_lead_to_a_cluster(words, serv
     code, said = typed(*words)
     assert code == ExitCode.BAD_INPUT
     assert "no hold 'dev'" in said or "no run 'dev'" in said
+
+
+def test_a_run_in_a_hold_is_no_object_of_a_cluster(make_plan, tmp_path):
+    own = HeldSettings(hold="dev-3f9a01")
+    run = RunFolder(tmp_path / "r")
+    run.create(replace(make_plan(), target="kubernetes", own=own), "", 0.0)
+    with pytest.raises(InputError, match="is on no cluster"):
+        move_run(run, {"context": "other"})
