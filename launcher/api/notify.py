@@ -61,8 +61,8 @@ def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> It
         outcome = run.read_outcome()
         if outcome and (notify.when == "end" or outcome.state == RunState.FAILED.value):
             text = f"{outcome.state} ({outcome.reason}); {outcome.verdict or outcome.detail}"
-            record = outcome.to_jsonable()
-            of_end = {name: record[name] for name in OF_END}
+            told = outcome.to_jsonable()
+            of_end = {name: told[name] for name in OF_END}
             send(notify, plan, note, "end", text.rstrip("; "), **of_end)
 
 
@@ -79,9 +79,9 @@ def send(
     Each has ``LIMIT_S``, and so has what it starts. ``note`` takes a line about one that fails.
     """
     of_run = {"run_id": plan.run_id, "job": plan.job_name, "target": plan.target}
-    message = f"{plan.run_id}: {text}"
-    notice = json.dumps({"text": message, "event": event, **of_run, **more})
-    env = {"NOTICE_TEXT": message, "NOTICE_JSON": notice, "NOTICE_URL": notify.webhook}
+    told = f"{plan.run_id}: {text}"
+    notice = json.dumps({"text": told, "event": event, **of_run, **more})
+    env = {"NOTICE_TEXT": told, "NOTICE_JSON": notice, "NOTICE_URL": notify.webhook}
     # In a process, as that ends in time whatever a name server or a slow answer does.
     post = (sys.executable, "-I", "-c", POST) if notify.webhook else ()
     run = ("sh", "-c", notify.command) if notify.command else ()

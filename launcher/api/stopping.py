@@ -47,8 +47,8 @@ def stop_run(
     if (living := run.launcher_pid()) is not None and read_outcome_now(run, plan) is None:
         grace = (grace_s, plan.stop_grace_s)
         if outcome := _ask_launcher(run, target, living, grace, clock, notes, keep=keep):
-            ended = f"{run.run_id}: {outcome.state}, {outcome.reason}"
-            return f"{ended}; {_describe(kept, outcome)}" if kept else ended
+            told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
+            return f"{told}; {_describe(kept, outcome)}" if kept else told
     elif not is_stop_requested(run):
         # A run that ended without its launcher was not stopped. An error here shows again below.
         with contextlib.suppress(TargetError):

@@ -147,8 +147,8 @@ class Follower:
         }
         kinds = (reason for kind, reason in reasons.items() if isinstance(error, kind))
         reason = Cause.DISK_FULL if disk.is_full(error) else next(kinds, Cause.LAUNCHER_LOST)
-        what = error.what if isinstance(error, LauncherError) else str(error)
-        self._record_as(Ending(cause=reason, detail=what.partition("\n")[0]))
+        said = error.what if isinstance(error, LauncherError) else str(error)
+        self._record_as(Ending(cause=reason, detail=said.partition("\n")[0]))
 
     def _record_as(self, end: Ending) -> Outcome:
         plan = self._target.as_run(self._driver.plan)
@@ -284,8 +284,8 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
     nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
     end = judge_run(seen, nodes, first, limit)
-    detail, reasons = plan.tell_outside(end.detail), {node.reason for node in nodes}
-    if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in reasons:
+    detail, told = plan.tell_outside(end.detail), {node.reason for node in nodes}
+    if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in told:
         # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
     finished_at = end.at or now
@@ -324,9 +324,9 @@ def _judge(run: RunFolder, outcome: Outcome) -> str:
         from launcher.verdict.evidence import read_run
         from launcher.verdict.verdict import OF_STOP, decide_verdict, render_line
 
-        verdict = decide_verdict(read_run(run, outcome))
-        is_stop = outcome.state == RunState.STOPPED.value and verdict.cause in OF_STOP
-        return "" if is_stop else render_line(verdict)
+        told = decide_verdict(read_run(run, outcome))
+        is_stop = outcome.state == RunState.STOPPED.value and told.cause in OF_STOP
+        return "" if is_stop else render_line(told)
     except Exception as error:
         # Scripts may write anything, but a run's end must be recorded all the same.
         return f"no verdict: {type(error).__name__}: {error}"

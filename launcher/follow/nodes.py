@@ -115,7 +115,7 @@ class NodeDriver:
             wait = node.node_index, node.detail
             if node.state is NodeState.PENDING and node.detail and wait not in self._waits_told:
                 self._waits_told.add(wait)
-                self._note_moment(node.node_index, f"node {node.node_index}: {node.detail}")
+                self._tell(node.node_index, f"node {node.node_index}: {node.detail}")
         return without(seen, self._withdrawn)
 
     def _decide(self, observation: Observation) -> decide.Action:
@@ -138,8 +138,8 @@ class NodeDriver:
 
     def _left_early(self) -> frozenset[int]:
         """The nodes that finished, and were stopped or lost the store before the run was over."""
-        outcomes = read_outcomes_of(self._run, self.plan)
-        return frozenset(o.node_index for o in outcomes if o.detail == protocol.OTHERS_GO_ON)
+        told = read_outcomes_of(self._run, self.plan)
+        return frozenset(o.node_index for o in told if o.detail == protocol.OTHERS_GO_ON)
 
     def _working(self) -> frozenset[int]:
         """The nodes whose present incarnation has started workers."""
@@ -182,10 +182,10 @@ class NodeDriver:
         if left_s > 0.5 and start not in self._waits_told:
             self._waits_told.add(start)
             what = "starting all nodes again" if index is None else "replacing it"
-            self._note_moment(index or 0, f"{why}; {what} in {left_s:.0f} s")
+            self._tell(index or 0, f"{why}; {what} in {left_s:.0f} s")
         return left_s <= 0
 
-    def _note_moment(self, node_index: int, text: str) -> None:
+    def _tell(self, node_index: int, text: str) -> None:
         """Shows a line to the person who watches, and adds it to the timeline."""
         self._console.note(text)
         incarnation = self.plan.nodes[node_index].incarnation
@@ -194,7 +194,7 @@ class NodeDriver:
     def _replace(self, node_index: int, why: str) -> None:
         enough = len(self.live) >= self.plan.min_nodes
         others = "go on" if enough else "wait for it"
-        self._note_moment(node_index, f"{why}; replacing it, the others {others}")
+        self._tell(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
         if now - self._started_at[node_index] >= decide.STEADY_S:
             self._failed_at_once[node_index] = 0

@@ -59,9 +59,9 @@ def read_agents(run: RunFolder) -> tuple[LedgerEvent, ...]:
 def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:
     """Outcomes of the plan's incarnations, by the launcher's clock; killed ones left none."""
     offsets = clock_offsets(plan)
-    outcomes = (read_node_outcome(run, node.node_index, node.incarnation) for node in plan.nodes)
+    found = (read_node_outcome(run, node.node_index, node.incarnation) for node in plan.nodes)
     return tuple(
-        replace(outcome, finished_at=outcome.finished_at - offsets.get(outcome.node_index, 0.0))
-        for outcome in outcomes
-        if outcome is not None
+        replace(told, finished_at=told.finished_at - offsets.get(told.node_index, 0.0))
+        for told in found
+        if told is not None
     )

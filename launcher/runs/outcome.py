@@ -106,5 +106,5 @@ class Outcome:
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data, with what follows from the reason and the times."""
-        derived = {"state": self.state, "exit_code": self.exit_code, "duration_s": self.duration_s}
-        return {**asdict(self), **derived}
+        told = {"state": self.state, "exit_code": self.exit_code, "duration_s": self.duration_s}
+        return {**asdict(self), **told}

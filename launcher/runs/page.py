@@ -51,7 +51,7 @@ def render_page(sides: Sequence[Particulars], pictures: Sequence[str]) -> str:
         ("Changes to the code since its commit", lambda side: _folded("git diff", side.diff)),
     )
     parts += [_section(title, [*map(render, sides)]) for title, render in sections]
-    return _document(" and ".join(side.report.run_id for side in sides), "".join(parts))
+    return _document(" and ".join(side.told.run_id for side in sides), "".join(parts))
 
 
 def render_index(rows: Sequence[Sequence[str]], links: Sequence[str], of: str) -> str:
@@ -119,7 +119,7 @@ def _folded(title: str, text: str, *, is_open: bool = False) -> str:
 
 
 def _head(side: Particulars) -> str:
-    report = side.report
+    report = side.told
     missing = "".join(f'<p class="missing">Missing: {_text(what)}</p>' for what in side.missing)
     verdict = f'<pre class="verdict">{_text(side.verdict)}</pre>' if side.verdict else ""
     return (
@@ -132,11 +132,11 @@ def _differences(one: Particulars, other: Particulars) -> str:
     names = dict.fromkeys(name for table in tables for name in table)
     rows = ([name, *(table.get(name, "") for table in tables)] for name in names)
     differing = [row for row in rows if row[1] != row[2]]
-    return _table(("", one.report.run_id, other.report.run_id), differing) or "<p>Nothing.</p>"
+    return _table(("", one.told.run_id, other.told.run_id), differing) or "<p>Nothing.</p>"
 
 
 def _seconds(side: Particulars) -> str:
-    report, goodput = side.report, side.report.goodput
+    report, goodput = side.told, side.told.goodput
     seconds = goodput.seconds if goodput else report.phases_s
     total = sum(seconds.values())
     if not total:
@@ -167,5 +167,5 @@ def _failure(end: WorkerEnd, stack: str) -> str:
 
 
 def _report(side: Particulars) -> str:
-    text = render_postmortem(side.report, most_moments=MOST_MOMENTS)
+    text = render_postmortem(side.told, most_moments=MOST_MOMENTS)
     return _folded("nodes, events and code", text, is_open=text.count("\n") < OPEN_LINES)

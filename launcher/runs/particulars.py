@@ -34,7 +34,7 @@ class Particulars:
     its stack or an empty text; ``missing`` says what of the run cannot be read.
     """
 
-    report: Postmortem
+    told: Postmortem
     verdict: str = ""
     lives: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Particulars:
     missing: Sequence[str] = ()
 
 
-def read_particulars(run: RunFolder, report: Postmortem, verdict: str, lives: str) -> Particulars:
+def read_particulars(run: RunFolder, told: Postmortem, verdict: str, lives: str) -> Particulars:
     """Reads the run's folder, whatever it holds; raises nothing if something is missing."""
-    ends = list(report.failure.ranks if report.failure else ())
+    ends = list(told.failure.ranks if told.failure else ())
     with contextlib.suppress(InputError):  # The report says that there is no plan.
         ends += read_failures(run, run.read_plan())
     failures: dict[object, WorkerEnd] = {}
@@ -54,19 +54,19 @@ def read_particulars(run: RunFolder, report: Postmortem, verdict: str, lives: st
         failures.setdefault((end.node_index, end.rank, round(end.failed_at, 3)), end)
     job = read_object(run.path / protocol.JOB_FILE)
     return Particulars(
-        report=report,
+        told=told,
         verdict=verdict,
         lives=lives,
         settings=dict(_flatten(job)),
-        facts={**_tell_code(report), **_read_installed(run)},
+        facts={**_tell_code(told), **_read_installed(run)},
         diff=_read_diff(run.path / DIFF_FILE),
         failures=[(end, _read_stack(end)) for end in [*failures.values()][:MOST_FAILURES]],
-        missing=(*report.missing, *_find_missing(run, report, job)),
+        missing=(*told.missing, *_find_missing(run, told, job)),
     )
 
 
-def _tell_code(report: Postmortem) -> dict[str, str]:
-    facts, code = {"job": report.job, "target": report.target, "engine": report.engine}, report.code
+def _tell_code(told: Postmortem) -> dict[str, str]:
+    facts, code = {"job": told.job, "target": told.target, "engine": told.engine}, told.code
     if code:
         facts["commit"] = (code.commit or "none") + " with changes" * code.is_dirty
         facts |= {"hash of all code": code.hash, "folder of the code": code.root}
@@ -83,18 +83,18 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def _read_installed(run: RunFolder) -> dict[str, str]:
     """What the newest incarnation of each node reported; if they differ, which nodes have what."""
-    installed: dict[str, dict[str, list[str]]] = {}
+    found: dict[str, dict[str, list[str]]] = {}
     for index, incarnation in dict(run.incarnations()).items():
         for event in read_ledger(agent_ledger(run, index, incarnation)):
             for part in ("versions", "hardware") if event.name == "installed" else ():
                 for name, value in _flatten(event.values.get(part)):
-                    installed.setdefault(name, {}).setdefault(value, []).append(str(index))
+                    found.setdefault(name, {}).setdefault(value, []).append(str(index))
     return {
         name: "; ".join(
             value + (f" on node {', '.join(nodes)}" if len(values) > 1 else "")
             for value, nodes in values.items()
         )
-        for name, values in installed.items()
+        for name, values in found.items()
     }
 
 
@@ -123,7 +123,7 @@ def _read_stack(end: WorkerEnd) -> str:
     return ""
 
 
-def _find_missing(run: RunFolder, report: Postmortem, job: Mapping[str, Any]) -> Iterator[str]:
+def _find_missing(run: RunFolder, told: Postmortem, job: Mapping[str, Any]) -> Iterator[str]:
     if not job:
         yield f"{protocol.JOB_FILE}: the settings are not known"
     if not run.submitted_at():
@@ -131,7 +131,7 @@ def _find_missing(run: RunFolder, report: Postmortem, job: Mapping[str, Any]) ->
     silent = []
     for place in run.incarnations():
         path, name = agent_ledger(run, *place), "{}.{}".format(*place)
-        if report.engine == "agent" and not path.exists():
+        if told.engine == "agent" and not path.exists():
             silent.append(name)
         elif jump_s := find_jump(read_ledger(path)):
             yield f"the clock of node {name} jumped by {jump_s:+.0f} s: its later times are off"
@@ -145,7 +145,7 @@ def _find_missing(run: RunFolder, report: Postmortem, job: Mapping[str, Any]) ->
     )
     if torn := sum(not _is_whole(line) for line in lines):
         yield f"{torn} lines of the ledger are torn"
-    if report.reason is None and report.state not in ("running", "orphaned"):
+    if told.reason is None and told.state not in ("running", "orphaned"):
         yield f"{protocol.OUTCOME_FILE}: how it ended is not known"
 
 

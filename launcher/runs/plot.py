@@ -36,7 +36,7 @@ def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
     if not any(goodput.points for goodput in runs.values()):
         return "No picture: the training reported no steps."
     points = [point for goodput in runs.values() for point in goodput.points]
-    fields = [n for n in PANELS if any(getattr(p, n) is not None for p in points)]
+    told = [n for n in PANELS if any(getattr(p, n) is not None for p in points)]
     unit_s, unit = _unit(max(goodput.wall_s for goodput in runs.values()))
     has_samples = any(point.samples for point in points)
 
@@ -46,11 +46,11 @@ def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
         return point.samples if has_samples else point.step
 
     def draw() -> Any:
-        figure, axes = _figure(len(fields) + 1)
+        figure, axes = _figure(len(told) + 1)
         for number, (name, goodput) in enumerate(runs.items()):
             points = goodput.points[:: 1 + len(goodput.points) // MOST_POINTS]
             places, sizes = [*map(place, points)], [point.workers for point in points]
-            for axis, field in zip(axes, fields, strict=False):
+            for axis, field in zip(axes, told, strict=False):
                 values = [getattr(point, field) for point in points]
                 axis.plot(places, values, f"C{number}", label=_label(name))
             if by == "time":
@@ -60,7 +60,7 @@ def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
             for at in goodput.failures[-MOST_MARKS:] if by == "time" and len(runs) == 1 else ():
                 for axis in axes:
                     axis.axvline(at / unit_s, color="tab:red", linestyle=":", linewidth=1)
-        for axis, label in zip(axes, [*(PANELS[name] for name in fields), "workers"], strict=True):
+        for axis, label in zip(axes, [*(PANELS[name] for name in told), "workers"], strict=True):
             axis.set_ylabel(label)
         axes[-1].set_ylim(bottom=0)
         axes[-1].yaxis.get_major_locator().set_params(integer=True)
@@ -78,30 +78,30 @@ def _label(name: str) -> str:
     return show_text(name).replace("$", r"\$")
 
 
-def draw_lives(report: Postmortem) -> str:
+def draw_lives(told: Postmortem) -> str:
     """A bar for each incarnation of a node; its faults, restarts and heals; the checkpoints."""
-    lives = _find_lives(report)
+    lives = _find_lives(told)
     if not lives:
         return ""
-    unit_s, unit = _unit(report.duration_s)
+    unit_s, unit = _unit(told.duration_s)
 
     def draw() -> Any:
         nodes = 1 + max(node for node, _ in lives)
         figure, [axis] = _figure(1, height=1.3 + 0.1 * nodes)
         axis.barh(
             [node for node, _ in lives],
-            [max(end - begin, report.duration_s / 500) / unit_s for begin, end in lives.values()],
+            [max(end - begin, told.duration_s / 500) / unit_s for begin, end in lives.values()],
             left=[begin / unit_s for begin, _ in lives.values()],
             color=[("lightsteelblue", "navajowhite")[incarnation % 2] for _, incarnation in lives],
             height=0.7,
         )
-        for name, places in _find_marks(report, lives).items():
+        for name, places in _find_marks(told, lives).items():
             if shown := places[-MOST_MARKS:]:
                 marker, colour = MARKS[name]
                 at, on = [at / unit_s for at, _ in shown], [node for _, node in shown]
                 axis.plot(at, on, marker, color=colour, label=f"{name} ({len(places)})")
         axis.set_ylim(nodes - 0.4, -0.6)
-        axis.set_xlim(0, max(report.duration_s, 0.1) / unit_s)
+        axis.set_xlim(0, max(told.duration_s, 0.1) / unit_s)
         axis.set_ylabel("node")
         axis.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.set_xlabel(f"{unit} since submission; a colour for each life of a node")
@@ -109,7 +109,7 @@ def draw_lives(report: Postmortem) -> str:
             axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
         return figure
 
-    return _to_svg(f"lives of {report.run_id}", draw)
+    return _to_svg(f"lives of {told.run_id}", draw)
 
 
 def draw_comparison(curves: Sequence[Curve]) -> str:
@@ -161,29 +161,29 @@ def _unit(seconds: float) -> tuple[float, str]:
     return (3600, "hours") if seconds > 7200 else (60, "minutes") if seconds > 300 else (1, "s")
 
 
-def _find_lives(report: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
+def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
     """Begin and end of the last ``MOST_MARKS`` incarnations of the first ``MOST_NODES`` nodes."""
     lives: dict[tuple[int, int], tuple[float, float]] = {}
-    for moment in report.timeline:
+    for moment in told.timeline:
         if moment.node_index < MOST_NODES:
-            at = min(moment.after_s, report.duration_s)
+            at = min(moment.after_s, told.duration_s)
             begin, _ = lives.get(place := (moment.node_index, moment.incarnation), (at, at))
             lives[place] = begin, at
-    for node in report.nodes:
+    for node in told.nodes:
         place = (node.node_index, node.incarnation)
-        if report.reason is None and not node.reason and place in lives:
-            lives[place] = lives[place][0], report.duration_s  # it goes on
+        if told.reason is None and not node.reason and place in lives:
+            lives[place] = lives[place][0], told.duration_s  # it goes on
     return dict([*lives.items()][-MOST_MARKS:])
 
 
 def _find_marks(
-    report: Postmortem, lives: Mapping[tuple[int, int], tuple[float, float]]
+    told: Postmortem, lives: Mapping[tuple[int, int], tuple[float, float]]
 ) -> Mapping[str, list[tuple[float, int]]]:
     """Time and node of each fault, restart, heal and checkpoint. A replaced node is a fault."""
-    marks: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
-    for moment in report.timeline:
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
+    for moment in told.timeline:
         if moment.kind and moment.node_index < MOST_NODES:
-            marks[moment.kind].append((moment.after_s, moment.node_index))
-    marks["fault"] += [(end, n) for (n, inc), (_, end) in lives.items() if (n, inc + 1) in lives]
-    marks["checkpoint"] += report.goodput.saves if report.goodput else ()
-    return marks
+            found[moment.kind].append((moment.after_s, moment.node_index))
+    found["fault"] += [(end, n) for (n, inc), (_, end) in lives.items() if (n, inc + 1) in lives]
+    found["checkpoint"] += told.goodput.saves if told.goodput else ()
+    return found

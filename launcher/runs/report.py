@@ -176,7 +176,7 @@ def _read_nodes(
     known = sorted({*ledgers, *states})
     # In order of incarnation, so that the last one of each index stays.
     newest = dict(known)
-    reports = []
+    found = []
     for index, incarnation in known:
         events = ledgers.get((index, incarnation), ())
         outcome = read_node_outcome(run, index, incarnation)
@@ -184,9 +184,9 @@ def _read_nodes(
         ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
         reason = outcome.reason if outcome else ended.get("reason")
         goes_on = now is not None and newest[index] == incarnation
-        state, on_target = NodeState.MISSING.value, ""
+        state, said = NodeState.MISSING.value, ""
         if goes_on:
-            state, on_target = states.get((index, incarnation), ("", ""))
+            state, said = states.get((index, incarnation), ("", ""))
         starts = sum(event.name == "workers-started" for event in events)
         counted_to = now if goes_on and not reason else None
         node = NodeReport(
@@ -195,29 +195,29 @@ def _read_nodes(
             attempts=outcome.attempts if outcome else attempts[index, incarnation] or starts,
             reason=reason,
             exit_code=outcome.exit_code if outcome else ended.get("exit_code"),
-            detail=outcome.detail if outcome else on_target,
+            detail=outcome.detail if outcome else said,
             phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
             state="" if reason else state,
         )
-        reports.append(node)
-    return reports
+        found.append(node)
+    return found
 
 
 # -- text --------------------------------------------------------------------------------------
 
 
-def render_postmortem(report: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
+def render_postmortem(told: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
     """What ``read_postmortem`` found, for a person, with the last events. Pure."""
-    lines = [*render_end(report), *render_why(report)]
-    lines += [f"  missing: {what}" for what in report.missing]
-    lines.append("  nodes:" if report.nodes else "  nodes: none was started")
-    lines += [render_node(node, report) for node in report.nodes]
-    if report.phases_s:
-        lines.append(f"  seconds by phase, over all nodes: {_phases(report.phases_s)}")
-    lines += _render_goodput(report.goodput) if report.goodput else []
-    lines += _render_timeline(report.timeline, most_moments)
-    lines += [_render_code(report.code, report.run_id)] if report.code else []
-    lines += [f"  folder: {report.folder}"] if report.folder else []
+    lines = [*render_end(told), *render_why(told)]
+    lines += [f"  missing: {what}" for what in told.missing]
+    lines.append("  nodes:" if told.nodes else "  nodes: none was started")
+    lines += [render_node(node, told) for node in told.nodes]
+    if told.phases_s:
+        lines.append(f"  seconds by phase, over all nodes: {_phases(told.phases_s)}")
+    lines += _render_goodput(told.goodput) if told.goodput else []
+    lines += _render_timeline(told.timeline, most_moments)
+    lines += [_render_code(told.code, told.run_id)] if told.code else []
+    lines += [f"  folder: {told.folder}"] if told.folder else []
     return "\n".join(lines) + "\n"
 
 
@@ -228,14 +228,14 @@ def _render_code(code: CodeRecord, run_id: str) -> str:
     return f"  code: {code.root}: {what}; once more: {typed.command('run', '--again', run_id)}"
 
 
-def render_node(node: NodeReport, report: Postmortem) -> str:
+def render_node(node: NodeReport, told: Postmortem) -> str:
     """How one incarnation of a node ended, or its present state, in one line."""
     if node.reason:
-        detail = without_first(node.detail, report.failure)
+        detail = without_first(node.detail, told.failure)
         how = f"{node.reason}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
     elif node.state in (NodeState.RUNNING.value, NodeState.PENDING.value):
         how = f"{node.state}; {node.detail}" if node.detail else node.state
-    elif report.engine == "torchrun":
+    elif told.engine == "torchrun":
         how = "plain torchrun keeps no report of a node"
     elif node.state:
         how = "no report: it was killed, or its machine was lost"

@@ -104,16 +104,16 @@ class RunScreen(App[None]):
 
     def show(self, seen: RunSnapshot) -> None:
         """Puts a snapshot on the screen; only what has changed is drawn anew."""
-        report, goodput = seen.report, seen.report.goodput
-        self.query_one("#state", Static).update(render_headline(report))
-        self.query_one("#training", Static).update(render_training(report))
+        told, goodput = seen.told, seen.told.goodput
+        self.query_one("#state", Static).update(render_headline(told))
+        self.query_one("#training", Static).update(render_training(told))
         if goodput and goodput.points and goodput.until:
             bar = self.query_one(ProgressBar)
             bar.display = True
             bar.update(total=goodput.until, progress=goodput.points[-1].step)
         self._seen_nodes = seen.nodes
         self._show_nodes()
-        events = report.timeline[-MOST_EVENTS:]
+        events = told.timeline[-MOST_EVENTS:]
         if events != self._seen_events:
             self._seen_events, log = events, self.query_one(RichLog)
             log.clear()
@@ -121,7 +121,7 @@ class RunScreen(App[None]):
 
     def _show_nodes(self) -> None:
         table = self.query_one(DataTable)
-        cells = {str(row.report.node_index): row.cells() for row in self._seen_nodes}
+        cells = {str(row.told.node_index): row.cells() for row in self._seen_nodes}
         # As text: a string might hold markup.
         rows = {
             key: [*map(Text, row)] for key, row in cells.items() if self._words in " ".join(row[:2])

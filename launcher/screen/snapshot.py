@@ -36,7 +36,7 @@ class NodeRow:
     a node on a cluster, whose file is not here. ``seen_s``: seconds since its last sign of life;
     None if not known, or if the node has ended."""
 
-    report: NodeReport
+    told: NodeReport
     host: str
     vitals: Mapping[str, Any]
     seen_s: float | None
@@ -45,26 +45,26 @@ class NodeRow:
     @property
     def trouble(self) -> int:
         """For the order of rows: 0 is worst."""
-        state = self.report.reason or self.report.state
+        state = self.told.reason or self.told.state
         if state == NodeState.PENDING.value:
             return 2
         if state != NodeState.RUNNING.value:
-            return 4 if self.report.exit_code == 0 else 0
+            return 4 if self.told.exit_code == 0 else 0
         return 1 if self.seen_s is not None and self.seen_s > SILENT_S else 3
 
     def cells(self) -> tuple[str, ...]:
         """One for each column of ``HEADER``."""
-        report, vitals = self.report, self.vitals
+        told, vitals = self.told, self.vitals
         used, limit = vitals.get("memory_bytes"), vitals.get("memory_limit_bytes")
         return (
-            f"{report.node_index}.{report.incarnation} {self.host}".rstrip(),
-            report.reason or report.state,
+            f"{told.node_index}.{told.incarnation} {self.host}".rstrip(),
+            told.reason or told.state,
             "" if self.seen_s is None else f"{self.seen_s:.0f} s",
             str(min(vitals.get("steps", {}).values(), default="")),
             f"{vitals['cpu_share']:.0%}" if vitals else "",
             f"{used / 2**30:.1f}/{limit / 2**30:.0f} GiB" if used and limit else "",
             ", ".join(map(_gpu, vitals.get("gpus", ()))),
-            report.detail or self.last_line,
+            told.detail or self.last_line,
         )
 
 
@@ -72,17 +72,17 @@ class NodeRow:
 class RunSnapshot:
     """One run at an instant; nodes with trouble stand first."""
 
-    report: Postmortem
+    told: Postmortem
     nodes: Sequence[NodeRow]
 
     def to_jsonable(self) -> dict[str, Any]:
         """Plain data for ``--json``: the report's, with other ``nodes``."""
-        return {**self.report.to_jsonable(), "nodes": [asdict(row) for row in self.nodes]}
+        return {**self.told.to_jsonable(), "nodes": [asdict(row) for row in self.nodes]}
 
 
 def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
     """A run at ``now``, seconds since the epoch. Raises ``InputError`` for one without a plan."""
-    plan, report, outputs = run.read_plan(), report_run(run, now), find_outputs(run)
+    plan, told, outputs = run.read_plan(), report_run(run, now), find_outputs(run)
     offsets = clock_offsets(plan)
 
     def read_row(node: NodeReport) -> NodeRow:
@@ -90,7 +90,7 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
         vitals = read_object(folder / protocol.VITALS_FILE)
         seen_s = max(0.0, round(now - vitals.get("at", now) + offsets.get(index, 0.0), 1))
         return NodeRow(
-            report=node,
+            told=node,
             host=plan.machines[index].name if index < len(plan.machines) else "",
             vitals=vitals,
             seen_s=seen_s if vitals and not node.reason else None,
@@ -98,9 +98,9 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
         )
 
     # In order of incarnation, so that the last one of each index stays.
-    newest = {node.node_index: node for node in report.nodes}
+    newest = {node.node_index: node for node in told.nodes}
     rows = sorted(map(read_row, newest.values()), key=lambda row: row.trouble)
-    return RunSnapshot(report=report, nodes=rows)
+    return RunSnapshot(told=told, nodes=rows)
 
 
 def find_outputs(run: RunFolder) -> dict[int, list[Path]]:
@@ -126,13 +126,13 @@ def read_last_line(paths: Sequence[Path]) -> str:
 def render_snapshot(seen: RunSnapshot) -> str:
     """The snapshot as lines, for use without a terminal. Pure."""
     rows = [HEADER, *(row.cells() for row in seen.nodes)]
-    lines = [render_headline(seen.report), render_training(seen.report), *render_columns(rows)]
+    lines = [render_headline(seen.told), render_training(seen.told), *render_columns(rows)]
     return "\n".join(filter(None, lines))
 
 
-def render_training(report: Postmortem) -> str:
+def render_training(told: Postmortem) -> str:
     """The training in one line; empty if it reports nothing. Pure."""
-    parts, goodput, goes_on = [], report.goodput, report.reason is None
+    parts, goodput, goes_on = [], told.goodput, told.reason is None
     if goodput and goodput.points:
         recent = goodput.points[-PACE_POINTS:]
         last, steps = recent[-1], recent[-1].step - recent[0].step
@@ -145,11 +145,11 @@ def render_training(report: Postmortem) -> str:
             f"{render_age(left_s)} left" if left_s > 0 else "",
         ]
     if goodput and goodput.saves and goes_on:
-        parts.append(f"saved {render_age(report.duration_s - goodput.saves[-1][0])} ago")
+        parts.append(f"saved {render_age(told.duration_s - goodput.saves[-1][0])} ago")
     parts += [f"goodput {goodput.share:.1%}"] if goodput else []
-    restarts = ", ".join(f"{cause} {count}" for cause, count in report.restarts.items())
+    restarts = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
     parts += [f"restarts: {restarts}"] if restarts else []
-    parts += [f"{name} {how}" for name, how in tell_heals(report.heals).items()]
+    parts += [f"{name} {how}" for name, how in tell_heals(told.heals).items()]
     return "  ".join(filter(None, parts))
 
 

@@ -167,13 +167,13 @@ class DockerTarget(Target):
         exit_code = None if ending is None else ending.exit_code
         if state in (NodeState.MISSING, NodeState.EXITED):
             run = RunFolder(Path(plan.run_dir))
-            outcome = read_node_outcome(run, node.node_index, node.incarnation)
-            if outcome and state is NodeState.MISSING:
+            told = read_node_outcome(run, node.node_index, node.incarnation)
+            if told and state is NodeState.MISSING:
                 # Somebody pruned the container, or another call found it ended and removed it.
-                state, exit_code = NodeState.EXITED, outcome.exit_code
-            if outcome and ending:
+                state, exit_code = NodeState.EXITED, told.exit_code
+            if told and ending:
                 # The engine reports any kill for memory in a container's life.
-                codes = [end.exit_code for end in outcome.ends]
+                codes = [end.exit_code for end in told.ends]
                 is_oom = is_out_of_memory(codes, oom_killed=ending.out_of_memory)
                 ending = replace(ending, out_of_memory=is_oom)
         return NodeObservation(

@@ -150,20 +150,20 @@ class StartLimit:
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
                 alike[same_words(ending.message)].append((pod, ending))
-        certain = next((pods for pods in alike.values() if len(pods) > 1), None)
+        certain = next((found for found in alike.values() if len(found) > 1), None)
         if certain is None:
             return None
         pod, ending = certain[-1]
-        what = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
-        return Ending(cause=Cause.BAD_INPUT, detail=f"{what}; {fix_of(Trouble.START)}")
+        told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
+        return Ending(cause=Cause.BAD_INPUT, detail=f"{told}; {fix_of(Trouble.START)}")
 
     def _judge_waiting(self, newest: dict[int, PodView], refused: str, now: float) -> Ending | None:
         waiting = {index: pod for index, pod in sorted(newest.items()) if is_lasting(pod)}
-        troubles = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
-        troubles |= {NOT_MADE: refused} if refused else {}
-        self._kept_since = {index: self._kept_since.get(index, now) for index in troubles}
-        for index, what in troubles.items():
+        told = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
+        told |= {NOT_MADE: refused} if refused else {}
+        self._kept_since = {index: self._kept_since.get(index, now) for index in told}
+        for index, said in told.items():
             if self._limit_s and now - self._kept_since[index] >= self._limit_s:
-                told_s = f"{what}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+                told_s = f"{said}; it lasted {self._limit_s} s ({LIMIT_KEY})"
                 return Ending(cause=Cause.BAD_INPUT, detail=told_s)
         return None

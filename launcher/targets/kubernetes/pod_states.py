@@ -114,8 +114,8 @@ class PodView:
     @property
     def waits(self) -> str:
         """Why it may wait though nothing is wrong with it; empty if nothing is known."""
-        what = f"{self.name}: its scheduler {self.scheduler} has not looked at it: does it run?"
-        return what if self.scheduler else ""
+        told = f"{self.name}: its scheduler {self.scheduler} has not looked at it: does it run?"
+        return told if self.scheduler else ""
 
 
 def section(item: Object, *path: str) -> Object:
@@ -128,11 +128,7 @@ def section(item: Object, *path: str) -> Object:
 def true_conditions(item: Object) -> dict[str, Object]:
     """The conditions of an object that hold, by type."""
     conditions = section(item, "status").get("conditions") or ()
-    return {
-        condition["type"]: condition
-        for condition in conditions
-        if condition.get("status") == "True"
-    }
+    return {found["type"]: found for found in conditions if found.get("status") == "True"}
 
 
 def parse_pod(pod: Object, masters: int = 0) -> PodView:
@@ -190,14 +186,14 @@ def _is_stuck(preparing: Object) -> bool:
 def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
     """When a pod was placed, could not be, or was disrupted."""
     machine = section(pod, "spec").get("nodeName") or "a node"
-    for condition in section(pod, "status").get("conditions") or ():
-        message = condition.get("message") or condition.get("reason") or ""
+    for found in section(pod, "status").get("conditions") or ():
+        said = found.get("message") or found.get("reason") or ""
         words = {
             ("PodScheduled", "True"): f"placed on {machine}",
-            ("PodScheduled", "False"): f"cannot be placed: {message}",
-            ("DisruptionTarget", "True"): f"disrupted: {message}",
-        }.get((condition.get("type"), condition.get("status")))
-        if words and (stamp := condition.get("lastTransitionTime")):
+            ("PodScheduled", "False"): f"cannot be placed: {said}",
+            ("DisruptionTarget", "True"): f"disrupted: {said}",
+        }.get((found.get("type"), found.get("status")))
+        if words and (stamp := found.get("lastTransitionTime")):
             yield stamp, words
 
 
@@ -283,9 +279,9 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
     if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
         return Trouble.START, before.get("message", "")
-    for state in (waiting, ended):
-        if state.get("reason") in WORDS:
-            return WORDS[state["reason"]], state.get("message", "")
+    for found in (waiting, ended):
+        if found.get("reason") in WORDS:
+            return WORDS[found["reason"]], found.get("message", "")
     return None, ended.get("message", "").strip()
 
 
@@ -315,9 +311,9 @@ class JobEnd:
 
 def parse_job_end(item: Object) -> JobEnd | None:
     """How a job ended, by its conditions; None while it goes on."""
-    conditions = true_conditions(item)
+    found = true_conditions(item)
     for kind in (*BAD_ENDS, *GOOD_ENDS):
-        if (condition := conditions.get(kind)) is not None:
+        if (condition := found.get(kind)) is not None:
             stamp = condition.get("lastTransitionTime")
             return JobEnd(
                 succeeded=kind in GOOD_ENDS,
@@ -362,8 +358,8 @@ def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") ->
 
     for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
-            what = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
-            return Ending(cause=Cause.OUT_OF_MEMORY, detail=what)
+            told = f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
+            return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
         if pod.trouble is Trouble.START:
             return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
@@ -399,8 +395,8 @@ def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
 def last_words(message: str) -> str:
     """A termination message on one line; empty if it says nothing."""
     outcome = parse_node_outcome(message)
-    text = outcome.detail if outcome else message
-    return " ".join(text.splitlines()[-1:])
+    said = outcome.detail if outcome else message
+    return " ".join(said.splitlines()[-1:])
 
 
 def order_of_failure(
@@ -423,17 +419,17 @@ def order_of_failure(
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
     """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
-    message = f": {pod.message}" if pod.message else ""
+    said = f": {pod.message}" if pod.message else ""
     fix = fix_of(pod.trouble, kubectl)
     if claim := find_missing_claim(pod):
         fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
         fix += ", or kubernetes.checkpoint: pvc/OTHER"
     elif "unbound immediate PersistentVolumeClaims" in pod.message:
         fix = f"{kubectl} get pvc,storageclass: the claim needs a class that can make its volume"
-    return f"{pod.name}: {pod.trouble.value}{message}; {fix}"
+    return f"{pod.name}: {pod.trouble.value}{said}; {fix}"
 
 
 def find_missing_claim(pod: PodView) -> str | None:
     """The claim without which a pod cannot be scheduled."""
-    match = re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message)
-    return match[1] if match and pod.trouble is Trouble.UNSCHEDULABLE else None
+    found = re.search(r'persistentvolumeclaim "([^"]+)" not found', pod.message)
+    return found[1] if found and pod.trouble is Trouble.UNSCHEDULABLE else None

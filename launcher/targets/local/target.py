@@ -38,6 +38,7 @@ from launcher.targets.processes import Process, ProcessArtifact, ProcessSettings
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
+LOOPBACK = protocol.LOOPBACK
 SWEEP_LIMIT_S = 5.0
 """How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
 NodeKey = tuple[str, int, int]
@@ -98,7 +99,7 @@ class LocalTarget(Target):
         serves = isinstance(rendezvous, Static) or rendezvous.is_host
         port = int(endpoint_of(rendezvous).rpartition(":")[2])
         # Ports that this launcher chose were free; if another run takes one, it chooses anew.
-        if serves and port not in self._free_ports and not is_free(port, protocol.LOOPBACK):
+        if serves and port not in self._free_ports and not is_free(port, LOOPBACK):
             fix = "name another, or leave it out: the launcher then takes a free one"
             raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
 
@@ -199,14 +200,14 @@ class LocalTarget(Target):
         """The processes of a run, or of one of its nodes."""
         label = {protocol.RUN_ID: run_id}
         label |= {} if index is None else {protocol.NODE_INDEX: str(index)}
-        processes = {*process_table.find(**label)}
+        found = {*process_table.find(**label)}
         # Nodes forked in a hold have the hold's variables: find them by their records.
         run = RunFolder(self._run_root / run_id)
         for node, incarnation in run.incarnations():
             record = read_record(run.node_dir(node, incarnation))
             if index in (None, node) and lives(record):
-                processes |= {*tree_of(record["pid"])}
-        return tuple(sorted(processes))
+                found |= {*tree_of(record["pid"])}
+        return tuple(sorted(found))
 
 
 def _env_of(process: Process) -> dict[str, str]:
@@ -238,8 +239,8 @@ def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeO
 
 def _run_dir_of(pids: tuple[int, ...]) -> str:
     """The run folder, from the first process that still lives: workers' children come and go."""
-    folders = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
-    return next(filter(None, folders), "")
+    told = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
+    return next(filter(None, told), "")
 
 
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
@@ -262,10 +263,10 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
     A run that loses such a race fails to bind and is started again.
     """
     tried = random_source.sample(PORTS, k=200)
-    free = (port for port in tried if is_free(port, protocol.LOOPBACK))
-    ports = tuple(itertools.islice(free, count))
-    if len(ports) == count:
-        return ports
+    free = (port for port in tried if is_free(port, LOOPBACK))
+    found = tuple(itertools.islice(free, count))
+    if len(found) == count:
+        return found
     raise TargetError(
         "no free TCP port between 20000 and 32000 on 127.0.0.1",
         "ss -ltnp lists the processes that listen there: end those that are not needed",

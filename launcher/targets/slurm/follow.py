@@ -78,7 +78,7 @@ class SlurmDriver:
             return end
         starts = read_starts(self._run)
         jobs = self._watch.jobs or ()
-        self._print_news(starts, jobs)
+        self._tell(starts, jobs)
         return self._judge(starts, jobs)
 
     def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> Ending | None:
@@ -116,13 +116,13 @@ class SlurmDriver:
             if of_node is not None:
                 tell_moment(self._run, of_node, 0, at=self._clock.wall(), text=text)
 
-    def _print_news(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> None:
+    def _tell(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> None:
         away = self._watch.error is not None
         if away != self._is_away:
             self._is_away = away
             error = self._watch.error
-            line = f"{error.what}; the run goes on" if error else "the controller answers again"
-            self._console.note(line)
+            told = f"{error.what}; the run goes on" if error else "the controller answers again"
+            self._console.note(told)
         for job_id in () if SlurmSettings.of(self.plan).inside else read_jobs(self._run):
             self._note(str(job_id), f"job {job_id} was submitted; squeue --jobs={job_id}")
         by_name = {start.name: start for start in starts}
@@ -201,13 +201,9 @@ def decide_end(
 ) -> Ending | None:
     """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain."""
     for node in dict(run.incarnations()).items():
-        outcome = read_node_outcome(run, *node)
+        told = read_node_outcome(run, *node)
         # A node that saw the whole run finish.
-        if (
-            outcome
-            and outcome.reason is Cause.COMPLETED
-            and outcome.detail != protocol.OTHERS_GO_ON
-        ):
+        if told and told.reason is Cause.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
             return Ending(cause=Cause.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
@@ -232,7 +228,7 @@ def end_by_queue(
     run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
 ) -> Ending:
     """How a run ended whose files record no end, by the queue if that still knows it."""
-    if end := _end_in_queue(jobs):
+    if end := _end_told(jobs):
         return end
     last = next((start for start in reversed(starts) if start.code is not None), None)
     if last is not None:
@@ -240,14 +236,14 @@ def end_by_queue(
     names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
     # Also of a script that ended before its program ran.
     known = starts or [JobStart(job=j.number, element=j.element, restarts=0) for j in jobs]
-    words = next((text for start in known if (text := last_words(run, start))), "")
+    words = next((said for start in known if (said := last_words(run, start))), "")
     ended = f"job {names} ended without recording why" + (
         f"; its log says: {words}" if words else ""
     )
     return Ending(cause=Cause.NODE_LOST, detail=ended)
 
 
-def _end_in_queue(jobs: Iterable[QueuedJob]) -> Ending | None:
+def _end_told(jobs: Iterable[QueuedJob]) -> Ending | None:
     """The end by the first job whose state says why it ended; None if there is none."""
     for job in jobs:
         if job.state in REASON_OF_STATE:
@@ -261,7 +257,7 @@ def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) ->
     if start.stop:
         with contextlib.suppress(ValueError):
             return Ending(cause=parse_cause(start.stop))
-    if end := _end_in_queue(job for job in jobs if job.name == start.name):
+    if end := _end_told(job for job in jobs if job.name == start.name):
         return end
     if not start.code:
         return Ending(cause=Cause.COMPLETED)
@@ -269,8 +265,8 @@ def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) ->
     if not any(run.incarnations()):
         return Ending(cause=reason, detail=last_words(run, start))
     is_own = start.code < protocol.SIGNAL_CODES.start
-    printed = setup_words(run, start) if is_own and SlurmSettings.of(run.read_plan()).setup else ""
-    return Ending(cause=reason, detail=printed)
+    said = setup_words(run, start) if is_own and SlurmSettings.of(run.read_plan()).setup else ""
+    return Ending(cause=reason, detail=said)
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Ending | None:
@@ -324,7 +320,7 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None
         element = None if is_one else index
         start, job = newest.get(element), by_element.get(element)
         incarnation = last.get(index, 0)
-        outcome = read_node_outcome(run, index, incarnation) if index in last else None
+        told = read_node_outcome(run, index, incarnation) if index in last else None
         waits = job is not None and job.state in ("PENDING", "REQUEUED", "COMPLETING")
         state, detail = NodeState.MISSING, ""
         if start is not None and start.code is None and not waits:
@@ -336,13 +332,13 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None
                 state, detail = NodeState.MISSING, f"{detail}: {silent[index]}"
         elif waits or (start is not None and start.goes_on):
             state, detail = NodeState.PENDING, job.why if job else ""
-        if outcome is not None and state is not NodeState.PENDING:
-            state, detail = NodeState.EXITED, outcome.detail
+        if told is not None and state is not NodeState.PENDING:
+            state, detail = NodeState.EXITED, told.detail
         return NodeObservation(
             node_index=index,
             incarnation=incarnation,
             state=state,
-            exit_code=outcome.exit_code if state is NodeState.EXITED and outcome else None,
+            exit_code=told.exit_code if state is NodeState.EXITED and told else None,
             detail=detail,
         )
 

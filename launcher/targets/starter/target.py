@@ -98,18 +98,18 @@ class StarterTarget(Target):
         run, current = RunFolder(Path(plan.run_dir)), self.as_run(plan).nodes
         incarnations = {node.node_index: node.incarnation for node in current}
         began = last_start(run)
-        outcomes = {
+        told = {
             index: read_node_outcome(run, index, n)
             for index, n in incarnations.items()
             if changed_at(run.node_dir(index, n) / protocol.OUTCOME_FILE) > began
         }
-        ended = {index: n for index, n in incarnations.items() if outcomes.get(index)}
+        ended = {index: n for index, n in incarnations.items() if told.get(index)}
         others = {index: n for index, n in incarnations.items() if index not in ended}
         left = find_left_behind(run, others, ended, plan.stop_grace_s)
         return Observation(
             run_id=plan.run_id,
             nodes=tuple(
-                _observed(index, incarnation, outcomes.get(index), is_over=index in left)
+                _observed(index, incarnation, told.get(index), is_over=index in left)
                 for index, incarnation in incarnations.items()
             ),
         )
@@ -153,10 +153,10 @@ class StarterTarget(Target):
 
 
 def _observed(
-    index: int, incarnation: int, outcome: NodeOutcome | None, *, is_over: bool
+    index: int, incarnation: int, told: NodeOutcome | None, *, is_over: bool
 ) -> NodeObservation:
-    if outcome is not None:
-        state, code, detail = NodeState.EXITED, outcome.exit_code, ""
+    if told is not None:
+        state, code, detail = NodeState.EXITED, told.exit_code, ""
     elif is_over:
         state, code, detail = NodeState.EXITED, int(ExitCode.KILLED), "it left no outcome"
     else:

@@ -78,7 +78,7 @@ TOLD = Postmortem(
 )
 END = worker_end(exception=EVIL, log="rank-0/stderr", log_tail=(EVIL,))
 MORE = Particulars(
-    report=TOLD,
+    told=TOLD,
     settings={"env.NAME": EVIL},
     facts={"torch": EVIL},
     diff=EVIL,
@@ -90,7 +90,7 @@ MORE = Particulars(
 def draw(told: Postmortem, more: Particulars = MORE) -> str:
     courses = {told.run_id: told.goodput} if told.goodput else {}
     pictures = [draw_course(courses, by=by) for by in ("time", "samples")]
-    return render_page([replace(more, report=told, lives=draw_lives(told))], pictures)
+    return render_page([replace(more, told=told, lives=draw_lives(told))], pictures)
 
 
 def lines_of(page: str) -> str:
@@ -101,7 +101,7 @@ def lines_of(page: str) -> str:
 
 def test_what_logs_names_and_errors_hold_is_shown_and_never_run():
     evil = replace(TOLD, run_id=EVIL)
-    side = replace(MORE, report=evil, verdict=f"digits-1: {EVIL}", lives=draw_lives(evil))
+    side = replace(MORE, told=evil, verdict=f"digits-1: {EVIL}", lives=draw_lives(evil))
     pictures = [draw_course({EVIL: GOODPUT, "other": GOODPUT}, by="time")]
     page = render_page([side, side], pictures)
     assert "<script" not in page
@@ -115,7 +115,7 @@ def test_what_logs_names_and_errors_hold_is_shown_and_never_run():
 def test_it_asks_for_nothing_from_elsewhere():
     page = draw(
         replace(TOLD, detail="", job="j", nodes=[], timeline=[], restarts={}),
-        Particulars(report=TOLD),
+        Particulars(told=TOLD),
     )
     asked = re.findall(r"(?:src|href)=[\"']?(?!#)([^\"' >]+)|url\((?!#)([^)]+)\)|@import", page)
     assert asked == []
@@ -130,13 +130,13 @@ def test_two_runs_an_index_and_a_comparison_have_their_pages(expect_golden):
     end = worker_end(exception="ValueError: boom", log="rank-1/stderr", log_tail=("a", "boom"))
     failures = [(end, "a\nboom"), (replace(end, log_tail=()), "")]
     one = Particulars(
-        report=replace(TOLD, job="j", detail="", restarts={"hang": 2}, nodes=[], heals=[heal]),
+        told=replace(TOLD, job="j", detail="", restarts={"hang": 2}, nodes=[], heals=[heal]),
         settings={"env.NAME": "1", "same": "2"}, facts={"torch": "2.13.0"}, failures=failures,
         lives="no picture", verdict="a\n  fix: b",
     )  # fmt: skip
-    other = Particulars(report=quiet, settings={"same": "2", "own": "<"}, missing=["plan.json"])
+    other = Particulars(told=quiet, settings={"same": "2", "own": "<"}, missing=["plan.json"])
     rows = [("run", "state"), ("a<b", "failed"), ("c", "x"), ("d", "c")]
-    row, alike = ("8", "12"), replace(other, report=replace(quiet, run_id="third", phases_s={}))
+    row, alike = ("8", "12"), replace(other, told=replace(quiet, run_id="third", phases_s={}))
     pages = {
         "of two": render_page([one, other], ["<svg>1</svg>", "why not"]),
         "of two that are alike": render_page([other, replace(alike, missing=())], []),

@@ -48,7 +48,7 @@ NODE = NodeReport(
     state="running",
 )
 ROW = NodeRow(
-    report=NODE,
+    told=NODE,
     host="",
     vitals={
         "steps": {"0": 9, "1": 7},
@@ -93,7 +93,7 @@ TOLD = Postmortem(
     folder="",
     heals=[Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="node 1 is lost")],
 )
-SEEN = RunSnapshot(report=TOLD, nodes=[ROW])
+SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
 STEPS = """
 import time, torch
 weight = torch.nn.Parameter(torch.zeros(1))
@@ -130,7 +130,7 @@ def test_the_time_left_follows_the_pace_of_the_last_twenty_points():
 
 
 def node(**changes: Any) -> NodeRow:
-    return replace(ROW, report=replace(NODE, **changes))
+    return replace(ROW, told=replace(NODE, **changes))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_without_a_terminal_a_run_is_told_once(tmp_path):
     assert "SUCCEEDED on local (completed" in done.stdout
     assert "hello" in done.stdout
     (row,) = json.loads(runner("top", "--json").stdout)["nodes"]
-    assert (row["report"]["reason"], row["seen_s"]) == ("completed", None)
+    assert (row["told"]["reason"], row["seen_s"]) == ("completed", None)
     (tmp_path / "runs/latest/ledger/agent-0-0.jsonl").write_text('{"torn\n\x00')
     assert runner("top").returncode == 0
 

@@ -33,7 +33,7 @@ def test_a_browser_runs_nothing_of_it_and_shows_it_within_a_phone_and_a_screen(t
     long = replace(TOLD, run_id="digits", job=evil + "x" * 300, detail=evil, restarts={evil: 1})
     end = worker_end(exception=evil, log="/a" * 200, log_tail=("y" * 400, evil))
     more = replace(MORE, settings={"env.NAME": evil}, failures=[(end, evil)], diff="z" * 900)
-    side = replace(more, report=long, lives=draw_lives(long), verdict=evil)
+    side = replace(more, told=long, lives=draw_lives(long), verdict=evil)
     pictures = [draw_course({"a": GOODPUT, "b": GOODPUT}, by=by) for by in ("time", "samples")]
     (tmp_path / "page.html").write_text(render_page([side, side], pictures))
     (tmp_path / "outer.html").write_text(OUTER.format(width=width))

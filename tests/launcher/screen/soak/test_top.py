@@ -15,7 +15,7 @@ from tests.launcher.screen.test_top import ROW, SEEN, cells_of, node, watch
 
 def test_a_thousand_nodes_are_shown_filtered_and_changed_in_place(watch):
     rows = [replace(node(node_index=index), host=f"gpu{index:04}") for index in range(1000)]
-    lost = replace(rows[700], report=replace(rows[700].report, state="missing"))
+    lost = replace(rows[700], told=replace(rows[700].told, state="missing"))
 
     async def look(screen: app.RunScreen, pilot: Any) -> None:
         screen.show(replace(SEEN, nodes=[lost, *rows[:700], *rows[701:]]))
