@@ -1,4 +1,4 @@
-"""``hold``, ``run --in`` and ``release`` on hosts: typed as a person would."""
+"""``hold``, ``run --in`` and ``stop`` on hosts: typed as a person would."""
 
 from __future__ import annotations
 

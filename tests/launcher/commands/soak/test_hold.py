@@ -1,4 +1,4 @@
-"""``hold``, ``run --in`` and ``release`` on local processes; programs in nodes of a run."""
+"""``hold``, ``run --in`` and ``stop`` on local processes; programs in nodes of a run."""
 
 from __future__ import annotations
 
