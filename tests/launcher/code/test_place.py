@@ -10,13 +10,8 @@ import pytest
 import launcher.code
 from launcher.code.place import find_code
 from launcher.contract.errors import KeyInputError
+from tests.launcher.code.test_files import write
 from tests.launcher.values import by_place, changeable
-
-
-def write(path: Path, text: str = "") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 def repository(folder: Path) -> Path:

@@ -61,6 +61,14 @@ class Training(Group):
             self.start(place)
         self.make_steps()
 
+    def finish(self, *places: Place) -> dict[str, Any]:
+        """The metrics, once all have ended well."""
+        for place in places:
+            assert place.process is not None
+            assert place.process.wait(LIMIT_S) == 0, place.console()
+        metrics: dict[str, Any] = json.loads((self.folder / "run/metrics.json").read_text())
+        return metrics
+
     def has_let_in(self, place: Place) -> bool:
         """Whether a node's workers have made a step since they were started."""
         return any(event["event"] == "first-step" for event in place.events_or_none())
@@ -95,10 +103,7 @@ def test_the_weights_are_those_of_the_undisturbed_training(kind, three, tmp_path
     kill(first)
     group.make_steps()
     first = group.start_again(first)
-    for place in (first, second, third):
-        assert place.process is not None
-        assert place.process.wait(LIMIT_S) == 0, place.console()
-    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    metrics = group.finish(first, second, third)
     assert metrics["weights_sha256"] == weights_of(tmp_path / "alone", options)
     events = second.events()
     assert sum(event["event"] == "workers-started" for event in events) == 1
@@ -116,9 +121,6 @@ def test_a_stop_at_the_moment_of_a_loss_commits_and_goes_on_later(three, tmp_pat
     assert [place.process.wait(LIMIT_S) for place in (first, second)] == [143, 143]  # type: ignore[union-attr]
     assert list((tmp_path / "checkpoints").glob("step-*")), first.console()
     again = [group.start_again(place) for place in (first, second, third)]
-    for place in again:
-        assert place.process is not None
-        assert place.process.wait(LIMIT_S) == 0, place.console()
-    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    metrics = group.finish(*again)
     assert metrics["resumed_from_step"] > 0
     assert metrics["weights_sha256"] == weights_of(tmp_path / "alone", TRAIN)

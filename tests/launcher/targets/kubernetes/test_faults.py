@@ -53,6 +53,14 @@ def waiting(reason: str, message: str = "") -> Object:
     return {"waiting": {"reason": reason, "message": message}}
 
 
+def begin(start: Start, **fields: Any) -> ClusterRun:
+    """A run whose first pod runs."""
+    run = start(**fields)
+    run.put("digits-0-a")
+    run.said("digits-0-a runs")
+    return run
+
+
 # -- a login that ends -----------------------------------------------------------------------------
 
 
@@ -63,9 +71,7 @@ def _logs_in_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_logs_in_soon")
 def test_a_run_whose_login_ends_is_followed_on_once_a_person_has_logged_in_again(server, start):
-    run = start()
-    run.put("digits-0-a")
-    run.said("digits-0-a runs")
+    run = begin(start)
     server.log("digits-0-a", (at(1), "epoch 1"))
     server.until(lambda: server.asked("GET", "/log"))
     server.token = "another"
@@ -99,9 +105,7 @@ def test_a_login_command_is_not_started_at_each_request(server, monkeypatch):
 
 
 def test_a_cluster_that_takes_no_watch_is_not_said_to_answer_again(server, start):
-    run = start()
-    run.put("digits-0-a")
-    run.said("digits-0-a runs")
+    run = begin(start)
     server.away = True
     run.said("trying again")
     asked = len(server.requests)
@@ -116,9 +120,7 @@ def test_a_cluster_that_takes_no_watch_is_not_said_to_answer_again(server, start
 
 def test_a_run_whose_cluster_is_away_is_not_said_to_be_stopped(server, start, monkeypatch):
     monkeypatch.setattr(follow_kubernetes, "LEAST_TRIES_S", 1.0)
-    run = start(stop_grace_s=1)
-    run.put("digits-0-a")
-    run.said("digits-0-a runs")
+    run = begin(start, stop_grace_s=1)
     server.away = True
     run.follower.stop_reason = Cause.INTERRUPTED
     error = run.refused()

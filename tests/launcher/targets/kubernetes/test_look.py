@@ -51,25 +51,18 @@ def start_pods(server: FakeCluster, folder: Path) -> tuple[RunFolder, dict[int, 
     return run, inside
 
 
-def test_stacks_of_pods_come_by_exec_into_them(server, tmp_path):
+def test_stacks_and_profiles_of_pods_come_by_exec_into_them(server, tmp_path):
     run, inside = start_pods(server, tmp_path)
     with ExitStack() as agents:
         for index, folder in inside.items():
             agents.enter_context(answering(folder, index))
-        told = take_stacks(run, SystemClock())
-    assert render_stacks(told).splitlines()[0] == "ranks 0-1: recv <- train.py:7"
-    assert not told.silent
-
-
-def test_profiles_of_pods_come_by_exec_into_them(server, tmp_path):
-    run, inside = start_pods(server, tmp_path)
-    with ExitStack() as agents:
-        for index, folder in inside.items():
-            agents.enter_context(answering(folder, index))
-        told = take_profile(run, SystemClock(), steps=2, seconds=5)
-    assert sorted(told.files) == [0, 1]
-    assert {path.read_text() for path in told.files.values()} == {'{"traceEvents": []}'}
-    assert not told.missing
+        stacks = take_stacks(run, SystemClock())
+        traces = take_profile(run, SystemClock(), steps=2, seconds=5)
+    assert render_stacks(stacks).splitlines()[0] == "ranks 0-1: recv <- train.py:7"
+    assert sorted(traces.files) == [0, 1]
+    assert {path.read_text() for path in traces.files.values()} == {'{"traceEvents": []}'}
+    assert not stacks.silent
+    assert not traces.missing
 
 
 def test_a_pod_in_which_no_agent_has_begun_or_no_program_runs_is_not_a_cluster_that_is_away(

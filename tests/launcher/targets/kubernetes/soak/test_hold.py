@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,11 +52,23 @@ def held(pods: Controller, server: FakeCluster, tmp_path: Path) -> Iterator[Runn
     assert not [key for key in server.objects if key[0] in ("jobs", "pods")]
 
 
-def finish(held: Runner, pods: Controller) -> None:
-    """Has the script that trains end."""
+def train(held: Runner, job: str = JOB) -> subprocess.Popen[bytes]:
+    """A run in the hold whose two ranks have begun."""
+    held.write(TRAINS, job)
+    process = held.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    return process
+
+
+def finish(held: Runner, pods: Controller, process: subprocess.Popen[bytes]) -> bytes:
+    """Has the script that trains end, and ended well; what the launcher said."""
     run = (held.folder / "runs/latest").resolve().name
     for _, container in pods.running.values():
         container.exec_run(["touch", f"/launcher/run/held/runs/{run}/go"])
+    out, told = process.communicate(timeout=90)
+    assert process.returncode == 0, told
+    assert out.count(b"trained") == 2, out
+    return told
 
 
 def test_what_held_pods_lack_is_refused(held):
@@ -72,9 +85,7 @@ def test_what_held_pods_lack_is_refused(held):
 
 
 def test_a_pod_that_is_lost_while_a_run_uses_it(held, pods):
-    held.write(TRAINS, JOB + "max_restarts: 2\n")
-    process = held.start("run", "job.yaml", "--in", "dev")
-    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    process = train(held, JOB + "max_restarts: 2\n")
     pods.lose(1)
     # A cluster may have no place for it yet.
     time.sleep(12.0)
@@ -82,10 +93,7 @@ def test_a_pod_that_is_lost_while_a_run_uses_it(held, pods):
     # The run goes on in the hold's next pod.
     latest = held.folder / "runs/latest"
     wait_until(lambda: [*latest.glob("up-1-[1-9]*")], lambda: held("logs", "-v").stderr)
-    finish(held, pods)
-    out, told = process.communicate(timeout=60)
-    assert process.returncode == 0, told
-    assert out.count(b"trained") == 2, out
+    told = finish(held, pods, process)
     assert b"1 lost node, replaced" in told, told.decode()
     # Nobody reads the log of the next pod, which has the place of the one before it.
     hold = folder_of_hold(held)
@@ -105,35 +113,25 @@ def test_a_pod_that_is_lost_while_a_run_uses_it(held, pods):
 
 
 def test_a_run_goes_on_while_its_api_server_is_away(held, pods, server):
-    held.write(TRAINS, JOB)
-    process = held.start("run", "job.yaml", "--in", "dev")
-    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    process = train(held)
     pods.cut()
     # Longer than a host may be silent before its node is lost.
     time.sleep(FOLLOWED_S + 15.0)
     server.away = False
-    finish(held, pods)
-    out, told = process.communicate(timeout=90)
-    assert process.returncode == 0, told
-    assert out.count(b"trained") == 2, out
+    told = finish(held, pods, process)
     assert b"does not answer" in told
     assert b"starting all nodes again" not in told
     assert b"replacing" not in told
 
 
 def test_the_nodes_meet_at_the_address_of_a_new_pod(held, pods):
-    held.write(TRAINS, JOB)
-    process = held.start("run", "job.yaml", "--in", "dev")
-    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    process = train(held)
     for index in (0, 1):
         pods.lose(index)
         pods.start(index, elsewhere=True)
         name = f"up-{index}-1"
         wait_until(functools.partial(is_up, held, name), lambda: held("logs", "-v").stderr)
-    finish(held, pods)
-    out, told = process.communicate(timeout=90)
-    assert process.returncode == 0, told
-    assert out.count(b"trained") == 2, out
+    told = finish(held, pods, process)
     assert b"2 lost nodes, replaced" in told, told.decode()
 
 
