@@ -1,7 +1,5 @@
 """Engines that tests need: skipped by name where absent, or required by ``REQUIRE=docker,...``."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

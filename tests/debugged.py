@@ -1,7 +1,5 @@
 """A person at a terminal who debugs a rank, and the script that is debugged."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

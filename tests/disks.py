@@ -1,7 +1,5 @@
 """Small disks that tests fill up: a tmpfs each, mounted in a folder of the test."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a hold ``dev`` of two nodes has to do on every target, typed as a person would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.launcher.runner import Runner

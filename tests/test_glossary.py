@@ -1,7 +1,5 @@
 """The glossary names modules that are there, and each word once."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One word for one thing: no public class name has two meanings in the tree."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path

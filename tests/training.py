@@ -1,7 +1,5 @@
 """Real processes of the training, in an environment that holds nothing of the caller's."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

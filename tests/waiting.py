@@ -3,8 +3,6 @@
 A busy machine takes its time, so the limit is pytest's own.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The program as a whole, and that the peers do the same work. Times are never asserted."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Failures in real containers, one after the other, and the weights of the undisturbed run."""
 
-from __future__ import annotations
-
 import random
 
 from benchmarks.chaos import FAULTS, plan_faults

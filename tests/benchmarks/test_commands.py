@@ -1,7 +1,5 @@
 """Commands that are measured: their environment, their failures, and how the tools are found."""
 
-from __future__ import annotations
-
 import sys
 
 import psutil

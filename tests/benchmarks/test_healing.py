@@ -1,7 +1,5 @@
 """The healing benchmark: what it reads out of the steps that the workers tell."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.groups import parse_collectives

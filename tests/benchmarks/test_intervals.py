@@ -1,7 +1,5 @@
 """Intervals hold what they are of as often as they say, and narrow with the samples."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Measurements, rows and what they say about goals, and reports as plain data."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The results in the docs: a section for each benchmark, replaced one by one."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.page import BEGIN, END, replace_section

@@ -1,7 +1,5 @@
 """The recovery benchmark: readers, tables, nothing left behind, and one real sample."""
 
-from __future__ import annotations
-
 import sys
 
 import psutil

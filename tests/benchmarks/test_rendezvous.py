@@ -1,7 +1,5 @@
 """What ``rendezvous`` measures is what a run does. Times are never asserted."""
 
-from __future__ import annotations
-
 from benchmarks.rendezvous import time_decisions
 
 

@@ -1,7 +1,5 @@
 """The table for the terminal and the section of the docs, as whole texts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

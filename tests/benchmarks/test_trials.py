@@ -1,7 +1,5 @@
 """The shared loop: samples in turn, until the rows are sure or the time is over."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Generator, Iterable
 

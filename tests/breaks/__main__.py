@@ -5,8 +5,6 @@
 Exit codes: 0 all were caught; 1 some were not.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A break is a hunk of a patch without line numbers, so it follows its code when t
 ``make breaks`` puts one after the other into a copy of the project and runs the room's tests there.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The breaks still fit the code; a few of them are tried here, all of them by ``make breaks``."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

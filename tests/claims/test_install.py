@@ -1,7 +1,5 @@
 """What people install: a wheel and a source distribution, in an environment as pipx makes it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

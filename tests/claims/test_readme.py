@@ -1,7 +1,5 @@
 """Every command that README shows is executed, in this checkout, as it is written."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ The nodes run in the interpreter that COMPAT_PYTHON names, which needs torch and
 out, in this one. The launcher and these tests are always this project's own.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

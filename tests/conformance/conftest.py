@@ -1,7 +1,5 @@
 """What nodes meet by: a store of their own, or a real etcd."""
 
-from __future__ import annotations
-
 import random
 import socket
 import subprocess

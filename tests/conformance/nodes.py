@@ -1,7 +1,5 @@
 """Nodes as real processes, each with torch's own elastic agent on one of the backends."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """``docs/conformance.md``, made from the table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """What torch's elastic agent does on each backend: scenarios, and how each of them ends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

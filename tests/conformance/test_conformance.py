@@ -1,7 +1,5 @@
 """The page that shows the table, whose cells are tests in ``soak/``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

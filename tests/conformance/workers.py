@@ -1,7 +1,5 @@
 """What workers do here: tell who they are, then do what the scenario orders by files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

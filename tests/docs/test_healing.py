@@ -1,7 +1,5 @@
 """The page on healing says of each strategy what its class says."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

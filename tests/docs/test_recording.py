@@ -1,7 +1,5 @@
 """The recording of the first page is one of a real run, and holds nothing of the machine."""
 
-from __future__ import annotations
-
 from docs.record import PICTURE
 
 LINES = ("$ launcher run", "world size 2", "kill -9", "replacing it", "world size 1", "SUCCEEDED")

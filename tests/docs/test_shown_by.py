@@ -1,7 +1,5 @@
 """Tables that name the test of each row name one that is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

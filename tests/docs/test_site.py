@@ -1,7 +1,5 @@
 """The documentation as a site: built strictly, whole without a network, fresh, and short."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

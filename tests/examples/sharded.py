@@ -3,8 +3,6 @@
 sharded.py STATE_DICT_TYPE SCRIPT [its arguments]
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The example scripts under torchrun itself; `launcher run` runs them, and failing.py, as well."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A contrastive loss, whose value depends on the whole batch."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import cross_entropy, normalize
 

@@ -9,8 +9,6 @@ Torch is imported once, by the process that forks, so a rank costs 0.1 s instead
 function may be a closure; its result must be one that can be pickled.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Draws that belong to a sample and an epoch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset

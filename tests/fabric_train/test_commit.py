@@ -1,7 +1,5 @@
 """Saves of real ranks into one folder."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

@@ -1,7 +1,5 @@
 """Where Fabric and torch surprise people, this project does what they expect."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Fits that end anywhere and go on, compared with one that was not disturbed."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

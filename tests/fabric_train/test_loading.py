@@ -1,7 +1,5 @@
 """Any data set in a loop of one's own: each sample once in an epoch, in any world."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

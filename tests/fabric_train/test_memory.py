@@ -1,7 +1,5 @@
 """A strategy's own tensors in checkpoints: equal ones, and rows of which each rank has one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

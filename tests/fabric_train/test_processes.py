@@ -1,7 +1,5 @@
 """Processes that a program starts by itself: ddp_spawn, ddp_fork and ddp_notebook."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

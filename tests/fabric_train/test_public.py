@@ -1,7 +1,5 @@
 """``import fabric_train``: cheap, complete, and the same to people and to type checkers."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What two real ranks tell each other where one of them fails."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

@@ -1,7 +1,5 @@
 """Gradients of virtual shards, added up; the worlds here are real processes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

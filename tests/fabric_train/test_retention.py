@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fabric_train.lineage import Commit, Start, Writer

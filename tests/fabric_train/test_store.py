@@ -1,7 +1,5 @@
 """The store of a world whose rank 0 dies while the others come."""
 
-from __future__ import annotations
-
 import socket
 import threading
 

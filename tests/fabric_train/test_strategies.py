@@ -1,7 +1,5 @@
 """What all strategies have in common: their names, options and refusals."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Data that is read in its own order: any world and any number of worker processes."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

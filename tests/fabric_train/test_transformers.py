@@ -1,7 +1,5 @@
 """Trainings of Hugging Face's Trainer that end anywhere and go on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

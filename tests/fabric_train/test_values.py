@@ -1,7 +1,5 @@
 """What was found or decided stays as it is, and a field is not taken for its neighbour."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 

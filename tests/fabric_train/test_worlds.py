@@ -1,7 +1,5 @@
 """Training in one world after the other: what needs no agent. Real losses: ``launcher/agent``."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

@@ -6,8 +6,6 @@ record NAME ... | KIND  makes these anew, or all real ones of a kind, and keeps 
 place ROWS.yaml LOGS    puts each row, and LOGS/NAME or LOGS/NAME.log, into the part it belongs to
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Where faults are made: processes, containers, hosts, Slurm, the Kubernetes test server."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ rules are built, or ``held_out/``, at which nobody looks who writes rules: neith
 scripts and recordings nor at what ``why`` says of them. Only the score counts those.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

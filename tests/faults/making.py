@@ -1,7 +1,5 @@
 """Makes a fault for real: the script, the command that runs it, and what is done to the run."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

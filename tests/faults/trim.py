@@ -1,7 +1,5 @@
 """What a run left becomes a recording, without what nobody reads and this machine's names."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

@@ -3,8 +3,6 @@
 ``python -m tests.gpu [NAME...]`` runs some cases and writes no page. GPU_DRY=1: the CPU stands in.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 With GPU_DRY=1 the CPU stands in for CUDA, gloo for NCCL. Lines that then do not run end in # cuda.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

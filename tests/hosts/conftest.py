@@ -1,7 +1,5 @@
 """Hosts in special states, and the check that each of them leaves nothing there."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An elastic training that counts its steps, goes on from the last one, and tells where it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Faults by real means in the middle of an elastic run: it goes on, and ends with nothing left."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]

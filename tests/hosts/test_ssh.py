@@ -1,7 +1,5 @@
 """The transport on real sshds: what is sent arrives, and what fails names host and fix."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from dataclasses import replace

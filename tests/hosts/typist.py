@@ -1,7 +1,5 @@
 """Types ``launcher`` on this machine, for runs on test hosts."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

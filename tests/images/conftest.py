@@ -1,7 +1,5 @@
 """Images are built from a copy of the project, so that no test meddles with the checkout's own."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.machinery
 import importlib.util

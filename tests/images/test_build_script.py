@@ -1,7 +1,5 @@
 """images/build: its options, the client it picks, and what it says when it cannot build."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """What a build reuses, and what it refuses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The train extra: how it is read, and which wheels fit."""
 
-from __future__ import annotations
-
 import pytest
 
 from images.dependencies import DependencyError, find_unfit_wheels, parse_requirements, wheel_tags

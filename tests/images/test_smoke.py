@@ -1,7 +1,5 @@
 """Labels that differ from what is in the image."""
 
-from __future__ import annotations
-
 import pytest
 
 from images.smoke import find_lies

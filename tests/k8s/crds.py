@@ -1,7 +1,5 @@
 """The CRDs in the folder that ``CRD_DIR`` names, as schemas that refuse what they do not name."""
 
-from __future__ import annotations
-
 import functools
 import os
 from pathlib import Path

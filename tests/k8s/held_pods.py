@@ -1,7 +1,5 @@
 """What makes the pods of jobs for the server of the tests: containers of this machine."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from base64 import b64decode

@@ -1,7 +1,5 @@
 """Jobs of every kind, from the plainest to one that asks for everything, and their objects."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Whole runs on the cluster of kubectl's current context: ``CLUSTER_IMAGE=REF make test
 REQUIRE=cluster``. They need nothing but the right to make a namespace of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -1,7 +1,5 @@
 """``launcher render JOB --on kubernetes``: what it prints, and what it says where it does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

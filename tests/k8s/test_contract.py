@@ -4,8 +4,6 @@ The same rules hold for the server of the tests and, where it may be used (``REQ
 the cluster of the current context: so that what is tested against the one is true of the other.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Whole manifests of a table of jobs, and the files of k8s/."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """``k8s/monitoring``: alert rules, the dashboard, and a Prometheus that asks real agents."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Pod Security ``restricted``, as Kubernetes defines it, on every rendered pod."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is decided about pods before anything is submitted: names, storage, probes, refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

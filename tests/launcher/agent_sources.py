@@ -1,7 +1,5 @@
 """What an agent's archive holds besides bytecode, which is not the same in every process."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 

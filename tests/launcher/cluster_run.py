@@ -1,7 +1,5 @@
 """A run on the server of the tests, followed in a thread as the command line does it in its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A Docker target with a run root of its own, for tests on a real engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """What a run left in its folder and on the Docker engine, for tests of whole runs there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from launcher.contract.protocol import LABEL_NODE_INDEX, LABEL_RUN_ID

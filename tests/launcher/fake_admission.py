@@ -4,8 +4,6 @@ Each rule names where it is documented. ``CRD_DIR`` names a folder of CRDs, to w
 are held; without it any custom object is let through.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

@@ -8,8 +8,6 @@ Not as there: no defaults are filled in, one manager applies, lists come in one 
 one container.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 import subprocess

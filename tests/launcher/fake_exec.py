@@ -5,8 +5,6 @@ in k8s.io/apimachinery/pkg/util/remotecommand: 0 is stdin, which has no end, 2 s
 how the program ended. In v5, which kubectl speaks, 255 ends the channel that it names.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

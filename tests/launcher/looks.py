@@ -1,7 +1,5 @@
 """An agent's part of a look, without an agent: a thread that answers in a node's folder."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Plans of one node, for tests that care for a part of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from launcher.contract.node_plan import Elastic, NodePlan

@@ -1,7 +1,5 @@
 """Workers that look for their run's token, and what has to be true of it on every target."""
 
-from __future__ import annotations
-
 import re
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Types ``launcher`` in a folder of its own, as a person would."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

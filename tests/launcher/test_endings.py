@@ -3,8 +3,6 @@
 A row is one ending: what happened, and what each of worker, node and run is said to have ended by.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

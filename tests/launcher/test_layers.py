@@ -1,7 +1,5 @@
 """The import rule: a module imports only from lower layers, and nothing heavy at the top."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess

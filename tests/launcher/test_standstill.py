@@ -1,7 +1,5 @@
 """What is waited for stands still: an engine, a cluster, a host, a keeper, a launcher, a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import linecache

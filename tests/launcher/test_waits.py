@@ -1,7 +1,5 @@
 """Every call of the launcher that may block has a limit, or a line that says who ends it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table "What a job gets" of the documentation: each row is planned, and loses a node."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

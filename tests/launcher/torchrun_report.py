@@ -1,7 +1,5 @@
 """The report that torchrun prints at its end."""
 
-from __future__ import annotations
-
 REPORT = """\
 ============================================================
 train.py FAILED

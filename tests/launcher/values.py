@@ -1,7 +1,5 @@
 """What all records of the launcher are: values, built by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """How workers ended, for tests that care for a part of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from launcher.contract.causes import Cause

@@ -6,8 +6,6 @@ Cosmic Ray makes the faults and runs the tests; this picks which, and gives each
 Exit codes: 0 all tests ran; 2 bad arguments, or the tests fail without a fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

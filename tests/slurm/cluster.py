@@ -27,8 +27,6 @@ What differs from a real cluster, and what does not:
   holds the step's output open, and its job stays in state COMPLETING.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """A person who types on a login node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

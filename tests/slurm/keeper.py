@@ -5,8 +5,6 @@ processes of a node are its descendants. At the end of its standard input, which
 owner's death too, all of them are killed. It ends by itself once none is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

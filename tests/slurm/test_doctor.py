@@ -1,7 +1,5 @@
 """``launcher doctor --on slurm`` against a real cluster: each fault is a row with its fix."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Jobs of which the run folder does not tell yet: in the queue, or in their first lines."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.slurm.typist import PREFIX

@@ -1,7 +1,5 @@
 """Types ``launcher`` for the test cluster, and sees what its runs leave."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of engines that are absent: skipped by name, or failed where REQUIRE names the engine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

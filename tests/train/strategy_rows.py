@@ -4,8 +4,6 @@ The trainings are of ``charlm``, six steps of eight samples in four virtual shar
 forked process as torchrun would start it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

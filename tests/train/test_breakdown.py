@@ -1,7 +1,5 @@
 """The parts of a step, and how much of a device it uses."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """The language model: its text, its windows, its sizes."""
 
-from __future__ import annotations
-
 import math
 import os
 

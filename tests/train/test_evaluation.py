@@ -1,7 +1,5 @@
 """The scores on the test set, over ranks with unequal shares."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -3,8 +3,6 @@
 Each is read by its own reader.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The training in this process: one device, few steps."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``python -m train`` as a person or torchrun starts it: whole programs, to their end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

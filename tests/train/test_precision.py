@@ -1,7 +1,5 @@
 """16-mixed and bf16-true, under each strategy that takes them, through a kill and a resize."""
 
-from __future__ import annotations
-
 import pytest
 
 from fabric_train.errors import InputError

@@ -1,7 +1,5 @@
 """The pass before a training: it finds what would fail later, and leaves no trace."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

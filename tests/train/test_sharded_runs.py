@@ -1,7 +1,5 @@
 """Sharded trainings on GPUs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """fit, validate, test and predict, and a training that stops early."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

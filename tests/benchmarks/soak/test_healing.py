@@ -1,7 +1,5 @@
 """The healing benchmark: one real sample of ours."""
 
-from __future__ import annotations
-
 from benchmarks.healing import agents, lose
 
 

@@ -1,7 +1,5 @@
 """The peers of the strategies do the same work, and the formulas say what is sent."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import strategy_ranks

@@ -1,7 +1,5 @@
 """The table's cells, each with real processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A block ``sh`` is executed, in a folder that holds the page's files, unless it s
 comment ``<!-- needs: ... -->``. What such a block has the launcher do is parsed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

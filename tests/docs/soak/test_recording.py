@@ -1,7 +1,5 @@
 """The recording of the first page is one of a real run, and holds nothing of the machine."""
 
-from __future__ import annotations
-
 from docs.record import record, render
 from tests.docs.test_recording import check
 

@@ -3,8 +3,6 @@
 What they log is what they log undisturbed.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fits that end anywhere and go on, compared with one that was not disturbed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fabric_train.test_lightning import fit

@@ -4,8 +4,6 @@ Rank i's loss is ``sum((scale_i * (x - target_i))^2) / 2`` over all weights x. T
 from the papers, and share no code with the package. ``xs`` is [ranks, weights] throughout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

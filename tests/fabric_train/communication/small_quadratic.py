@@ -1,7 +1,5 @@
 """A quadratic of each rank's own, whose training numpy can follow without torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adasum, against its formula written down once more in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Averages in the background: what they keep, and that every wait has an end."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Codes of 8 bits and 1 bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

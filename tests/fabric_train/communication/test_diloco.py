@@ -1,7 +1,5 @@
 """DiLoCo in a plain loop of torch, against algorithm 1 of the paper written in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

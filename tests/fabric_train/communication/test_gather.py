@@ -1,7 +1,5 @@
 """The batch of a group of processes on each of them, in a plain loop of torch."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Communication hooks in a plain loop with DDP."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch.distributed as dist

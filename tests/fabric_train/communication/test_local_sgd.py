@@ -1,7 +1,5 @@
 """Local SGD in a plain loop of torch, against the published rule written in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

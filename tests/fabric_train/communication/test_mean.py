@@ -1,7 +1,5 @@
 """The weighted mean over ranks, in buckets."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

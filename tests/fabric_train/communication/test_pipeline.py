@@ -1,7 +1,5 @@
 """A model cut into stages, in a plain loop and by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """FSDP2 in a plain loop of torch, without strategies, Fabric or this project's training."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Split linear layers, in a plain loop and by themselves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Who meets whom, and what frozen Adam does beside its published rule (see test_bagua)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

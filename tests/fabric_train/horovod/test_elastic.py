@@ -1,7 +1,5 @@
 """What a training goes on from: state, commits on disk, the launcher's requests."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Requests that do not arrive in one order, or do not arrive at all."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

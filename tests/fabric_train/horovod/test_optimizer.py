@@ -1,7 +1,5 @@
 """DistributedOptimizer in two forked ranks, against one process on the whole batch."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

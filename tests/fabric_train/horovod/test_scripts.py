@@ -1,7 +1,5 @@
 """Scripts written for Horovod whose import was changed, against loops without it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a process stands among all, read from the environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from fabric_train.errors import InputError

@@ -6,8 +6,6 @@ SLOW_S: seconds for each step. KILL: rank and step of this start, such as 1:17. 
 remembers that it was done.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

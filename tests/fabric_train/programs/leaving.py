@@ -1,7 +1,5 @@
 """Stands where SIGTERM finds a training; told how by its argument, says when it is there."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ Usage: saving.py FOLDER {ddp,fsdp} STEPS; prints a digest of weights and moments
 its end, on rank 0.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

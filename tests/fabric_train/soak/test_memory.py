@@ -1,7 +1,5 @@
 """A strategy's own tensors in checkpoints: equal ones, and rows of which each rank has one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fabric_train.forked import run_forked

@@ -1,7 +1,5 @@
 """A training that each strategy has to repeat: a small language model, its batches, its loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """A loop that trains the small quadratic by a strategy, with checkpoints."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ddp2: the loss over a node's whole batch, against one process that holds this batch."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

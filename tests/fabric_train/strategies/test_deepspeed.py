@@ -1,7 +1,5 @@
 """deepspeed: refused where it is not installed; where it is, equal to one process."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """dp: one process that splits its batch over GPUs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

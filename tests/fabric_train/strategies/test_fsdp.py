@@ -1,7 +1,5 @@
 """``fsdp`` against one process: losses, weights, scores and what each process holds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

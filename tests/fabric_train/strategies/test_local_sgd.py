@@ -1,7 +1,5 @@
 """local_sgd and diloco as strategies: equal to DDP, resumed, resized, and their traffic."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

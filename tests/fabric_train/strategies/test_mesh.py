@@ -1,7 +1,5 @@
 """Tensor parallel and pipelines: equal to one process, and one checkpoint for all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -3,8 +3,6 @@
 A CPU goes by several names, ``cpu:0`` and ``cpu:1``: the plan and every move are as with GPUs.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

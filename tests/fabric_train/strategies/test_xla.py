@@ -1,7 +1,5 @@
 """xla: refused where torch_xla is not installed; its calls are checked on a stand-in."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """How an epoch of a Trainer's loader is cut for the ranks of a world."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

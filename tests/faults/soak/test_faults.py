@@ -1,7 +1,5 @@
 """The corpus is whole: each fault lies in its part, has a known cause and what it left."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.faults import making

@@ -1,7 +1,5 @@
 """``make gpu`` without a GPU: the CPU stands in for CUDA, so that what can run has run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """However a launcher ends, and whatever happens to a host: nothing of the run is left there."""
 
-from __future__ import annotations
-
 import signal
 import time
 

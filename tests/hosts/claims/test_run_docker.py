@@ -1,7 +1,5 @@
 """Runs on real hosts in containers of the hosts' own engines."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs on real hosts with the hosts' own Python: typed as a person would."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.hosts

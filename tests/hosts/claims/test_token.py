@@ -1,7 +1,5 @@
 """The token of a run on hosts: it comes by ssh's standard input, and goes with the run."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.launcher.run_token import JOB, LOOKING, check_folder, check_found

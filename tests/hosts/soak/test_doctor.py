@@ -1,7 +1,5 @@
 """``doctor`` on real hosts: every planted fault is found, with the host that has it and the fix."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """A run that one machine follows, as another machine sees and steers it by its hosts alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -1,7 +1,5 @@
 """A host loses its power, and the training on the others goes on as it is."""
 
-from __future__ import annotations
-
 import re
 import threading
 from pathlib import Path

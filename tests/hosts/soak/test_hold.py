@@ -1,7 +1,5 @@
 """``hold``, ``run --in`` and ``stop`` on hosts: typed as a person would."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

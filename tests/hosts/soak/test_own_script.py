@@ -1,7 +1,5 @@
 """A script of one's own on real hosts, in both runtimes: as it trains on this machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What a worker prints comes back byte for byte, whatever becomes of the connections."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

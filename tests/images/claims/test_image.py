@@ -1,7 +1,5 @@
 """The image as it runs: its user, its labels, its processes, what is in it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a build reuses, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.contract.protocol import LABEL_CUDA, LABEL_TORCH

@@ -1,7 +1,5 @@
 """Rendered pods in real containers: one is lost or drained, its controller makes another."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

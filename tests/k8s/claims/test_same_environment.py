@@ -1,7 +1,5 @@
 """The same job gives every worker the same environment, wherever it runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

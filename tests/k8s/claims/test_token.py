@@ -1,7 +1,5 @@
 """Rendered pods in real containers, with and without the Secret that their manifest names."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -3,8 +3,6 @@
 A model that does not know a field drops it: what is read back must be what was rendered.
 """
 
-from __future__ import annotations
-
 import kubernetes_validate
 import pytest
 

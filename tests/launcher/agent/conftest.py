@@ -1,7 +1,5 @@
 """The agent's archive, and nodes that must leave nothing behind."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Iterator

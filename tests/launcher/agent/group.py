@@ -1,7 +1,5 @@
 """Nodes in one elastic group, for tests of whole groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import psutil

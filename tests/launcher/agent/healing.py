@@ -1,7 +1,5 @@
 """A training that heals, in a group of real nodes, for tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

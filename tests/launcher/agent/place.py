@@ -1,7 +1,5 @@
 """One node for tests: the agent from its archive, with real processes and signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

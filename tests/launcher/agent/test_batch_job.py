@@ -1,7 +1,5 @@
 """What the first process of a batch job decides, as tables. Needs no Slurm."""
 
-from __future__ import annotations
-
 import ast
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a full disk is, and that telling of it never fails."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """A full disk under a node: told as what it is, and never the end of who tells it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

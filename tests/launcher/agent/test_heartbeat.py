@@ -4,8 +4,6 @@ The clocks are far ahead: a machine that has been up for longer than ``hang_max_
 beat that was read as "never" would be the longest silence of all.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

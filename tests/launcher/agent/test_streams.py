@@ -1,7 +1,5 @@
 """What the agent says on a pipe that somebody has made non-blocking: never the agent's end."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

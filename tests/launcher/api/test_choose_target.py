@@ -1,8 +1,6 @@
 """Where a job runs. Targets are stood in for by their facts or their refusal: which of them can
 run is what the choice is made from; how they find out is tested with the real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which runs ``clean`` takes: never one that lives, nor one whose checkpoints are still used."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

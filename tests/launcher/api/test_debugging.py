@@ -1,7 +1,5 @@
 """The way to a rank's debugger: from an editor's port, or from this terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

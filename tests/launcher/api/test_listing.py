@@ -1,7 +1,5 @@
 """What is told of runs: lists, one run's state, its logs, and what is refused."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

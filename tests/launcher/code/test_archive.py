@@ -1,7 +1,5 @@
 """Archives of the code: their bytes, and what two of them have in common."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """Which files are code, what is packed of them, and what a run's folder keeps."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

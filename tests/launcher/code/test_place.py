@@ -1,7 +1,5 @@
 """Which folder a job's code is, and how its command starts there."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

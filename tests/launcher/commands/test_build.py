@@ -1,7 +1,5 @@
 """``launcher build``: what is refused before an engine is asked."""
 
-from __future__ import annotations
-
 import pytest
 
 

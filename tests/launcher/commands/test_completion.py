@@ -1,7 +1,5 @@
 """TAB, pressed in real shells on a terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """What a command imports and makes: it answers at once by leaving out what it does not need."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Commands that are typed where no run is."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -3,8 +3,6 @@
 What is refused is refused before anything is made: the folder is as it was.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import threading

@@ -3,8 +3,6 @@
 Each command is a process of its own: closed streams and deleted folders cannot be had otherwise.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

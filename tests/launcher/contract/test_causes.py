@@ -1,7 +1,5 @@
 """Reasons and exit codes are a contract with people and schedulers: a row of the page each."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

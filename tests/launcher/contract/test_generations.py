@@ -1,7 +1,5 @@
 """Generations on shared storage: each number is taken once."""
 
-from __future__ import annotations
-
 import os
 
 from launcher.contract.generations import FOLDER, Fence

@@ -1,7 +1,5 @@
 """What each second of a training counts as, one start and event after the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Looks at a node's workers: what is kept, read back, and told on a console."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What is said about processes, and the record of the one that runs a node."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Records of the launcher's own files: read back as they were, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

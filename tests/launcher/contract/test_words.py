@@ -1,7 +1,5 @@
 """Words for a person: commands to type, words that are meant; and words for torch's agent."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.contract import protocol

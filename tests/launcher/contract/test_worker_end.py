@@ -1,7 +1,5 @@
 """How a worker ended, and what is shown of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.contract.worker_end import (

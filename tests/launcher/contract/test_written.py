@@ -4,8 +4,6 @@ Files leave out what has its default, so a default, a name or a schema number th
 wrongly by what runs already: ``golden/records.txt`` has all of them.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Why a run ended, from what its driver saw, its nodes said and its first worker wrote."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Looks that are asked of nodes, by files in their folders."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir

@@ -1,7 +1,5 @@
 """What a run needs next, as tables of situations."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace

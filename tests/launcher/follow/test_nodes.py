@@ -1,7 +1,5 @@
 """Nodes that the launcher starts itself: how their number changes, and how runs without one end."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a run says through real pipes: to a fast reader, a slow one, and one that pauses."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Requests to the launcher that follows a run, as files in its folder."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast

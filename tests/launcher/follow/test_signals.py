@@ -1,7 +1,5 @@
 """What ends a command of the launcher ends what it has started."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """What agents leave in a run folder, as the launcher follows it: no line lost, none twice."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What holds for a target that says no more than it has to."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

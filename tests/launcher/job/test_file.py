@@ -1,7 +1,5 @@
 """The job file: what is refused and with which words, what options override, what round-trips."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Quantities, against the reader of Kubernetes' own client."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The JSON Schema against the reader, and the files that are made from it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

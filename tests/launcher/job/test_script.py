@@ -1,7 +1,5 @@
 """A job that is made from the name of a script or module."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JobSpec as a value: frozen, equal by content, and safe when it is made without a job file."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A case of a rule: a right text, the edit that breaks the rule, and one that nearly does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``launcher check``: each rule with a manifest that breaks it and one that nearly does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

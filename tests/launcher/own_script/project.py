@@ -1,7 +1,5 @@
 """A folder with nothing but a training of one's own, as people have it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SCRIPT = """

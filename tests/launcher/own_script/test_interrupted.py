@@ -1,7 +1,5 @@
 """Ctrl-C while the code of a run is read and kept."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

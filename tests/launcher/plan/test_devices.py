@@ -1,7 +1,5 @@
 """Every way of writing devices: a row of docs/devices.md each."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass, replace

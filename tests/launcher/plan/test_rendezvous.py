@@ -1,7 +1,5 @@
 """The rules under "Rendezvous" in the design: each was measured, each has a test here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings are held against torch's own parser, reports against torch's own printer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole plans, as ``plan.json`` holds them: ``golden/plans.txt``."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

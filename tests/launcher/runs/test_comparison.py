@@ -1,7 +1,5 @@
 """What ``launcher compare`` measures of trainings, and what it says of their differences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

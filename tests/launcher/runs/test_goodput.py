@@ -1,7 +1,5 @@
 """What a run's time went to, from events written out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Both were replaced, and rank 0 moved to node 1 and back. Lines of progress were 
 samples added to the next line.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace

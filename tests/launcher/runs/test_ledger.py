@@ -1,7 +1,5 @@
 """Lines of a ledger, whoever wrote them, and what follows from their two clocks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

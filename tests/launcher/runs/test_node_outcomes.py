@@ -1,7 +1,5 @@
 """The launcher reads what the agent's own writers write: one schema on both sides."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

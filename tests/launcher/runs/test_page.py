@@ -1,7 +1,5 @@
 """A report as a page: text is text, it asks for nothing, stays small, and always comes."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Mapping

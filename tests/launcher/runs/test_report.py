@@ -1,7 +1,5 @@
 """``launcher report`` over folders that the agent's own writers have written."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

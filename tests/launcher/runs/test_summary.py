@@ -1,7 +1,5 @@
 """The text that ends a run, whole for each kind of ending."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Each row of the table "What a job gets" loses its other node."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.launcher.claims import test_what_a_job_gets as claims

@@ -1,7 +1,5 @@
 """What is rendered for the node agent is all that it needs, in the script as in the run folder."""
 
-from __future__ import annotations
-
 import base64
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Work that goes on without the command that began it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

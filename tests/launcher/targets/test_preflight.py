@@ -1,7 +1,5 @@
 """What a job wants started is looked at where it can be: folders, scripts, modules and mounts."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

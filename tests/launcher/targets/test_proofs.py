@@ -3,8 +3,6 @@
 docs/fault-tolerance.md has them in one table.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 What is known of a node lies in a folder beside the runs: its process' number, then its exit code.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

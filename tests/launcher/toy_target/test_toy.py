@@ -1,7 +1,5 @@
 """A target that nothing else knows: its line in the contract's table shows what it does."""
 
-from __future__ import annotations
-
 import subprocess
 
 from tests.launcher.runner import ROOT

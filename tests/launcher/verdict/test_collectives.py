@@ -1,7 +1,5 @@
 """Recorders of all ranks, joined: who is missing, and what differs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The verdict on each open fault of the corpus, with what it rests on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

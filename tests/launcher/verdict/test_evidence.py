@@ -1,7 +1,5 @@
 """What is read of runs that are half there, of huge logs, and of logs of torchrun."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

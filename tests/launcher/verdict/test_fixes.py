@@ -1,7 +1,5 @@
 """Fixes with the values that the verdict's line names."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.contract.causes import Cause

@@ -1,7 +1,5 @@
 """Whose a line is: by its prefix, by its file, and by what other lines tell."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.verdict.log_line import LogLine

@@ -1,7 +1,5 @@
 """What lines of logs mean: each family's rules, on texts as programs write them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/runbook.md: each cause has its section, and nothing else has one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which lines of a log are told, with their time, place and writer."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

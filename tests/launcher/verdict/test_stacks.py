@@ -1,7 +1,5 @@
 """Stacks of many ranks become a few groups."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.contract.look import Frame, RankStacks, ThreadStack

@@ -1,7 +1,5 @@
 """Logs that anybody left: whose each file is, and how the workers ended by them."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

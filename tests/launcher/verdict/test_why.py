@@ -1,7 +1,5 @@
 """``launcher why`` as a person types it, on real runs of local processes."""
 
-from __future__ import annotations
-
 from launcher.contract.causes import Cause
 from tests.launcher.runner import PREFIX
 from tests.programs import run_program

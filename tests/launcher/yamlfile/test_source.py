@@ -3,8 +3,6 @@
 What it refuses, with the words for it, is in ``golden/bad_yaml.txt``.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

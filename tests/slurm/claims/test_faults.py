@@ -1,7 +1,5 @@
 """Runs on Slurm while a part of the cluster is away: each ends as it would, and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

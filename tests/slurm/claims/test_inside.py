@@ -1,7 +1,5 @@
 """Runs inside of an allocation that is there already, and nodes that srun starts."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from collections.abc import Iterator

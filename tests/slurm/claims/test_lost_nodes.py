@@ -1,7 +1,5 @@
 """Nodes of a run on Slurm that die, are drained, cancelled or taken by others."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.slurm.cluster import Cluster

@@ -1,7 +1,5 @@
 """The token of a run on Slurm, also of a script that a person submits."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 from pathlib import Path

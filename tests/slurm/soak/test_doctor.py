@@ -1,7 +1,5 @@
 """``launcher doctor --on slurm`` against a real cluster: each fault is a row with its fix."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.doctor.finding import Status, is_fit

@@ -1,7 +1,5 @@
 """Nodes of a Slurm job that are held: runs in them submit nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.held import JOB, TRAINS, folder_of_hold

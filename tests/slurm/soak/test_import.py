@@ -1,7 +1,5 @@
 """A batch script and the job file that ``launcher import`` makes of it, run beside each other."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """A chain of starts that Slurm cuts short gives the weights of one undisturbed run, bit for bit."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

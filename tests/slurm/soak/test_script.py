@@ -1,7 +1,5 @@
 """The batch script submitted by hand, with a stand-in for the agent: what Slurm makes of it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

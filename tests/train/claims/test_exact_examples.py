@@ -1,7 +1,5 @@
 """The exact parts in other people's loops, as examples/ shows it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

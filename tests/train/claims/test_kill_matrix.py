@@ -3,8 +3,6 @@
 Pairs of kind, rank and phase are covered: the ranks take turns.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

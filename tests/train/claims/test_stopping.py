@@ -1,7 +1,5 @@
 """The conversation before a stop, between the real agent and the real training."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

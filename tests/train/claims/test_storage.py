@@ -1,7 +1,5 @@
 """Checkpoints and logs in a bucket of a real server, in another process, that speaks S3 or GCS."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

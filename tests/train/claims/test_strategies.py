@@ -6,8 +6,6 @@ write the same kind of checkpoint, so each row loads what four rows saved: the f
 before it, its strategy's first row and the row itself. And the first row loads what each saved.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

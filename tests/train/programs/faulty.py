@@ -5,8 +5,6 @@ FAULTS: ``KIND:RANK:PHASE`` by spaces; each is met once, in this order. RANK is 
 fault while it does.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

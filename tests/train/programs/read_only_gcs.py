@@ -1,7 +1,5 @@
 """The emulator of Google's storage, as who may only read from a bucket sees it."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 from gcp_storage_emulator import server

@@ -5,8 +5,6 @@ before it left. Prints the digest of the weights at each walk's end. Workers are
 torch is imported once for all of them.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """``--compile``: the compiler is really asked, and a kill leaves no trace."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

@@ -1,7 +1,5 @@
 """``python -m train`` goes on in the same processes when nodes are lost and when they come."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every fault in every phase, each in a run of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.train.claims.test_kill_matrix import FAULTS, run, undisturbed

@@ -1,7 +1,5 @@
 """``--strategy local_sgd`` and ``diloco``: the whole training, a worker killed, worlds resized."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

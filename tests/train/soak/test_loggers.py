@@ -3,8 +3,6 @@
 Each is read by its own reader.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Walks of world sizes with a resume at each: the weights are those of an undisturbed run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

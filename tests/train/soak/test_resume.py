@@ -1,7 +1,5 @@
 """What a training may continue from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

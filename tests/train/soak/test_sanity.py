@@ -1,7 +1,5 @@
 """The pass before a training: it finds what would fail later, and leaves no trace."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.train.strategy_rows import Row, run

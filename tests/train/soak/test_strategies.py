@@ -1,7 +1,5 @@
 """The rows of strategies that ``make claims`` leaves out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.train.claims import test_strategies as claims

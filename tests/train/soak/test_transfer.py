@@ -1,7 +1,5 @@
 """Digits 5 to 9 for a network that has learned 0 to 4: frozen, then unfrozen, through faults."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fabric_train.forked import ForkedError

@@ -1,7 +1,5 @@
 """``examples/horovod_elastic.py``, slowed down."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import time

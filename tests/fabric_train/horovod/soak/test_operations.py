@@ -1,7 +1,5 @@
 """Collectives by Horovod's names, in forked ranks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """DistributedOptimizer in two forked ranks, against one process on the whole batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

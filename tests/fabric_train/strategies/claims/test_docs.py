@@ -1,7 +1,5 @@
 """docs/strategies*.md hold every strategy with its options, and what is promised of each."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

@@ -1,7 +1,5 @@
 """Compressed and decentralised strategies on a small quadratic, beside their published rules."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``fsdp`` against one process: losses, weights, outputs and what each process holds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

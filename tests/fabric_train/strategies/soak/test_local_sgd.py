@@ -1,7 +1,5 @@
 """local_sgd and diloco as strategies: equal to DDP, resumed, resized, and their traffic."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensor parallel and pipelines under autocast; rows of ``strategy_rows`` hold the rest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Real agents whose workers end at different times, with different codes: the run always ends."""
 
-from __future__ import annotations
-
 import signal
 from typing import Any
 

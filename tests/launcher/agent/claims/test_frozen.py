@@ -1,7 +1,5 @@
 """Helpers of a node that a signal has stopped, and an agent that nothing ends: real processes."""
 
-from __future__ import annotations
-
 import signal
 import time
 

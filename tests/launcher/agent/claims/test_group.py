@@ -1,7 +1,5 @@
 """What happens to nodes, as one group of three real ones lives through it."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Nodes are lost, freeze, wake and come, and the workers of the others go on as they are."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Iterator

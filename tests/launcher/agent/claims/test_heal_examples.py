@@ -4,8 +4,6 @@ Compared are all losses that node 0 prints, to their last digit: its one process
 with two ranks, alone, and with two ranks again.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nodes with a token: who does not know it takes no part in their run."""
 
-from __future__ import annotations
-
 import socket
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the agent decides, from values alone: faults, stops, hangs, health, identity, settings."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The thread that heals, where something in it fails."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 

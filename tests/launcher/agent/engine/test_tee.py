@@ -1,7 +1,5 @@
 """What the agent copies of its workers' output to its own, as pods and `srun` show it."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Iterator

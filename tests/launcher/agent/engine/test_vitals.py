@@ -1,7 +1,5 @@
 """What a node says of itself: read from a machine's files, and from the training's ledger."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

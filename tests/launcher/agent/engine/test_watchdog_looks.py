@@ -1,7 +1,5 @@
 """The watchdog looks at workers that hang while they are still there. A process in their place."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

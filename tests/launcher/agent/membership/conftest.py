@@ -1,7 +1,5 @@
 """A coordinator in a process of its own, and nodes of this process that meet there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Nodes that know no address meet through a folder, again after losses."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The handler over a real coordinator, in threads: what torch's documentation promises."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Nodes that are lost, cut off and frozen, a coordinator that is, and whoever else connects."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

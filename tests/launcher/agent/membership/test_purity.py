@@ -1,7 +1,5 @@
 """What the pure part must not touch; what the agent may import is in test_layers.py."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

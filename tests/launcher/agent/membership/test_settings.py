@@ -1,7 +1,5 @@
 """The keys of ``rdzv_conf``, as text or typed, and what follows from them."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Nodes and several coordinators in a simulated world: single stories, then random ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What the agent takes from the pod it runs in, whatever an operator put there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

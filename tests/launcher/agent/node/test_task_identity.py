@@ -1,7 +1,5 @@
 """What a node finds out that an engine of its cluster has started, one process on each node."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What scripts do that makes a heal hard, while a node is lost."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -3,8 +3,6 @@
 LAUNCHER_SOAK_LOSSES: how many losses, by default 30.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

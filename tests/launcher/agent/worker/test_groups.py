@@ -1,7 +1,5 @@
 """Gloo's groups are gone before the interpreter ends, whatever of the script still holds them."""
 
-from __future__ import annotations
-
 import pytest
 
 SCRIPT = """

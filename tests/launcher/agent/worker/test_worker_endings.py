@@ -1,7 +1,5 @@
 """However a script ends, its guard ends the same way; compared with the interpreter itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a run says of others on its target: only what is proven to be left behind is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

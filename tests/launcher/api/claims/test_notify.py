@@ -1,7 +1,5 @@
 """``notify`` of a job: who is told of its end and of restarts, and what holds nothing up."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``from launcher import Job, run``: real runs from scripts, threads, event loops and this test."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

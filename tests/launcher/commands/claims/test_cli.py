@@ -1,7 +1,5 @@
 """The command line as a person types it: one process a test, its exit code and its words."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 

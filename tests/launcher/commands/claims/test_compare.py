@@ -1,7 +1,5 @@
 """``launcher compare``: real trainings with 1 and 2 processes, and what makes them differ."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``hold``, ``run --in`` and ``stop`` on local processes; programs in nodes of a run."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """``launcher profile`` as a person types it, on real runs of this machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

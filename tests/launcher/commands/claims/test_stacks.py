@@ -1,7 +1,5 @@
 """``launcher stacks`` as a person types it, on real runs of this machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

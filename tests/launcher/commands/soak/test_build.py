@@ -1,7 +1,5 @@
 """``launcher build``: what is refused before an engine is asked."""
 
-from __future__ import annotations
-
 import pytest
 
 TAGS = ("Train:1", "a b", "train:", "train@sha256:" + "0" * 64, "https://registry.example/train")

@@ -1,7 +1,5 @@
 """``run --debug`` on this machine, in a terminal, and by an editor's protocol."""
 
-from __future__ import annotations
-
 import json
 import socket
 from typing import Any

@@ -4,8 +4,6 @@ The options are those that a later command cannot guess: another kubeconfig, con
 another folder for runs, another kind than the job file's.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """``launcher profile`` as a person types it, on real runs of this machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.launcher.commands.claims.test_profile import launcher

@@ -1,7 +1,5 @@
 """Commands about runs, typed as a person types them: which run is meant, and what is told of it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

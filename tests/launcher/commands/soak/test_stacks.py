@@ -1,7 +1,5 @@
 """``launcher stacks`` as a person types it, on real runs of this machine."""
 
-from __future__ import annotations
-
 import time
 
 from tests.launcher.commands.claims.test_stacks import launcher, start

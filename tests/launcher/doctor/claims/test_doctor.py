@@ -1,7 +1,5 @@
 """``doctor``: real probes on real targets, and what follows from answers that tell of a fault."""
 
-from __future__ import annotations
-
 from tests.launcher.doctor.test_doctor import rows
 from tests.launcher.runner import PREFIX
 

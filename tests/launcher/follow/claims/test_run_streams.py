@@ -1,7 +1,5 @@
 """Whole runs by what goes where: the workers' stdout to stdout, all other words to stderr."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import subprocess

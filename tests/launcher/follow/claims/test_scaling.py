@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from tests.waiting import wait_until
 
 ELASTIC = """

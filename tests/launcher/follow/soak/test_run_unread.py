@@ -1,7 +1,5 @@
 """Whole runs whose launcher writes into a pipe that is open, and that nobody reads."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """A training whose losses tell whether another launch was the same."""
 
-from __future__ import annotations
-
 LOSSES = """
 import os
 import sys

@@ -1,7 +1,5 @@
 """A script of one's own as pods, in containers of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

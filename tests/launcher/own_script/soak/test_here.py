@@ -1,7 +1,5 @@
 """A script of one's own on this machine: the same words as local processes and in Docker."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

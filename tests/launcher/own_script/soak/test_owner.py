@@ -1,7 +1,5 @@
 """Whom the files belong to: the caller is another user than the engine's, and than root."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A worker's environment is that of plain torchrun, but for the list in the documentation."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

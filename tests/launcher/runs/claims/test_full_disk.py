@@ -1,7 +1,5 @@
 """Runs whose folder lies on a small disk that fills up: what the launcher says, and leaves."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

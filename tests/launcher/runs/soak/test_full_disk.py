@@ -1,7 +1,5 @@
 """Runs whose folder lies on a small disk that fills up: what the launcher says, and leaves."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.launcher.runs.claims.test_full_disk import FILL, TWO_NODES, disk, launcher

@@ -1,7 +1,5 @@
 """A report as a page: text is text, it asks for nothing, stays small, and always comes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

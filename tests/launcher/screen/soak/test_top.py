@@ -1,7 +1,5 @@
 """``launcher top``: what it reads of a run, and what it shows in a terminal."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from typing import Any

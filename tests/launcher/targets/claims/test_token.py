@@ -1,7 +1,5 @@
 """The token of a run on the targets of this machine."""
 
-from __future__ import annotations
-
 from tests.launcher.run_token import JOB, LOOKING, check_folder, check_found
 from tests.launcher.runner import Runner
 from tests.launcher.targets.starter.test_node import finish, starting

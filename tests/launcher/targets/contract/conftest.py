@@ -1,7 +1,5 @@
 """A bench of the target that a test is given."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

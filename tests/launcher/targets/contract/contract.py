@@ -3,8 +3,6 @@
 A target keeps it by a line in ``benches.py``; what only one target does has its test elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

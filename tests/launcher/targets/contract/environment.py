@@ -1,7 +1,5 @@
 """What a worker of the contract's run finds in its environment: one list for every target."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 

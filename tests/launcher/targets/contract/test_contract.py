@@ -1,7 +1,5 @@
 """The targets that need nothing but this machine keep the contract."""
 
-from __future__ import annotations
-
 from launcher.api.choose_target import ROOMS
 from tests.launcher.targets.contract.benches import BENCHES, on
 from tests.launcher.targets.contract.contract import TargetContract

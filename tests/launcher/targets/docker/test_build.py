@@ -1,7 +1,5 @@
 """``launcher build`` on a real engine: what is in an image, what is reused, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

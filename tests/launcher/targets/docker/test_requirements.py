@@ -1,7 +1,5 @@
 """Requirements: which are found, which files they take along, and what no image can have."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.contract.errors import InputError

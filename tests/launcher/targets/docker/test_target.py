@@ -4,8 +4,6 @@ Where torch does not matter, ``torchrun`` in the container is a shell script tha
 flags and runs the command: the workload is stood in for, never the engine or the target.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

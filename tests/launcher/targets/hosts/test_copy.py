@@ -1,7 +1,5 @@
 """A run's files on a host come into the folder here: every byte once, at its place."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What follows from the answers of hosts, without any host."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

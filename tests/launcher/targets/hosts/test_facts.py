@@ -1,7 +1,5 @@
 """What one host finds out: which others answer, what it has for RDMA, and what a probe tells."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

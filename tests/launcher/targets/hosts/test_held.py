@@ -1,7 +1,5 @@
 """A keeper that has a held node start its own."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

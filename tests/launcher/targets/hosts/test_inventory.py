@@ -1,7 +1,5 @@
 """Inventories: every form to the same hosts, every mistake to its line and its fix."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Leases of one host: all or nothing, and freed with the process that holds them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """Records that launcher and hosts exchange: what is read is what was written, or is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 

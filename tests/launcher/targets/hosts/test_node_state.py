@@ -1,7 +1,5 @@
 """Whether a launcher follows a node, as the node's keeper sees it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from pathlib import Path

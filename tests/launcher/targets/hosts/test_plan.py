@@ -1,7 +1,5 @@
 """Plans for hosts: addresses that all reach, each node with its own host's paths."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What each conversation with a host costs there: bytes that travel, modules that are imported."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a host does when it is asked: a run's end and what is kept of it, a node's grace."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

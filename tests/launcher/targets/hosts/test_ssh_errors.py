@@ -1,7 +1,5 @@
 """What ssh says, as people read it: which host, what is wrong, what to type."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.targets.hosts.ssh_errors import explain

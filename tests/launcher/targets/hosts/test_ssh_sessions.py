@@ -1,7 +1,5 @@
 """Conversations with hosts, by a stand-in for the ssh client that runs the host's part here."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """A cluster whose answers come soon, a run that nobody follows, and commands of this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

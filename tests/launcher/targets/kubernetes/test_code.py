@@ -1,7 +1,5 @@
 """The training code on its way into pods: what is rendered, submitted, refused and taken away."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

@@ -1,7 +1,5 @@
 """``doctor --on kubernetes`` against a server that speaks the wire format: each fault is a row."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from operator import methodcaller

@@ -1,7 +1,5 @@
 """What real clusters do to a run, as its user sees it: endings, logs, events, starts that fail."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

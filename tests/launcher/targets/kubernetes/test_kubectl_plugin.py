@@ -1,7 +1,5 @@
 """``kubectl launcher ...``: kubectl finds a program of that name and hands its arguments on."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Stacks of pods, by exec into them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

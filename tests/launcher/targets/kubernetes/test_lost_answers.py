@@ -1,7 +1,5 @@
 """Submissions whose answer is lost: the job may run all the same, and the user must hear of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

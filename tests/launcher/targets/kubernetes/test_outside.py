@@ -1,7 +1,5 @@
 """Runs of a cluster from a machine without their folders: the plan is in the cluster."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What is on a pod's own disk, and pods that come when the training is done."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Which cluster and namespace a command goes to: contexts, options and a pod's own account."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is told of pods while a run goes on, and when waiting for them is over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

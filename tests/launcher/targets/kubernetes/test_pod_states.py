@@ -1,7 +1,5 @@
 """What a cluster says of pods and jobs, in this project's words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Target ``kubernetes`` against a server that speaks the wire format: faults, watches, logs."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The token of a run on a cluster: a Secret that its launcher makes, and that is never shown."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Local processes, real ones: found by their run, ended with all that they started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

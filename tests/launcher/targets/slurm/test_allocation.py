@@ -1,7 +1,5 @@
 """What a job gets inside of an allocation that is there already. Needs no Slurm."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands of Slurm that are missing, silent or refused. What they answer: tests/slurm."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

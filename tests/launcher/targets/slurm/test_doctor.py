@@ -1,7 +1,5 @@
 """What ``doctor --on slurm`` makes of what Slurm's commands print, as recorded on Slurm 22.05."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.doctor.finding import Status

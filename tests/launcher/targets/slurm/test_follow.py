@@ -1,7 +1,5 @@
 """What the files of a run and the queue say of its end."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

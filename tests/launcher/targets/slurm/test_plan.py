@@ -1,7 +1,5 @@
 """What a job file's section ``slurm`` becomes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

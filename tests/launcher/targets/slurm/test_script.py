@@ -1,7 +1,5 @@
 """The batch script: whole, and run by bash with stand-ins for Slurm's commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

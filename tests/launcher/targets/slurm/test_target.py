@@ -1,7 +1,5 @@
 """What the target asks of Slurm's commands, which are stand-ins here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """How the nodes of one start agree on a run, and what the run's folder tells of it later."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which node a process is, from the environment that each starter documents."""
 
-from __future__ import annotations
-
 import pytest
 
 from launcher.api.choose_target import name_here

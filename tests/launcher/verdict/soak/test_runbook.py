@@ -1,7 +1,5 @@
 """docs/runbook.md: each cause has its section, and nothing else has one."""
 
-from __future__ import annotations
-
 from launcher.commands.cli import run_command
 from launcher.contract.causes import Cause
 from tests.launcher.verdict.test_runbook import DOCS

@@ -1,7 +1,5 @@
 """``launcher why`` as a person types it, on real runs of local processes."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

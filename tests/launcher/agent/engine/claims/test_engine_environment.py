@@ -1,7 +1,5 @@
 """What srun and mpirun tell the agent of its own task is not taken for the worker's."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.launcher.agent.place import Place

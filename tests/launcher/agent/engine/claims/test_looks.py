@@ -1,7 +1,5 @@
 """Looks at real workers that are stuck in each of the ways that people meet."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

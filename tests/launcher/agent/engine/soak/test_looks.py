@@ -1,7 +1,5 @@
 """Looks at real workers that are stuck in each of the ways that people meet."""
 
-from __future__ import annotations
-
 from tests.launcher.agent.engine.claims.test_looks import (
     FUNCTIONS,
     ask_until,

@@ -1,7 +1,5 @@
 """Workers that die, hang or fail the same way again, under real torch agents."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

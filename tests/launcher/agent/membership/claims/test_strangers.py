@@ -1,7 +1,5 @@
 """Whoever else connects to a run's coordinator disturbs no node of the run."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import sys

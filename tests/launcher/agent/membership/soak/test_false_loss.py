@@ -3,8 +3,6 @@
 Ten minutes in `make soak`, an hour by ``make soak SOAK_S=3600``, 20 s where it is called alone.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

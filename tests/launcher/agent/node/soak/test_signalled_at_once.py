@@ -1,7 +1,5 @@
 """SIGTERM to all processes of a node at once, as Slurm sends it: the training still commits."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 

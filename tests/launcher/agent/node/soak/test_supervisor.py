@@ -1,7 +1,5 @@
 """The node's first process: signals, orphans, exit codes; real processes throughout."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

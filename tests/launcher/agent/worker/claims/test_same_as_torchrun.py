@@ -1,7 +1,5 @@
 """What a script observes under the agent, fresh and forked, is what it observes under torchrun."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

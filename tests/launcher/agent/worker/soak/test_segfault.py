@@ -1,7 +1,5 @@
 """A worker that crashes in C code: its Python stack is seen, and its signal is named everywhere."""
 
-from __future__ import annotations
-
 import re
 import sys
 

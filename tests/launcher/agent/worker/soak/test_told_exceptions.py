@@ -1,7 +1,5 @@
 """What is told of exceptions that are wrapped, silent, huge, or not fit for a terminal."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.launcher.agent.place import free_port

@@ -1,7 +1,5 @@
 """``launcher import``: what people have, and the job file that it becomes."""
 
-from __future__ import annotations
-
 from tests.launcher.runner import Runner
 
 

@@ -1,7 +1,5 @@
 """``launcher check train.py``: each rule, a script that breaks it, and one that nearly does."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

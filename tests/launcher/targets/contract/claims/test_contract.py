@@ -1,7 +1,5 @@
 """The targets that need an engine keep the contract: each where its engine is there."""
 
-from __future__ import annotations
-
 from tests.launcher.targets.contract.benches import on
 from tests.launcher.targets.contract.contract import TargetContract
 

@@ -1,7 +1,5 @@
 """What becomes of nodes that are held, on every target whose nodes a test can kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

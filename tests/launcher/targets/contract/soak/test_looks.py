@@ -1,7 +1,5 @@
 """What is seen in the nodes of a run, on every target that needs an engine: each look travels."""
 
-from __future__ import annotations
-
 from tests.debugged import STOPS, debug_rank_1
 from tests.launcher.looks import STUCK_FOUR_WAYS, check_four_ways, check_profile
 from tests.launcher.targets.contract.benches import on

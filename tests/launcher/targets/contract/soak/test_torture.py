@@ -1,7 +1,5 @@
 """Arguments and variables arrive byte for byte, whatever they hold and wherever the job runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

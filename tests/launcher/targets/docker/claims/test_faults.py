@@ -1,7 +1,5 @@
 """Faults that plain torchrun sleeps through, in real containers: freezes and cut networks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

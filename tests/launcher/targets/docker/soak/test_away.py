@@ -1,7 +1,5 @@
 """A Docker engine that is away while a run goes on, as when it is started anew."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A group that meets by somebody's etcd, through torch's own backend: plain start, and restart."""
 
-from __future__ import annotations
-
 import random
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Containers that are held, and runs in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The step of a build in the image: what pip's output is told as."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import shutil

@@ -1,7 +1,5 @@
 """What is printed for Docker does what the SDK does: compared by ``docker inspect``, and run."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Whole runs in real containers: two nodes, elastic groups, lost nodes, interrupted launchers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs on a cluster that no launcher follows any more: looked at, followed, told the end of."""
 
-from __future__ import annotations
-
 from tests.launcher.targets.kubernetes.test_alone import scale_by_kubectl
 
 

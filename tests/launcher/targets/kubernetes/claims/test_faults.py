@@ -1,7 +1,5 @@
 """What real clusters do to a run, as its user sees it: endings, logs, events, starts that fail."""
 
-from __future__ import annotations
-
 from tests.launcher.cluster_run import started
 from tests.launcher.targets.kubernetes.test_faults import OF_THE_HOST
 

@@ -1,7 +1,5 @@
 """A server that accepts connections and never answers."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Pods that are held, and runs in them. Containers of this machine are the pods."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

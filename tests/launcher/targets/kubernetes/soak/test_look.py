@@ -1,7 +1,5 @@
 """Stacks of pods, by exec into them."""
 
-from __future__ import annotations
-
 from launcher.api.stacks import take_stacks
 from launcher.contract.clock import SystemClock
 from launcher.follow.look import NO_ANSWER

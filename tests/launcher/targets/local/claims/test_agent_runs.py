@@ -1,7 +1,5 @@
 """Whole runs under the agent: what it serves while they go on, and when it lets nodes in."""
 
-from __future__ import annotations
-
 import urllib.request
 
 import pytest

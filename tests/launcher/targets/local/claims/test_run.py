@@ -1,7 +1,5 @@
 """Whole runs on local processes: real torchrun, real workers, real signals."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 

@@ -1,7 +1,5 @@
 """Runs of a fixed size whose nodes do not all end: real processes, real signals."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

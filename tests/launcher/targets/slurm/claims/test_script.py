@@ -1,7 +1,5 @@
 """The batch script: whole, and run by bash with stand-ins for Slurm's commands."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.launcher.targets.slurm.test_script import Job, plan

@@ -1,7 +1,5 @@
 """``launcher node``, started by hand and by a real mpirun, as real processes."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
