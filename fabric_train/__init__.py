@@ -11,97 +11,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fabric_train.agreement import Agreement
-    from fabric_train.augmentation import Augmented
-    from fabric_train.commit import SaveResult
-    from fabric_train.continuity import Continuity
-    from fabric_train.environment import make_deterministic, read_environment
-    from fabric_train.errors import DivergedError, InputError, WorldMismatchError
-    from fabric_train.fabric import check_world, launch_fabric, leave_world
-    from fabric_train.ledger import Ledger, open_ledger
-    from fabric_train.lineage import FencedError
-    from fabric_train.loading import share_loader
-    from fabric_train.manifest import CheckpointManifest
-    from fabric_train.memory import share_row, take_row
-    from fabric_train.pickling import check_picklable
-    from fabric_train.preemption import (
-        EXIT_PREEMPTED,
-        PreemptedError,
-        Preemption,
-        Wish,
-        exit_on_sigterm,
-        finish_before_exit,
-        ignore_sigterm,
-    )
-    from fabric_train.processes import launch_processes
-    from fabric_train.randomness import derive_seed, seed_generators
-    from fabric_train.ranks import rank_zero_first
-    from fabric_train.reduction import ExactReduction, FastReduction, align
-    from fabric_train.retention import Interval, Keep
-    from fabric_train.sampler import GlobalBatchSampler, ShardSampler, fingerprint_tensors
-    from fabric_train.saver import Saver
-    from fabric_train.state import TrainState, digest_weights
-    from fabric_train.strategies import make_strategy
-    from fabric_train.strategies.strategy import Strategy
-    from fabric_train.stream import SampleSource, StreamShards
-    from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
-    from fabric_train.worlds import StateLostError, TrainingWorld, WorldLostError, Worlds
-
-__all__ = [
-    "EXIT_PREEMPTED",
-    "Agreement",
-    "Augmented",
-    "CheckpointManifest",
-    "Continuity",
-    "DivergedError",
-    "ExactReduction",
-    "FastReduction",
-    "FencedError",
-    "GlobalBatchSampler",
-    "InputError",
-    "Interval",
-    "Keep",
-    "Ledger",
-    "PreemptedError",
-    "Preemption",
-    "SampleSource",
-    "SaveResult",
-    "Saver",
-    "ShardSampler",
-    "StateLostError",
-    "Strategy",
-    "StreamShards",
-    "TrainState",
-    "TrainingWorld",
-    "Wish",
-    "WorkerEnv",
-    "World",
-    "WorldLostError",
-    "WorldMismatchError",
-    "Worlds",
-    "align",
-    "check_picklable",
-    "check_world",
-    "derive_seed",
-    "digest_weights",
-    "exit_on_sigterm",
-    "fingerprint_tensors",
-    "finish_before_exit",
-    "ignore_sigterm",
-    "launch_fabric",
-    "launch_processes",
-    "leave_world",
-    "make_deterministic",
-    "make_strategy",
-    "open_ledger",
-    "parse_worker_env",
-    "rank_zero_first",
-    "read_environment",
-    "seed_generators",
-    "share_loader",
-    "share_row",
-    "take_row",
-]
+    from fabric_train.agreement import Agreement as Agreement
+    from fabric_train.augmentation import Augmented as Augmented
+    from fabric_train.commit import SaveResult as SaveResult
+    from fabric_train.continuity import Continuity as Continuity
+    from fabric_train.environment import make_deterministic as make_deterministic
+    from fabric_train.environment import read_environment as read_environment
+    from fabric_train.errors import DivergedError as DivergedError
+    from fabric_train.errors import InputError as InputError
+    from fabric_train.errors import WorldMismatchError as WorldMismatchError
+    from fabric_train.fabric import check_world as check_world
+    from fabric_train.fabric import launch_fabric as launch_fabric
+    from fabric_train.fabric import leave_world as leave_world
+    from fabric_train.ledger import Ledger as Ledger
+    from fabric_train.ledger import open_ledger as open_ledger
+    from fabric_train.lineage import FencedError as FencedError
+    from fabric_train.loading import share_loader as share_loader
+    from fabric_train.manifest import CheckpointManifest as CheckpointManifest
+    from fabric_train.memory import share_row as share_row
+    from fabric_train.memory import take_row as take_row
+    from fabric_train.pickling import check_picklable as check_picklable
+    from fabric_train.preemption import EXIT_PREEMPTED as EXIT_PREEMPTED
+    from fabric_train.preemption import PreemptedError as PreemptedError
+    from fabric_train.preemption import Preemption as Preemption
+    from fabric_train.preemption import Wish as Wish
+    from fabric_train.preemption import exit_on_sigterm as exit_on_sigterm
+    from fabric_train.preemption import finish_before_exit as finish_before_exit
+    from fabric_train.preemption import ignore_sigterm as ignore_sigterm
+    from fabric_train.processes import launch_processes as launch_processes
+    from fabric_train.randomness import derive_seed as derive_seed
+    from fabric_train.randomness import seed_generators as seed_generators
+    from fabric_train.ranks import rank_zero_first as rank_zero_first
+    from fabric_train.reduction import ExactReduction as ExactReduction
+    from fabric_train.reduction import FastReduction as FastReduction
+    from fabric_train.reduction import align as align
+    from fabric_train.retention import Interval as Interval
+    from fabric_train.retention import Keep as Keep
+    from fabric_train.sampler import GlobalBatchSampler as GlobalBatchSampler
+    from fabric_train.sampler import ShardSampler as ShardSampler
+    from fabric_train.sampler import fingerprint_tensors as fingerprint_tensors
+    from fabric_train.saver import Saver as Saver
+    from fabric_train.state import TrainState as TrainState
+    from fabric_train.state import digest_weights as digest_weights
+    from fabric_train.strategies import make_strategy as make_strategy
+    from fabric_train.strategies.strategy import Strategy as Strategy
+    from fabric_train.stream import SampleSource as SampleSource
+    from fabric_train.stream import StreamShards as StreamShards
+    from fabric_train.worker_env import WorkerEnv as WorkerEnv
+    from fabric_train.worker_env import World as World
+    from fabric_train.worker_env import parse_worker_env as parse_worker_env
+    from fabric_train.worlds import StateLostError as StateLostError
+    from fabric_train.worlds import TrainingWorld as TrainingWorld
+    from fabric_train.worlds import WorldLostError as WorldLostError
+    from fabric_train.worlds import Worlds as Worlds
 
 _NAMES = {
     "agreement": "Agreement",
@@ -134,6 +96,7 @@ _NAMES = {
     "worlds": "StateLostError TrainingWorld WorldLostError Worlds",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:

@@ -163,9 +163,6 @@ def gloo_built() -> bool:
     return True
 
 
-# -- the beginning and the end ---------------------------------------------------------------------
-
-
 def is_initialized() -> bool:
     """Whether ``init`` was called."""
     return _context is not None

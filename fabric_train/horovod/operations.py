@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from fabric_train.communication.adasum import check_power_of_two
 from fabric_train.horovod import context
@@ -241,13 +241,8 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     """
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
-    elif isinstance(params, Iterable) and not isinstance(params, Tensor):
-        pairs = [
-            each if isinstance(each, tuple) else (str(number), each)
-            for number, each in enumerate(params)
-        ]
     else:
-        raise ValueError(f"invalid params of type: {type(params)}")
+        pairs = [p if isinstance(p, tuple) else (str(n), p) for n, p in enumerate(params)]
     handles = [
         broadcast_async_(tensor, root_rank, f"parameter.{name}")
         for name, tensor in pairs
@@ -258,13 +253,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
 
 
 def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: object = None) -> None:
-    """Replaces the optimizer's state and its options, such as the learning rate, by the root's.
-
-    An optimizer that has made no step gets the root's state, too. Raises ValueError for LBFGS, as
-    Horovod does.
-    """
-    if isinstance(optimizer, LBFGS):
-        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    """Replaces the optimizer's state and options by the root's, also before the first step."""
     is_root = context.rank() == root_rank
     state = broadcast_object(copy_to_cpu(optimizer.state_dict()) if is_root else None, root_rank)
     if not is_root:

@@ -21,8 +21,6 @@ def test_adasum_combines_the_changes_of_each_rank_as_numpy_does(world):
         optimizer = hvd.DistributedOptimizer(
             optimizer, model.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2
         )
-        with pytest.raises(AssertionError, match="Adasum has no gradients"):
-            optimizer.skip_synchronize().__enter__()
         for step in range(3):
             optimizer.zero_grad()
             for half in torch.tensor(inputs[step, hvd.rank()]).split(3):
