@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from launcher.api.choose_target import OF_HOLDS, ROOMS
+from launcher.api.choose_target import ROOMS
 from tests.launcher.targets.contract.benches import BENCHES, on
 from tests.launcher.targets.contract.contract import TargetContract
 
 
 def test_every_target_that_the_launcher_starts_nodes_on_keeps_the_contract() -> None:
-    assert ROOMS.keys() - {*OF_HOLDS, "starter"} <= BENCHES.keys()
+    assert ROOMS.keys() - {"starter"} <= BENCHES.keys()
 
 
 @on("local", "toy")
