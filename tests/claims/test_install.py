@@ -78,8 +78,8 @@ def test_the_wheel_has_every_package_and_says_that_it_is_typed(wheel):
 
 def test_the_wheel_brings_every_target_but_no_torch(installed, tmp_path):
     python = (installed / "launcher").resolve().with_name("python")
-    own = [f"launcher.targets.{name}.target" for name in ROOMS if name != "entered"]
-    modules = ", ".join([*own, "launcher.targets.hosts.entered"])
+    own = [f"launcher.targets.{name}.target" for name in ROOMS]
+    modules = ", ".join([*own, "launcher.targets.held.target", "launcher.targets.hosts.held"])
     program = f"import {modules}, kubernetes.client, docker, argcomplete"
     done = call(python, "-c", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
