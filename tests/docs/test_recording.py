@@ -2,7 +2,7 @@
 
 from docs.record import PICTURE
 
-LINES = ("$ launcher run", "world size 2", "kill -9", "replacing it", "world size 1", "SUCCEEDED")
+LINES = ("$ launcher run", "rank 0 of 2", "kill -9", "replacing it", "rank 0 of 1", "SUCCEEDED")
 
 
 def check(picture: str) -> None:
