@@ -102,7 +102,7 @@ class Steps:
             assert self.launcher.wait(LIMIT_S) == 0
         else:
             told = lambda: self.typist("status", self.run_id).stdout  # noqa: E731
-            wait_until(lambda: "succeeded" in told(), told)
+            wait_until(lambda: "SUCCEEDED" in told(), told)
         steps, worlds = json.loads((self.shared / "done").read_text())
         assert worlds[-1] == 2
         assert self.typist.outcome["metrics"] == {"steps": steps, "last_world": 2}
