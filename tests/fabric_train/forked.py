@@ -9,6 +9,7 @@ Torch is imported once, by the process that forks, so a rank costs 0.1 s instead
 function may be a closure; its result must be one that can be pickled.
 """
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -115,10 +116,11 @@ def world_of(size: int, local: int = 0, rank: int = 0) -> World:
 
 
 def find_free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.create_server(("localhost", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+    """A port that nobody listens on, and that the kernel gives to nobody meanwhile."""
+    while True:
+        port = random.SystemRandom().randint(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def enter(
