@@ -402,7 +402,11 @@ class TrainingWorld:
 
     def _tell_healed(self) -> None:
         worlds = self._worlds
-        worlds._old = []
+        if old := worlds._old:
+            # To free a gloo group waits for its threads, and one may wait for a peer up to the
+            # group's limit though all connections were shut.
+            worlds._old = []
+            threading.Thread(target=old.clear, daemon=True).start()
         if worlds.heals and worlds._link:
             paused_s = time.monotonic() - worlds._left_at
             worlds._link.say(healed=worlds._generation, step=worlds.step, paused_s=paused_s)

@@ -3,6 +3,7 @@
 import os
 import random
 import socket
+import threading
 
 import numpy
 import pytest
@@ -130,3 +131,18 @@ def test_small_tensors_are_sent_together_and_large_ones_alone(monkeypatch):
         [100],
         [1],
     ]
+
+
+def test_an_old_group_that_is_slow_to_be_freed_keeps_nobody_from_the_next_step():
+    freed = threading.Event()
+
+    class Stuck:
+        def __del__(self) -> None:
+            freed.wait(60)
+
+    worlds = Worlds()
+    world = next(iter(worlds))
+    worlds._old.append(Stuck())
+    world._tell_healed()
+    assert worlds._old == []
+    freed.set()
