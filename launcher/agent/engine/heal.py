@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 HEAL_LIMIT_S = 120.0
 """How long workers may take to leave a world that is lost before they are started anew."""
+LEFT_BEHIND_LIMIT_S = 5.0
+"""The same where the others have gone on without this node, so that its state is old. After a
+freeze a worker may hang: gloo forgets to wake who waits to send (torch 2.13)."""
 BROKEN_LIMIT_S = 1.0
 """So long after the workers' group broke, the coordinator should know of a loss. If it does not,
 the nodes meet again for a worker that has failed, and that counts as a restart."""
@@ -198,8 +201,9 @@ class Healer:
         # Ended by a change, or after a look's time.
         roster.settle(partial(self._has_to_meet, roster), LOOK_S)
         now = self._clock.monotonic()
-        if self._lost_at and now - self._lost_at > HEAL_LIMIT_S and not self.waits:
-            self._refuse(f"a worker did not leave its world within {HEAL_LIMIT_S:g} s")
+        limit_s = LEFT_BEHIND_LIMIT_S if roster.is_left_behind else HEAL_LIMIT_S
+        if self._lost_at and now - self._lost_at > limit_s and not self.waits:
+            self._refuse(f"a worker did not leave its world within {limit_s:g} s")
         elif self._has_to_meet(roster):
             with self._meeting:
                 if not self._is_taken_over:

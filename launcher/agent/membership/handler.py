@@ -253,6 +253,12 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         mine, status = self.membership, self.status
         return mine is not None and status.sealed and status.generation == mine.generation
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the others have formed a group without this node."""
+        mine, status = self.membership, self.status
+        return mine is not None and status.sealed and status.generation > mine.generation
+
 
 class AgentStore:
     """What torch's agent needs of a store: the ranks of its workers, and an exit barrier.

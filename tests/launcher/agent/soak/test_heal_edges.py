@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from tests.launcher.agent.group import kill
+from tests.launcher.agent.group import kill, tree
 from tests.launcher.agent.healing import HealingGroup, change, train_alone
 from tests.waiting import wait_until
 
@@ -58,6 +58,33 @@ CATCHES = {
         "                except RuntimeError:\n                    print('caught', flush=True)\n",
     ),
 }
+
+
+def test_a_worker_that_hangs_where_the_others_have_gone_on_is_soon_started_anew(places):
+    first, second, third = places
+    hang = """
+hang = pathlib.Path(f"hang-{os.getpid()}")
+while hang.exists():
+    time.sleep(0.01)
+"""
+    group = HealingGroup(places, change(before_step=hang))
+    group.start_all()
+    group.make_steps()
+    frozen = tree(second)
+    for process in frozen:
+        process.suspend()
+    pid = group.steps(1)[-1].pid
+    # A worker that wakes in a collective may hang there, in one of fifty times.
+    (second.folder / f"hang-{pid}").touch()
+    group.wait_for(first, third)
+    for process in frozen:
+        process.resume()
+    group.wait_for(first, second, third)
+    group.make_steps()
+    assert group.steps(1)[-1].pid != pid
+    (restart,) = [event for event in second.events() if event["event"] == "restart"]
+    assert restart["cause"] == "membership"
+    group.finish_soon(first, second, third)
 
 
 @pytest.mark.parametrize("where", CATCHES)
