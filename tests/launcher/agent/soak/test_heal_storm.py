@@ -1,4 +1,4 @@
-"""Random losses and joins of four nodes, also two at once and in the middle of a heal.
+"""Nodes of four are killed and frozen at random, also two at once and in the middle of a heal.
 
 LAUNCHER_SOAK_LOSSES: how many losses, by default 30.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.agent.group import kill
+from tests.launcher.agent.group import kill, tree
 from tests.launcher.agent.healing import HealingGroup, train_alone
 from tests.launcher.agent.place import Place
 from tests.waiting import wait_until
@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 LOSSES = int(os.environ.get("LAUNCHER_SOAK_LOSSES", "30"))
 
 
-@pytest.mark.timeout(120 + 5 * LOSSES)
+@pytest.mark.timeout(240 + 6 * LOSSES)
 def test_the_weights_do_not_depend_on_any_losses_and_nothing_is_left_behind(places):
     chance = random.Random(LOSSES)
     places.append(Place(places[0].folder, places[0].archive, 3))
@@ -32,14 +32,23 @@ def test_the_weights_do_not_depend_on_any_losses_and_nothing_is_left_behind(plac
     losses = 0
     while losses < LOSSES:
         victims = chance.sample([0, 2, 3], chance.choice([1, 1, 1, 2]))
+        frozen = {index: tree(living[index]) for index in victims if chance.random() < 0.15}
         for index in victims:
-            kill(living[index])
+            if index in frozen:
+                for process in frozen[index]:
+                    process.suspend()
+            else:
+                kill(living[index])
             # Sometimes while the first loss heals.
             time.sleep(chance.choice([0.0, 0.0, 0.05, 0.2, 0.5]))
         losses += len(victims)
         group.make_steps(2)
         for index in victims:
-            living[index] = group.start_again(living[index])
+            if index in frozen:
+                for process in frozen[index]:
+                    process.resume()
+            else:
+                living[index] = group.start_again(living[index])
         if chance.random() < 0.8:
             group.wait_for(*living.values())
             group.make_steps(2)
