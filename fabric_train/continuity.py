@@ -56,12 +56,12 @@ class Continuity:
         if found:
             state.step = found.step
             state.load_json(found.trainer)
-        self._watch.begin(state.step, state.model)
+        self._watch.begin(state.step)
         return self.saver.newest
 
     def go_on(self) -> Path | None:
         """Instead of ``resume``, where the state came from another rank or is here already."""
-        self._watch.begin(self._state.step, self._state.model)
+        self._watch.begin(self._state.step)
         return self.saver.newest
 
     def load(self) -> Path | None:

@@ -49,13 +49,9 @@ class StepEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(StepEvent):
-    """The newest checkpoint, if there is one, is loaded.
-
-    ``batch_norms``: layers whose statistics are those of one rank's samples.
-    """
+    """The newest checkpoint, if there is one, is loaded."""
 
     NAME = "loaded"
-    batch_norms: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +133,7 @@ class LedgerSource:
 
 
 class Ledger:
-    """The events of one start; with ``path`` None it writes nothing, as on all ranks but 0.
-
-    ``every_step``: writes each step, for ``launcher compare``.
-    """
+    """The events of one start; with ``path`` None it writes nothing, as on all ranks but 0."""
 
     def __init__(
         self,
@@ -149,10 +142,9 @@ class Ledger:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        every_step: bool = False,
     ) -> None:
         self._path, self._clock, self._wall_clock = path, clock, wall_clock
-        self._every_step, self._is_first = every_step, True
+        self._is_first = True
         self._lr: Any = None
         if path is not None:
             watch_optimizers(self._on_optimizer_step)
@@ -182,24 +174,18 @@ class Ledger:
         """Adds the seconds that a save blocked the training."""
         self._stall_s += seconds
 
-    def on_step(
-        self, step: int, samples: int, read_loss: Callable[[], float], *, share: float = 1.0
-    ) -> None:
+    def on_step(self, step: int, samples: int, read_loss: Callable[[], float]) -> None:
         """Notes that ``step`` steps are done; ``samples``: of all ranks in this step.
 
-        Reads the loss only when it writes. With ``every_step`` it writes the loss times ``share``.
+        Reads the loss only when it writes.
         """
         if self._path is None:
             return
         if self._is_first:
             self._is_first = False
             self.write(FirstStep(step=step))
-            if not self._every_step:
-                return
-        self._samples += samples
-        if self._every_step:
-            self._tell(ProgressMade, step, read_loss() * share)
             return
+        self._samples += samples
         now = self._clock()
         interval_s = max(LEAST_INTERVAL_S, (now - self._began_at) / KEPT_EVENTS)
         if now - self._told_at >= interval_s:
@@ -235,13 +221,10 @@ def watch_optimizers(see: Callable[..., None]) -> None:
 
 
 def open_ledger(env: WorkerEnv) -> Ledger:
-    """This start's ledger in RUN_DIR; rank 0 writes, because it waits for all other ranks.
-
-    With LEDGER_EVERY_STEP all ranks write.
-    """
+    """This start's ledger in RUN_DIR; rank 0 writes, because it waits for all other ranks."""
     rank = env.world.rank if env.world else 0
     restarts = env.world.restart_count if env.world else 0
-    if env.run_dir is None or (rank != 0 and not env.ledger_every_step):
+    if env.run_dir is None or rank != 0:
         return Ledger(None)
     place = LedgerSource(
         node_index=env.node_index or 0,
@@ -250,4 +233,4 @@ def open_ledger(env: WorkerEnv) -> Ledger:
         rank=rank,
     )
     path = env.run_dir / LEDGER_DIR / TRAIN_LEDGER.format(**asdict(place))
-    return Ledger(path, place, every_step=env.ledger_every_step)
+    return Ledger(path, place)

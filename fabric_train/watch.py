@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fabric_train.agreement import Agreement
 from fabric_train.commit import SaveResult
@@ -35,15 +34,10 @@ class StepWatch:
         self.profiler = Profiler(env, speaks=speaks)
         self._agreement = Agreement(3, pause_s=AGREE_EVERY_S)
 
-    def begin(self, step: int, model: nn.Module) -> None:
+    def begin(self, step: int) -> None:
         """Continues from ``step``, and tells the agent that requests will be answered."""
         self._preemption.announce()
-        alone = [
-            module
-            for module in model.modules()
-            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
-        ]
-        self._ledger.write(Loaded(step=step, batch_norms=len(alone)))
+        self._ledger.write(Loaded(step=step))
         self.profiler.after_step(step)
 
     def after_step(self, step: int, save: Save) -> None:

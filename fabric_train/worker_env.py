@@ -27,7 +27,6 @@ NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"
 AGENT_SOCKET = "LAUNCHER_AGENT_SOCKET"
 JOINS = "LAUNCHER_JOINS"
 ASKED_FILE = "LAUNCHER_ASKED_FILE"
-LEDGER_EVERY_STEP = "LEDGER_EVERY_STEP"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 METRICS_FILE = "metrics.json"
@@ -101,7 +100,6 @@ class WorkerEnv:
     node_dir: Path | None = None
     incarnation: int | None = None
     node_attempt: int | None = None
-    ledger_every_step: bool = False
 
     @property
     def world_size(self) -> int:
@@ -129,7 +127,6 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
         node_dir=read.path(NODE_DIR),
         incarnation=read.integer(INCARNATION),
         node_attempt=read.integer(NODE_ATTEMPT),
-        ledger_every_step=bool(read.integer(LEDGER_EVERY_STEP)),
     )
     # Fabric silently prefers LT_* variables to what the program asks for.
     stale = sorted(name for name in read.values if name.startswith("LT_"))

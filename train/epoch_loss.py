@@ -16,7 +16,9 @@ class EpochLoss:
     def __init__(self, run: Run) -> None:
         self._fabric, self._state = run.fabric, run.state
         self._loss_before, self._steps = run.state.epoch_loss, run.state.epoch_steps
-        self._share = share_of(run)
+        # Ranks may hold different numbers of shards.
+        here = len(run.sampler.shards) * run.strategy.replicas
+        self._share = here / run.sampler.virtual_shards
         self._sum = torch.zeros((), device=run.fabric.device)
 
     def add(self, loss: torch.Tensor) -> None:
@@ -41,11 +43,6 @@ class EpochLoss:
         """Writes the sums into the state; blocks, and all ranks must call it."""
         self._state.epoch_loss = self._loss_before + self.average(self._sum)
         self._state.epoch_steps = self._steps
-
-
-def share_of(run: Run) -> float:
-    """The weight of this rank's mean, because ranks may hold different numbers of shards."""
-    return len(run.sampler.shards) * run.strategy.replicas / run.sampler.virtual_shards
 
 
 def average(fabric: Fabric, value: torch.Tensor) -> float:

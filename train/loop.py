@@ -33,7 +33,7 @@ from fabric_train.worker_env import WorkerEnv
 from fabric_train.worlds import TrainingWorld, Worlds
 from train.build import Kept, Run, build, choose_strategy, say
 from train.config import TrainConfig
-from train.epoch_loss import EpochLoss, share_of
+from train.epoch_loss import EpochLoss
 from train.evaluation import PREDICTIONS_FILE, evaluate, predict
 from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
@@ -412,7 +412,7 @@ def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> N
         torch.cuda.synchronize()  # otherwise the first step counts when it is only queued
     meter.on_step()
     progress.on_step(run.state.step, loss)
-    run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item, share=share_of(run))
+    run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item)
 
 
 def take_first_step(run: Run) -> None:

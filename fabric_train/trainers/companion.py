@@ -168,7 +168,7 @@ class Companion:
     def begin(self, step: int, until: float = math.inf) -> None:
         """Begins at ``step``; ``until`` is the last step, infinite if there is none."""
         self.step = step
-        self.watch.begin(step, self._model)
+        self.watch.begin(step)
         if math.isfinite(until):
             self.ledger.write(Planned(step=step, until=int(until)))
 

@@ -14,7 +14,7 @@ from launcher.contract import typed
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import ExitCode, InputError
 
-TAKES_TRAINING = ("run", "render", "node", "import", "compare", "exec")
+TAKES_TRAINING = ("run", "render", "node", "import", "exec")
 """The commands whose words behind ``--`` go to the training, or are a program."""
 
 

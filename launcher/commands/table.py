@@ -38,9 +38,6 @@ and says what it did not read. launcher docs CAUSE tells of each cause."""
 OF_IMPORT = """Launch lines are those of torchrun, accelerate, deepspeed, horovodrun, mpirun, srun
 and docker run; files are batch scripts, PyTorchJobs, TrainJobs, what accelerate config wrote, and
 hostfiles. Words without a place in a job file are named at its top. launcher docs import"""
-OF_COMPARE = """Several --nproc-per-node, such as 1,2,4: one run after the other, each from the
-beginning. The script writes a ledger, in which LEDGER_EVERY_STEP=1 asks all ranks for each step.
-launcher docs trainers"""
 OF_HOLD = """A job gives the hold its resources, and what it imports beforehand (agent.preload); its
 command is not run. Then, as often as you like: launcher run train.py --in NAME.
 launcher docs interactive"""
@@ -203,16 +200,6 @@ def _add_to_report(report: ArgumentParser) -> None:
     )
 
 
-def _add_to_compare(compare: ArgumentParser) -> None:
-    compare.usage = f"{compare.prog} JOB --nproc-per-node 1,2,4 [options] [-- training arguments]"
-    compare.epilog = OF_COMPARE
-    add_job_file(compare, again=True)
-    add_target(compare, "docker for a job with an image, else local")
-    compare.add_argument(
-        "--html", metavar="FILE", help="also write one page, with pictures (matplotlib)"
-    )
-
-
 def _add_to_top(top: ArgumentParser) -> None:
     add_run(top)
     top.add_argument(
@@ -368,12 +355,6 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "report:report",
         "tell what happened: first cause, restarts, nodes, timeline",
         _add_to_report,
-    ),
-    (
-        "compare",
-        "compare:compare",
-        "run a job with several numbers of processes, and tell what makes them differ",
-        _add_to_compare,
     ),
     (
         "why",

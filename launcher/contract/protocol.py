@@ -87,10 +87,6 @@ LINE_PREFIX = "[{node_index}/${{rank}}] "
 """The prefix of a worker's line on its node's console, as a template for torch."""
 LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
-# -- a variable that a job may set ---------------------------------------------------------------
-LEDGER_EVERY_STEP = "LEDGER_EVERY_STEP"
-"""``1``: all ranks write their part of the ledger, with the loss and learning rate of each step."""
-
 # -- a variable that the launcher reads --------------------------------------------------------
 ENGINE = "LAUNCHER_ENGINE"
 """``torchrun`` switches the node agent off for every job."""
@@ -261,11 +257,11 @@ restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (d
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started
-(world_size, generation, heals: it goes on among other nodes in the same processes), loaded (step,
-batch_norms), planned (step, until), first-step (step), progress (step, loss, lr or null,
-save_stall_s and samples since the event before), saved (step, blocked_s, write_s, bytes),
-save-failed (step, error), stop-agreed (step, reason), trained (step), train-ended (step). Steps are
-counted over all starts. The time between the events loaded, progress and trained is training."""
+(world_size, generation, heals: it goes on among other nodes in the same processes), loaded (step),
+planned (step, until), first-step (step), progress (step, loss, lr or null, save_stall_s and samples
+since the event before), saved (step, blocked_s, write_s, bytes), save-failed (step, error),
+stop-agreed (step, reason), trained (step), train-ended (step). Steps are counted over all starts.
+The time between the events loaded, progress and trained is training."""
 
 # -- labels of images, containers and networks ----------------------------------------------
 LABEL_RUN_ID = "launcher.run-id"

@@ -99,12 +99,9 @@ def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
     return run.path / protocol.LEDGER_DIR / name
 
 
-def read_train_ledger(run: RunFolder, rank: str = "0") -> tuple[LedgerEvent, ...]:
-    """The training's events, in no order; empty if the training writes none.
-
-    ``rank`` may be ``*``: all ranks write if LEDGER_EVERY_STEP is set.
-    """
-    pattern = protocol.TRAIN_LEDGER.format(node_index="*", incarnation="*", attempt="*", rank=rank)
+def read_train_ledger(run: RunFolder) -> tuple[LedgerEvent, ...]:
+    """The training's events, in no order; empty if the training writes none."""
+    pattern = protocol.TRAIN_LEDGER.format(node_index="*", incarnation="*", attempt="*", rank=0)
     paths = sorted((run.path / protocol.LEDGER_DIR).glob(pattern))
     return tuple(event for path in paths for event in read_ledger(path, "train"))
 

@@ -64,16 +64,6 @@ def render_index(rows: Sequence[Sequence[str]], links: Sequence[str], of: str) -
     return _document(f"Runs of {of}", f"<h1>Runs of {_text(of)}</h1>{table}")
 
 
-def render_comparison(
-    job: str, rows: Sequence[Sequence[str]], causes: Sequence[str], picture: str
-) -> str:
-    """The page of ``launcher compare``; ``picture`` as in ``render_page``."""
-    why = "".join(f"<p>{_text(cause)}</p>" for cause in causes)
-    return _document(
-        job, f"<h1>{_text(job)}</h1>{_table(rows[0], rows[1:])}{why}{_picture(picture)}"
-    )
-
-
 def _document(name: str, body: str) -> str:
     title = f"<title>{_text(name)}</title>"
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.contract.worker_end import show_text
-from launcher.runs.comparison import Curve
 from launcher.runs.goodput import Goodput, Point
 from launcher.runs.report import Postmortem
 
@@ -110,27 +109,6 @@ def draw_lives(report: Postmortem) -> str:
         return figure
 
     return _to_svg(f"lives of {report.run_id}", draw)
-
-
-def draw_comparison(curves: Sequence[Curve]) -> str:
-    """Losses by samples, and differences from the first curve's. Returns as ``draw_course``."""
-
-    def draw() -> Any:
-        figure, [top, bottom] = _figure(2)
-        for curve in curves:
-            differences = curve.differences(curves[0])
-            for axis, points in ((top, curve.losses), (bottom, differences)):
-                every = 1 + len(points) // MOST_POINTS
-                places, values = [*points][::every], [*points.values()][::every]
-                axis.plot(places, values, label=curve.name)
-        top.set_ylabel("training loss")
-        top.legend(title="nproc_per_node")
-        bottom.set_ylabel("relative difference")
-        bottom.set_yscale("symlog", linthresh=1e-8)
-        bottom.set_xlabel("samples seen")
-        return figure
-
-    return _to_svg("comparison", draw)
 
 
 def _figure(panels: int, height: float = 0.0) -> tuple[Any, Any]:

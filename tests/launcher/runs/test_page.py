@@ -10,12 +10,11 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from launcher.runs.comparison import Curve
 from launcher.runs.goodput import Goodput, Point
 from launcher.runs.heals import Heal
-from launcher.runs.page import MOST_MOMENTS, render_comparison, render_index, render_page
+from launcher.runs.page import MOST_MOMENTS, render_index, render_page
 from launcher.runs.particulars import Particulars
-from launcher.runs.plot import draw_comparison, draw_course, draw_lives
+from launcher.runs.plot import draw_course, draw_lives
 from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.timeline import Moment
 from tests.launcher.worker_ends import worker_end
@@ -119,7 +118,7 @@ def test_it_asks_for_nothing_from_elsewhere():
     assert asked == []
 
 
-def test_two_runs_an_index_and_a_comparison_have_their_pages(expect_golden):
+def test_two_runs_and_an_index_have_their_pages(expect_golden):
     quiet = replace(
         TOLD, run_id="other", state="running", cause=None, fault=None, detail="", exit_code=None,
         goodput=None, restarts={}, nodes=[], timeline=[], folder="",
@@ -134,13 +133,12 @@ def test_two_runs_an_index_and_a_comparison_have_their_pages(expect_golden):
     )  # fmt: skip
     other = Particulars(report=quiet, settings={"same": "2", "own": "<"}, missing=["plan.json"])
     rows = [("run", "state"), ("a<b", "failed"), ("c", "x"), ("d", "c")]
-    row, alike = ("8", "12"), replace(other, report=replace(quiet, run_id="third", phases_s={}))
+    alike = replace(other, report=replace(quiet, run_id="third", phases_s={}))
     pages = {
         "of two": render_page([one, other], ["<svg>1</svg>", "why not"]),
         "of two that are alike": render_page([other, replace(alike, missing=())], []),
         "an index": render_index(rows, ["", "c/r.html?a&b", "d.html"], "/the runs"),
         "without runs": render_index(rows[:1], [], "/r"),
-        "a comparison": render_comparison("j -- <", [("n", "<"), row], ["so <1>"], "<svg></svg>"),
     }
     shown = (f"== {name}\n{lines_of(page)}" for name, page in pages.items())
     expect_golden("pages.html", "\n".join(shown))
@@ -183,15 +181,10 @@ def tell(pictures: Mapping[str, str], figures: Iterable[Figure]) -> str:
 def test_pictures_show_the_course_of_each_run(expect_golden, figures):
     other = replace(GOODPUT, wall_s=60.0, failures=[9.0, 11.0, 99.0])
     bare = replace(GOODPUT, points=[p._replace(samples=0, lr=None) for p in POINTS])
-    curve = Curve(
-        name="1", workers=1, goes_on_after=0, batch=1.0, samples_per_s=1.0, batch_norms=0,
-        losses={at: 1.0 / at for at in range(1, 4002)}, lrs={},
-    )  # fmt: skip
     pictures = {
         "by time": draw_course({"a": GOODPUT}, by="time"),
         "by samples, of two": draw_course({"a$b": GOODPUT, "c": other}, by="samples"),
         "by steps": draw_course({"a": bare}, by="samples"),
-        "a comparison": draw_comparison([curve, replace(curve, name="2", losses={4: 9.0})]),
     }
     expect_golden("courses.txt", tell(pictures, figures))
     assert draw_course({"a": replace(GOODPUT, points=[])}, by="time").startswith("No picture: ")
