@@ -26,7 +26,12 @@ from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.runs.folder import RunFolder, find_run
-from launcher.targets.preflight import check_own_disks, describe_left_behind, read_script
+from launcher.targets.preflight import (
+    check_own_disks,
+    describe_left_behind,
+    describe_minority,
+    read_script,
+)
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -154,7 +159,7 @@ def _describe_surprises(
         lines.append(describe_left_behind(source, os.environ, has))
     # Where all runs of a job share its checkpoints, the target itself judges what holds them.
     if not (choice.facts.shares_storage or target.traits.own_checkpoints or node.max_nodes == 1):
-        lines.append(check_own_disks(job, source))
+        lines += [check_own_disks(job, source), describe_minority(node)]
     return [line for line in lines if line]
 
 

@@ -17,6 +17,7 @@ from launcher.follow.console import Console
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
+from launcher.plan.rendezvous import needs_majority
 from launcher.runs.failure import read_node_outcomes
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
@@ -117,6 +118,7 @@ class NodeDriver:
 
     def _decide(self, observation: Observation) -> endings.Action:
         self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)
+        self._waits_told -= {(index, self._started_at[index]) for index in self.live}
         now, before = self._clock.monotonic(), self._ended
         self._ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
         if not self._ended:
@@ -189,9 +191,13 @@ class NodeDriver:
         tell_moment(self._run, node_index, incarnation, at=self._clock.wall(), text=text)
 
     def _replace(self, node_index: int, why: str) -> None:
-        enough = len(self.live) >= self.plan.min_nodes
+        living, node = len(self.live), self.plan.nodes[0]
+        enough = living >= self.plan.min_nodes
         others = "go on" if enough else "wait for it"
-        self._note_moment(node_index, f"{why}; replacing it, the others {others}")
+        if enough and needs_majority(node, living) and 2 * living <= len(self.plan.nodes):
+            others += " only if they are more than half of the last group"
+        if (node_index, self._started_at[node_index]) not in self._waits_told:
+            self._note_moment(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
         if now - self._started_at[node_index] >= endings.STEADY_S:
             self._failed_at_once[node_index] = 0

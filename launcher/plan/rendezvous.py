@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, Env, Static
+from launcher.contract.node_plan import Elastic, Env, NodePlan, Static
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -98,6 +98,18 @@ def _roster_conf(job: JobSpec, fence_dir: str) -> Env:
         "fence_dir": fence_dir or None,
     }
     return tuple((key, str(value)) for key, value in given.items() if value is not None)
+
+
+def needs_majority(node: NodePlan, living: int) -> bool:
+    """Whether so many nodes go on only if they are more than half of the last group.
+
+    The coordinator's rule: the others might train, too, and no folder that all share fences one of
+    the two groups off.
+    """
+    rendezvous = node.rendezvous
+    if not isinstance(rendezvous, Elastic) or rendezvous.backend != ROSTER:
+        return False
+    return "fence_dir" not in dict(rendezvous.conf) and living + node.min_nodes <= node.max_nodes
 
 
 def format_endpoint(host: str, port: int) -> str:

@@ -13,6 +13,7 @@ from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.job.values import RESERVED
+from launcher.plan.rendezvous import needs_majority
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -100,6 +101,16 @@ def check_own_disks(job: JobSpec, source: str) -> str | None:
         lost = "after a loss ranks would resume from different steps"
         raise KeyInputError(("checkpoint_dir",), f"{what}, and {why}: {lost}", fix)
     return f"{what}: a rank finds there what its own node wrote; fix: checkpoint_dir: {fix}"
+
+
+def describe_minority(node: NodePlan) -> str | None:
+    """One line for a run whose nodes would wait after some losses that ``nnodes`` allows."""
+    if not needs_majority(node, node.min_nodes):
+        return None
+    return (
+        "no folder for checkpoints is shared: after a loss the other nodes go on only if they are "
+        "more than half of the last group; fix: checkpoint_dir: a folder that all nodes see"
+    )
 
 
 def check_here(node: NodePlan) -> None:

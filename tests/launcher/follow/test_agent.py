@@ -95,11 +95,15 @@ Follow = Callable[..., tuple[Outcome, ScriptedTarget, str]]
 
 
 @pytest.fixture
-def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
+def follow(tmp_path: Path, make_plan: MakePlan, local_facts: TargetFacts) -> Follow:
     def follow(
-        nnodes: int | str, *course: tuple[float, list[int | str]], scale: int | None = None
+        nnodes: int | str,
+        *course: tuple[float, list[int | str]],
+        scale: int | None = None,
+        shares_storage: bool = True,
     ) -> tuple[Outcome, ScriptedTarget, str]:
-        plan = make_plan(nnodes=nnodes, nproc_per_node=1, engine="agent", max_restarts=0)
+        facts = replace(local_facts, shares_storage=shares_storage)
+        plan = make_plan(facts, nnodes=nnodes, nproc_per_node=1, engine="agent", max_restarts=0)
         target = ScriptedTarget(StoppedClock(), [*course])
         run, follower, said = begin(tmp_path, plan, target)
         if scale is not None:
@@ -128,6 +132,7 @@ def test_the_pauses_between_replacements_are_told_and_begin_anew_after_a_minute_
     course = [(20, lost), (70, well), (5, lost), (9, well), (1, [0, 0])]
     outcome, target, said = follow(2, *course)
     assert outcome.replaced_nodes == len(target.started) - 1 == 8, "the first of a row at once"
+    assert said.count("replacing it, the others") == 2, "else the pause's line says it"
     pauses = re.findall(r"killed\); replacing it in (\d+) s", said)
     assert pauses == ["1", "2", "4", "8", "16", "1", "2", "4"]
     ledger = next(tmp_path.glob("*/ledger/pods.jsonl"))
@@ -139,6 +144,19 @@ def test_where_enough_nodes_are_left_they_are_said_to_go_on(follow):
     _, _, said = follow("1:2", (0, [RUNS, 143]), (1, [RUNS, RUNS]), (1, [0, 0]))
     ended = "node 1 ended with exit code 143, SIGTERM (15) (preempted)"
     assert f"{ended}; replacing it, the others go on" in said
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "shares_storage", "waits"),
+    [("1:2", True, False), ("1:2", False, True), ("1:3", False, False), ("2:3", False, False)],
+)
+def test_a_minority_without_a_shared_folder_is_not_said_to_go_on(
+    follow, nnodes, shares_storage, waits
+):
+    others = [RUNS] * (int(nnodes[-1]) - 1)
+    course = [(0, [*others, 137]), (1, [*others, RUNS]), (1, [0, *(0 for _ in others)])]
+    _, _, said = follow(nnodes, *course, shares_storage=shares_storage)
+    assert ("go on only if they are more than half of the last group\n" in said) == waits
 
 
 def test_where_nobody_is_left_all_start_again_and_the_note_counts_what_is_left(follow):

@@ -16,6 +16,7 @@ from launcher.targets.preflight import (
     check_here,
     check_in_code,
     check_own_disks,
+    describe_minority,
     check_there,
     describe_left_behind,
     read_script,
@@ -95,6 +96,18 @@ def test_a_run_whose_ranks_would_resume_from_their_nodes_own_disks_is_refused_or
         found = check_own_disks(job, source)
         assert (found is None) == (told is None)
         assert not told or told in str(found)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "shares_storage", "says"),
+    [("1:2", False, True), ("2:3", False, False), ("2", False, False), ("1:2", True, False)],
+)
+def test_a_loss_after_which_the_other_nodes_may_wait_is_told_beforehand(
+    make_plan, local_facts, nnodes, shares_storage, says
+):
+    plan = make_plan(replace(local_facts, shares_storage=shares_storage), nnodes=nnodes)
+    assert bool(describe_minority(plan.nodes[0])) == says
+
 
 
 GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]
