@@ -109,7 +109,6 @@ def test_a_loss_after_which_the_other_nodes_may_wait_is_told_beforehand(
     assert bool(describe_minority(plan.nodes[0])) == says
 
 
-
 GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]
 BAD = [["nothere.py"], ["bare"], ["train.py/x"]]
 
