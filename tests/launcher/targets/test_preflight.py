@@ -16,9 +16,9 @@ from launcher.targets.preflight import (
     check_here,
     check_in_code,
     check_own_disks,
-    describe_minority,
     check_there,
     describe_left_behind,
+    describe_minority,
     read_script,
 )
 
