@@ -212,7 +212,7 @@ def read_status(run: RunFolder) -> RunStatus:
     nodes: tuple[NodeObservation, ...] = ()
     if outcome is None and error is None:
         try:
-            observed = target_of(plan, run.path.parent).observe(plan)
+            observed, error = target_of(plan, run.path.parent).observe_reachable(plan)
             nodes = without(observed, read_withdrawn(run, plan)).nodes
         except TargetError as unseen:
             error = unseen

@@ -57,7 +57,7 @@ def read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], 
     Empty if the target is silent.
     """
     try:
-        seen = target_of(plan, run.path.parent).observe(plan)
+        seen, _ = target_of(plan, run.path.parent).observe_reachable(plan)
     except TargetError:
         return {}
     return {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in seen.nodes}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from launcher.contract.ending import Ending
-from launcher.contract.errors import InputError
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
 from launcher.plan.launch_plan import LaunchPlan
@@ -265,6 +265,10 @@ class Target(ABC):
     @abstractmethod
     def observe(self, plan: LaunchPlan) -> Observation:
         """The plan's nodes as they are now. Does not wait."""
+
+    def observe_reachable(self, plan: LaunchPlan) -> tuple[Observation, TargetError | None]:
+        """As ``observe``, for a person: and what did not answer: its nodes are missing."""
+        return self.observe(plan), None
 
     def collect(self, plan: LaunchPlan) -> None:  # noqa: B027 - most write into the run folder
         """Brings what the nodes wrote outside the run folder into it. Idempotent."""

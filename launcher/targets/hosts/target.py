@@ -44,7 +44,7 @@ from launcher.targets.hosts.program.messages import (
 )
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
@@ -314,9 +314,15 @@ class HostsTarget(Target):
             self._beats = send_beats(lambda: tuple(self._lines.values()))
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        states = {} if self._lines else self._ask(plan)[0]
+        observed, error = self.observe_reachable(plan)
+        if error:
+            raise error
+        return observed
+
+    def observe_reachable(self, plan: LaunchPlan) -> tuple[Observation, TargetError | None]:
+        states, _, error = ({}, False, None) if self._lines else self._ask(plan)
         observed = tuple(self._observe(plan, node, states) for node in plan.nodes)
-        return Observation(run_id=plan.run_id, nodes=observed)
+        return Observation(run_id=plan.run_id, nodes=observed), error
 
     def _observe(
         self, plan: LaunchPlan, node: NodePlan, states: Mapping[str, NodeSeen]
@@ -339,15 +345,28 @@ class HostsTarget(Target):
         )
         return seen.told_by(RunFolder(Path(plan.run_dir)))
 
-    def _ask(self, plan: LaunchPlan) -> tuple[Mapping[str, NodeSeen], bool]:
+    def _ask(self, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool, TargetError | None]:
         """Copies all files of a run that no launcher here follows; returns its nodes' states.
 
-        Also returns whether a launcher elsewhere follows it.
+        Also whether a launcher elsewhere follows it, and what hosts that failed said.
         """
-        hosts = nodes.hosts_of(plan)
-        copied = self._connect(plan).each(lambda item: self._copy(plan, *item), hosts)
-        found = {node: state for states, _ in copied for node, state in states.items()}
-        return found, any(followed for _, followed in copied)
+        states: dict[str, NodeSeen] = {}
+        errors: list[TargetError] = []
+
+        def copy(item: tuple[HostFacts, int]) -> bool:
+            host, index = item
+            try:
+                found, followed = self._copy(plan, host, index)
+            except TargetError as error:
+                errors.append(error)
+                silent = NodeSeen(state="missing", detail=f"{host.name} does not answer")
+                found = {nodes.key_of(n): silent for n in plan.nodes if n.node_index == index}
+                followed = False
+            states.update(found)
+            return followed
+
+        followed = self._connect(plan).each(copy, nodes.hosts_of(plan))
+        return states, any(followed), joined(errors) if errors else None
 
     def _copy(
         self, plan: LaunchPlan, host: HostFacts, index: int
@@ -461,7 +480,9 @@ class HostsTarget(Target):
                 plan = self._plan_of(run.run_id)
                 if plan is None or plan.target != self.name or run.read_outcome() is not None:
                     continue
-                states, followed = self._ask(plan)
+                states, followed, error = self._ask(plan)
+                if error:
+                    raise error
             except LauncherError:
                 # A host that is away, or a damaged plan, must not hide the other runs.
                 continue

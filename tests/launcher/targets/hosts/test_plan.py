@@ -313,10 +313,10 @@ def test_a_host_that_is_away_hides_no_other_run(make_host_plan, tmp_path, monkey
         plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
         RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
 
-    def ask(self: HostsTarget, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool]:
+    def ask(self: HostsTarget, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool, TargetError | None]:
         if plan.run_id == "away":
-            raise TargetError("gpu1: no route to host")
-        return {"0.0": NodeSeen(state="running")}, False
+            return {}, False, TargetError("gpu1: no route to host")
+        return {"0.0": NodeSeen(state="running")}, False, None
 
     monkeypatch.setattr(HostsTarget, "_ask", ask)
     assert [run.run_id for run in HostsTarget(tmp_path).live_runs()] == ["here"]
@@ -348,7 +348,7 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
     plan = replace(make_host_plan(engine="agent"), run_dir=str(tmp_path))
     seen = NodeSeen(state="exited", exit_code=1, out_of_memory=True)
     told = {f"{index}.0": seen for index in (0, 1)}
-    monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False))
+    monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False, None))
     for index, exit_code in ((0, 1), (1, -9)):
         end = worker_end(index, exit_code=exit_code)
         cause = Cause.TRAINING_FAILED
