@@ -313,7 +313,7 @@ def test_a_host_that_is_away_hides_no_other_run(make_host_plan, tmp_path, monkey
         plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
         RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
 
-    def ask(self: HostsTarget, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool, TargetError | None]:
+    def ask(self: HostsTarget, plan: LaunchPlan) -> object:
         if plan.run_id == "away":
             return {}, False, TargetError("gpu1: no route to host")
         return {"0.0": NodeSeen(state="running")}, False, None
