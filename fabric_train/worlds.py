@@ -102,6 +102,8 @@ class Worlds:
         self._is_forming, self._is_done = False, False
         self._in_step: TrainingWorld | None = None
         self._had_state, self._left_at = False, 0.0
+        self._state_of = -1
+        """The generation of the last world in which all ranks had this process' state."""
         self._old: list[dist.ProcessGroup] = []
         self._excepthook = sys.excepthook
         self._first = env = env or parse_worker_env(os.environ)
@@ -230,7 +232,7 @@ class Worlds:
         assert self._breaker
         assert self._link
         self._breaker.formed()
-        told = ranks.gather(RankState(self.step, self._had_state))
+        told = ranks.gather(RankState(self.step, self._state_of, self._had_state))
         world = TrainingWorld(self, env, ranks, told)
         self._link.say(formed=self._generation)
         if world.source is None and any(one.had_state for one in told):
@@ -274,6 +276,8 @@ class RankState:
     """What a rank brings into a world."""
 
     step: int | None
+    generation: int
+    """Of the last world in which all ranks had its state."""
     had_state: bool
     """Whether it has trained, so that its weights are not those of the start."""
 
@@ -293,12 +297,13 @@ class TrainingWorld:
     ) -> None:
         self.env, self.ranks = env, ranks or Ranks()
         self._worlds = worlds
-        steps = [one.step for one in standings]
-        self.newest = find_newest(steps)
-        """The steps of the newest state that any rank has."""
-        self.source = None if self.newest is None else steps.index(self.newest)
+        self.source = find_source(standings)
         """The rank whose state all others get; None where nobody has one to continue from."""
-        self._is_complete = all(step == self.newest for step in steps)
+        states = [(one.generation, one.step) for one in standings]
+        newest = None if self.source is None else states[self.source]
+        self.newest = newest[1] if newest else None
+        """The steps of the newest state that any rank has."""
+        self._has_newest = [state == newest for state in states]
         self._has_stepped, self._updates = False, False
         self._agreement = Agreement(1, pause_s=AGREE_EVERY_S) if worlds._link else None
         self._batch_norms: list[Tensor] = []
@@ -347,17 +352,18 @@ class TrainingWorld:
         self._batch_norms = [each for one in norms for each in one.buffers(recurse=False)]
         self._copies = [each.clone() for each in self._batch_norms]
         optimizer.zero_grad(set_to_none=True)
+        worlds = self._worlds
         if self.source is None:
             send_model(model, self.ranks, source=0, receives=self.rank != 0)
+            worlds._state_of = worlds._generation
             return False
-        worlds = self._worlds
-        receives = worlds.step != self.newest
+        receives = not self._has_newest[self.rank]
         if receives:
             worlds.step = None  # half of it may be here when a second node is lost
-        if not self._is_complete:
+        if not all(self._has_newest):
             send_state(model, optimizer, self.ranks, source=self.source, receives=receives)
         send_parts(parts, self.ranks, source=self.source)
-        worlds.step = self.newest
+        worlds.step, worlds._state_of = self.newest, worlds._generation
         return True
 
     @contextmanager
@@ -413,16 +419,23 @@ class TrainingWorld:
         worlds._left_at = 0.0
 
 
-def find_newest(steps: Sequence[int | None]) -> int | None:
-    """The newest step that a rank can have completed. Pure.
+def find_source(ranks: Sequence[RankState]) -> int | None:
+    """The rank that has the newest state which can be right; None where nobody has a state. Pure.
 
-    A rank can be one step ahead of the others, if all gradients had reached it and not them. One
-    that is further ahead went on without them, after it had caught the group's exception.
+    A rank of an older world was left behind, as by a freeze. Of the newest world's ranks one can be
+    one step ahead of the others, if all gradients had reached it and not them. One that is further
+    ahead went on without them, after it had caught the group's exception.
     """
-    known = sorted((step for step in steps if step is not None), reverse=True)
-    if len(known) > 1 and known[0] > known[1] + 1:
-        return known[1]
-    return known[0] if known else None
+    newest = max((one.generation for one in ranks if one.step is not None), default=-1)
+    known = sorted(
+        (-one.step, rank)
+        for rank, one in enumerate(ranks)
+        if one.step is not None and one.generation == newest
+    )
+    if not known:
+        return None
+    is_too_far = len(known) > 1 and known[0][0] < known[1][0] - 1
+    return known[is_too_far][1]
 
 
 def read_random_states() -> list[Any]:

@@ -12,7 +12,13 @@ from torch import nn
 
 from fabric_train.breaking import Breaker, is_group_failure, list_connections
 from fabric_train.handover import _put_back, _take_out, cut
-from fabric_train.worlds import Worlds, find_newest, read_random_states, write_random_states
+from fabric_train.worlds import (
+    RankState,
+    Worlds,
+    find_source,
+    read_random_states,
+    write_random_states,
+)
 from tests.waiting import wait_until
 
 
@@ -41,21 +47,31 @@ def test_an_error_of_the_script_is_raised_as_always():
 
 
 @pytest.mark.parametrize(
-    ("steps", "newest"),
+    ("steps", "generations", "source"),
     [
-        ([], None),
-        ([None, None], None),
-        ([7], 7),
-        ([None, 7], 7),
-        ([7, 8, 7], 8),
+        ([], "", None),
+        ([None, None], "44", None),
+        ([7], "4", 0),
+        ([None, 7], "44", 1),
+        ([7, 8, 7], "444", 1),
         # It went on without the others.
-        ([7, 9, 7], 7),
-        ([7, 9], 7),
-        ([9, 9, 3], 9),
+        ([7, 9, 7], "444", 0),
+        ([7, 9], "444", 0),
+        ([9, 9, 3], "444", 0),
+        # It was frozen while the others went on, or while they began again from a checkpoint.
+        ([7, 900], "34", 1),
+        ([900, 7], "43", 0),
+        ([7, 900, 901, 5], "3443", 2),
+        ([900, 7, 7], "344", 1),
+        ([None, 7], "43", 1),
     ],
 )
-def test_the_newest_step_is_at_most_one_ahead_of_another_rank(steps, newest):
-    assert find_newest(steps) == newest
+def test_all_get_the_state_of_the_newest_world_at_most_one_step_ahead_of_another_rank(
+    steps, generations, source
+):
+    states = zip(steps, generations, strict=False)
+    ranks = [RankState(step, int(of), had_state=True) for step, of in states]
+    assert find_source(ranks) == source
 
 
 def test_random_numbers_go_on_from_the_states_that_were_read():

@@ -113,3 +113,22 @@ def test_each_heal_is_told_with_its_cause_and_its_pause(story):
     healed = [event for event in events if event["event"] == "healed"]
     assert len(healed) >= 4
     assert all(event["paused_s"] > 0 for event in healed)
+
+
+def test_one_that_was_frozen_gets_the_state_of_the_only_one_that_went_on(places):
+    first, second, _ = places
+    group = HealingGroup(places[:2])
+    group.start_all()
+    group.make_steps()
+    frozen = tree(second)
+    for process in frozen:
+        process.suspend()
+    group.wait_for(first)
+    group.make_steps(50)
+    for process in frozen:
+        process.resume()
+    group.wait_for(first, second)
+    group.make_steps()
+    last, told = group.finish_soon(first, second)
+    assert [step.number for step in group.steps(0)] == [*range(1, last + 1)]
+    assert told == {train_alone(group.folder / "alone", last)}
