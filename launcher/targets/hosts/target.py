@@ -209,8 +209,8 @@ class HostsTarget(Target):
 
     def _provide_image(self, plan: LaunchPlan, sessions: Iterable[Session]) -> None:
         if plan.image is not None:
-            image = read_image(plan.image)
-            self._connect().each(lambda session: provide_image(image, session), sessions)
+            image, ssh = read_image(plan.image), self._connect()
+            ssh.each(lambda session: provide_image(image, ssh, session), sessions)
 
     def _spec(self, plan: LaunchPlan, node: HostNode) -> KeeperSpec:
         """What the node's keeper does."""

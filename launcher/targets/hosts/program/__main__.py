@@ -25,9 +25,9 @@ from launcher.targets.hosts.program.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-    from typing import IO, Any
+    from typing import Any
 
     from launcher.targets.hosts.program.reach import Listener
 
@@ -35,7 +35,6 @@ SPEC_LIMIT_S = 60
 HELD_LIMIT_S = 60.0
 """How long a lease is held for a launcher that is not heard, as after a loss of power."""
 HANDLERS = {
-    messages.HasCode: "code_store.has_code",
     messages.StoreCode: "code_store.store_code",
     messages.PrepareRun: "code_store.prepare_run",
     messages.ReadHost: "facts.read_host",
@@ -79,7 +78,7 @@ def converse(program: str) -> None:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
-    conversation = HostConversation(program, stdin)
+    conversation = HostConversation(program)
     try:
         while True:
             alarm(int(IDLE_LIMIT_S))
@@ -120,7 +119,7 @@ def refuse_as_another(wanted: str) -> Refusal | None:
 class HostConversation:
     """Answers requests. Open ports, tokens in folders and leases last as long as it does."""
 
-    def __init__(self, program: str, stdin: IO[bytes]) -> None:
+    def __init__(self, program: str) -> None:
         self._program = program
         self._listeners: list[Listener] = []
         self._tokens: list[Path] = []
@@ -129,7 +128,6 @@ class HostConversation:
             messages.ReadClock: lambda asked: time.time(),
             messages.TakeLease: self._take,
             messages.StartNode: self._start,
-            messages.LoadImage: lambda asked: _module("requests").load_image(read_chunks(stdin)),
             messages.Listen: self._listen,
             messages.LeaveToken: self._leave,
         }
@@ -208,19 +206,6 @@ class HostConversation:
 
     def _leave(self, asked: messages.LeaveToken) -> None:
         self._tokens.append(_module("reach").leave_token(asked))
-
-
-def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
-    """The parts of an image. Raises ``OSError`` if it is cut off."""
-    while (frame := read_frame(stdin)) is not None:
-        message, blob = frame
-        alarm(int(IDLE_LIMIT_S))
-        if isinstance(message, messages.ImageEnd):
-            if message.complete:
-                return
-            break
-        yield blob
-    raise OSError("cut off while it was sent")
 
 
 if __name__ == "__main__":

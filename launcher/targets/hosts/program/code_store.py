@@ -12,7 +12,6 @@ from pathlib import Path
 from launcher.agent.atomic_write import new_number, write_atomically
 from launcher.contract import protocol
 from launcher.targets.hosts.program.messages import (
-    HasCode,
     PrepareRun,
     RequestError,
     StoreCode,
@@ -23,15 +22,6 @@ KEPT_ARCHIVES = 4
 
 def _archive(state_dir: str, hash: str) -> str:
     return os.path.join(state_dir, "code", f"{hash}.tar.gz")
-
-
-def has_code(asked: HasCode) -> bool:
-    """Whether the archive is there; marks it as new, so that archives in use are not removed."""
-    try:
-        os.utime(_archive(asked.state_dir, asked.hash))
-    except OSError:
-        return False
-    return True
 
 
 def store_code(asked: StoreCode, archive: bytes) -> bool:
@@ -53,7 +43,7 @@ def store_code(asked: StoreCode, archive: bytes) -> bool:
     return True
 
 
-def prepare_run(asked: PrepareRun, agent: bytes) -> None:
+def prepare_run(asked: PrepareRun, agent: bytes) -> bool:
     run_dir = Path(asked.run_dir)
     for folder in (run_dir, *map(Path, asked.folders)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +51,12 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> None:
         write_atomically(Path(asked.agent), agent)
     code = run_dir / protocol.CODE_DIR
     if asked.code and not code.exists():
-        archive = Path(_archive(asked.state_dir, asked.code))
+        archive = _archive(asked.state_dir, asked.code)
+        try:
+            # Archives in use are then not the oldest, which are removed.
+            os.utime(archive)
+        except FileNotFoundError:
+            return False
         temporary = run_dir / f".code.{new_number()}"
         with tarfile.open(archive) as files:
             files.extractall(temporary)
@@ -75,3 +70,4 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> None:
     missing = [path for path in asked.needed if not os.path.exists(path)]
     if missing:
         raise RequestError(f"{missing[0]} is not there")
+    return True

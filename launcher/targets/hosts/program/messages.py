@@ -156,11 +156,6 @@ class NodeSeen(Record):
 # -- runs and their files --------------------------------------------------------------------------
 
 
-class HasCode(HostRequest[bool]):
-    state_dir: str
-    hash: str
-
-
 class StoreCode(HostRequest[bool]):
     """Keeps the archive that comes with the message.
 
@@ -175,10 +170,12 @@ class StoreCode(HostRequest[bool]):
     end: int = 0
 
 
-class PrepareRun(HostRequest[None]):
+class PrepareRun(HostRequest[bool]):
     """Makes a run's folder, with ``files`` (path, text), code, and the agent from the message.
 
-    Only the user may read the ``token``. Refused if a path of ``needed`` is missing.
+    Answers False if the host does not have the archive ``code``: all but the agent is then left to
+    the next such request. Only the user may read the ``token``. Refused if a path of ``needed`` is
+    missing.
     """
 
     run_dir: str
@@ -209,19 +206,6 @@ class FindImage(HostRequest[str]):
 
     image: str
     pull: bool
-
-
-class LoadImage(HostRequest[None]):
-    """Takes an image from the bytes of the messages that follow."""
-
-
-class ImageChunk(Record): ...
-
-
-class ImageEnd(Record):
-    """``complete`` is False if reading the image failed."""
-
-    complete: bool
 
 
 class AskLauncher(HostRequest[bool]):
