@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import AgentSettings
-from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import TargetError
 from launcher.contract.hold import StartRun
 from launcher.contract.keeper_record import read_record
@@ -77,14 +77,13 @@ class HeldArtifact(Artifact):
 class HeldTarget(Target):
     """Runs each node as a fork of a held one."""
 
-    def __init__(self, hold: Hold, target: Target, clock: Clock | None = None) -> None:
+    def __init__(self, hold: Hold, target: Target) -> None:
         """``target`` has started the hold."""
         super().__init__()
         self.name, self.hold, self._target = target.name, hold, target
         self._run_root, self._python = hold.run.path.parent, hold.python
         # Processes of this machine use the code itself, as they do without a hold.
         self.traits = Traits(sends_code=not self._python, takes_shell=bool(self._python))
-        self._clock = clock or SystemClock()
         self._started: dict[tuple[str, int, int], Path] = {}
         """The folder of the held node, by run, node and incarnation."""
 
@@ -230,12 +229,12 @@ class HeldTarget(Target):
 
         for index in find_live():
             hold.end(index, run_id, grace_s)
-        deadline = self._clock.monotonic() + grace_s + END_LIMIT_S
+        deadline = time.monotonic() + grace_s + END_LIMIT_S
         while find_live():
-            if self._clock.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 what = f"STILL RUNNING: {run_id}: the nodes of {plan.place} do not end it"
                 raise TargetError(what, typed.command("stop", plan.hold))
-            self._clock.sleep(0.05)
+            time.sleep(0.05)
         if only is None:
             hold.leave()
 
