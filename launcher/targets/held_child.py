@@ -40,8 +40,8 @@ class HeldChild:
 
     def __init__(self, hold_dir: Path, index: int, record_dir: Path) -> None:
         self._hold_dir, self._index, self._record_dir = hold_dir, index, record_dir
-        self.held = find_held(hold_dir, index)
-        self._is_asked, self._limit_at = False, 0.0
+        self._held = find_held(hold_dir, index)
+        self._request, self._limit_at = "", 0.0
         self._sign: float | None = None
         self._sign_seen_at = 0.0
         self.why = ""
@@ -51,8 +51,8 @@ class HeldChild:
         """Asks the held node to start it; an earlier record does not count any more."""
         self._record_dir.mkdir(exist_ok=True)
         (self._record_dir / RECORD).unlink(missing_ok=True)
-        write(self.held / protocol.HOLD_START, request)
-        self._is_asked, self._limit_at = True, time.monotonic() + TAKEN_LIMIT_S
+        write(self._held / protocol.HOLD_START, request)
+        self._request, self._limit_at = request, time.monotonic() + TAKEN_LIMIT_S
 
     def poll(self) -> int | None:
         """Its exit code as in a shell; None while it runs, or is about to."""
@@ -62,33 +62,46 @@ class HeldChild:
         if "exit_code" in record:
             # Written by the held node, whose child it was.
             return int(record["exit_code"])
-        is_there = self.is_held(now)
-        if is_there and (record or now < self._limit_at):
+        if not record and now < self._limit_at and self._is_hold():
+            # The hold may just be replacing a lost node.
+            if (newest := find_held(self._hold_dir, self._index)) != self._held:
+                self._held = newest
+                write(newest / protocol.HOLD_START, self._request)
             return None
-        if self._is_asked:
+        if (is_there := self._is_held(now)) and record:
+            return None
+        if self._request:
             # Once: the next request there is another run's.
-            self._is_asked = False
-            (self.held / protocol.HOLD_START).unlink(missing_ok=True)
-        self.why = f"its node of the hold {'does not answer' if is_there else 'has ended'}"
+            self._request = ""
+            (self._held / protocol.HOLD_START).unlink(missing_ok=True)
+        is_silent = is_there and self._is_hold()
+        self.why = f"its node of the hold {'does not answer' if is_silent else 'has ended'}"
         return KILLED
 
-    def is_held(self, now: float) -> bool:
+    def _is_hold(self) -> bool:
+        """Whether the hold goes on; the program on a host sees only that its folder is there."""
+        has_ended = (self._hold_dir / protocol.OUTCOME_FILE).exists()
+        return not has_ended and self._held.parent.is_dir()
+
+    def _is_held(self, now: float) -> bool:
         """Whether the held node is still there."""
-        if not self.held.is_dir() or self.held != find_held(self._hold_dir, self._index):
+        if not self._held.is_dir() or self._held != find_held(self._hold_dir, self._index):
             return False
         sign = None
-        with suppress(OSError), (self.held / protocol.HOLD_READY).open() as file:
+        with suppress(OSError), (self._held / protocol.HOLD_READY).open() as file:
             sign = os.fstat(file.fileno()).st_mtime
         if sign != self._sign:
             self._sign, self._sign_seen_at = sign, now
         is_silent = sign is not None and now - self._sign_seen_at > SILENT_S
-        return not is_silent and not (self.held / protocol.OUTCOME_FILE).exists()
+        # Its supervisor writes the one at its end, its keeper on a host the other.
+        has_ended = (self._held / protocol.OUTCOME_FILE).exists()
+        return not (is_silent or has_ended or "exit_code" in read_record(self._held))
 
     def end(self, run_id: str, grace_s: float) -> None:
         """Has the node ended, by force after the grace; if it has not begun, it will not."""
         self._limit_at = 0.0
         told = json.dumps({"run_id": run_id, "grace_s": grace_s})
-        write(self.held / protocol.HOLD_END, told)
+        write(self._held / protocol.HOLD_END, told)
 
 
 def write(path: Path, text: str) -> None:

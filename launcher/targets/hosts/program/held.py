@@ -9,9 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import read_record
 from launcher.targets.held_child import HeldChild, write
-from launcher.targets.hosts.program.node_state import read_state
 from launcher.targets.hosts.program.wire import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,9 +39,3 @@ class KeptChild(HeldChild):
             with suppress(OSError):
                 os.utime(self._user)
         return super().poll()
-
-    def is_held(self, now: float) -> bool:
-        # A held node that is a container's first process has no keeper: this process ends with it.
-        is_kept = bool(read_record(self.held))
-        is_alive = not is_kept or read_state(self.held).state == "running"
-        return is_alive and super().is_held(now)

@@ -81,7 +81,8 @@ def test_a_node_has_the_code_that_the_held_node_tells(waiting):
 def test_a_node_ends_with_the_held_node(waiting):
     child = ask(waiting)
     write_record(waiting.parents[2] / "node/own", {"pid": 1, "start": "of the fork"})
-    write_record(waiting, {"pid": os.getpid(), "start": "of another"})
+    assert child.poll() is None
+    write_record(waiting, {"pid": os.getpid(), "exit_code": 143})
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"
 
@@ -91,3 +92,16 @@ def test_a_node_ends_at_once_where_the_folder_of_its_hold_is_gone(tmp_path):
     child = ask(tmp_path / "nodes/0/0", record_dir=str(tmp_path / "node/own"))
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"
+
+
+def test_a_node_begins_in_the_held_node_that_replaces_a_lost_one(waiting):
+    child = ask(waiting)
+    write_record(waiting, {"pid": os.getpid(), "exit_code": 137})
+    assert child.poll() is None
+    (waiting.parent / "1").mkdir()
+    assert child.poll() is None
+    assert (waiting.parent / "1" / protocol.HOLD_START).exists()
+    (waiting.parents[2] / protocol.OUTCOME_FILE).touch()
+    assert child.poll() == 137
+    assert child.why == "its node of the hold has ended"
+    assert not (waiting.parent / "1" / protocol.HOLD_START).exists()
