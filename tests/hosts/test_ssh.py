@@ -8,7 +8,7 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadHost, StoreCode
+from launcher.targets.hosts.program.messages import HasCode, HostReport, ReadHost, StoreCode
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh, make_control_dir
 from tests.hosts.places import HOME, Network
@@ -22,6 +22,7 @@ ASKED = ReadHost(
     gpus=True,
     runtime="python",
 )
+CODE = HasCode(state_dir="/nowhere", hash="x")
 
 
 def ssh_of(network: Network, **fields: object) -> tuple[Ssh, list[Host]]:
@@ -50,9 +51,9 @@ def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(four
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         shutil.rmtree(make_control_dir())
-        assert session.call(ReadClock())
+        assert not session.call(CODE)
         with ssh.open(hosts[0]) as other:
-            assert other.call(ReadClock())
+            assert not other.call(CODE)
 
 
 def test_what_a_login_shell_prints_is_dropped(four_hosts):
@@ -61,7 +62,7 @@ def test_what_a_login_shell_prints_is_dropped(four_hosts):
     place.run("bash", "-c", f"echo \"echo '12 0'; echo welcome\" >{HOME}/.bashrc")
     try:
         with ssh.open(hosts[1]) as session:
-            assert session.call(ReadClock())
+            assert not session.call(CODE)
     finally:
         place.run("rm", f"{HOME}/.bashrc")
 
@@ -95,4 +96,4 @@ def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts):
     with ssh.open(hosts[0]) as session:
         with pytest.raises(TargetError, match="gpu1: /proc/x: "):
             session.call(StoreCode(state_dir="/proc/x", hash="h"), b"data")
-        assert session.call(ReadClock())
+        assert not session.call(CODE)

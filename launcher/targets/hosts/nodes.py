@@ -115,6 +115,9 @@ def prepare(
     session: Session,
 ) -> None:
     """Sends what the node starts from, unless it is there already."""
+    hash = plan.code.hash if plan.code else None
+    if hash is not None:
+        _send_code(hash, node, code, session)
     files = [[f"{node.run_dir}/{protocol.PLAN_FILE}", plan.to_json()]]
     if node.task is not None:
         files.append([node.task.path, node.task.text])
@@ -126,21 +129,21 @@ def prepare(
         folders=list(node.folders),
         files=files,
         agent=node.agent_path if agent else None,
-        code=plan.code.hash if plan.code else None,
+        code=hash,
         needed=[node.spec.cwd, *script, *(m.source for m in node.node.mounts)],
         token=token,
     )
-    if not session.call(asked, agent or b""):
-        assert asked.code is not None, "only code can be missing"
-        _send_code(asked.code, node, code, session)
-        session.call(asked.having(agent=None))
+    session.call(asked, agent or b"")
 
 
 def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Session) -> None:
+    state_dir = node.host.state_dir
+    if session.call(messages.HasCode(state_dir=state_dir, hash=hash)):
+        return
     if code is None or code.hash != hash:
         what = f"{node.host.name}: neither it nor the run folder has the run's code any more"
         raise TargetError(what, "start the job anew")
-    asked = messages.StoreCode(state_dir=node.host.state_dir, hash=hash)
+    asked = messages.StoreCode(state_dir=state_dir, hash=hash)
     if change := code.change:
         part = asked.having(base=change.base, start=change.start, end=change.end)
         if session.call(part, change.data, limit_s=SENDING_LIMIT_S):

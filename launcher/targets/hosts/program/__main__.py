@@ -35,6 +35,7 @@ SPEC_LIMIT_S = 60
 HELD_LIMIT_S = 60.0
 """How long a lease is held for a launcher that is not heard, as after a loss of power."""
 HANDLERS = {
+    messages.HasCode: "code_store.has_code",
     messages.StoreCode: "code_store.store_code",
     messages.PrepareRun: "code_store.prepare_run",
     messages.ReadHost: "facts.read_host",

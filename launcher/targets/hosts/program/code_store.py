@@ -12,6 +12,7 @@ from pathlib import Path
 from launcher.agent.atomic_write import new_number, write_atomically
 from launcher.contract import protocol
 from launcher.targets.hosts.program.messages import (
+    HasCode,
     PrepareRun,
     RequestError,
     StoreCode,
@@ -22,6 +23,15 @@ KEPT_ARCHIVES = 4
 
 def _archive(state_dir: str, hash: str) -> str:
     return os.path.join(state_dir, "code", f"{hash}.tar.gz")
+
+
+def has_code(asked: HasCode) -> bool:
+    """Whether the archive is there; marks it as new, so that archives in use are not removed."""
+    try:
+        os.utime(_archive(asked.state_dir, asked.hash))
+    except OSError:
+        return False
+    return True
 
 
 def store_code(asked: StoreCode, archive: bytes) -> bool:
@@ -43,7 +53,7 @@ def store_code(asked: StoreCode, archive: bytes) -> bool:
     return True
 
 
-def prepare_run(asked: PrepareRun, agent: bytes) -> bool:
+def prepare_run(asked: PrepareRun, agent: bytes) -> None:
     run_dir = Path(asked.run_dir)
     for folder in (run_dir, *map(Path, asked.folders)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,12 +61,7 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> bool:
         write_atomically(Path(asked.agent), agent)
     code = run_dir / protocol.CODE_DIR
     if asked.code and not code.exists():
-        archive = _archive(asked.state_dir, asked.code)
-        try:
-            # Archives in use are then not the oldest, which are removed.
-            os.utime(archive)
-        except FileNotFoundError:
-            return False
+        archive = Path(_archive(asked.state_dir, asked.code))
         temporary = run_dir / f".code.{new_number()}"
         with tarfile.open(archive) as files:
             files.extractall(temporary)
@@ -70,4 +75,3 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> bool:
     missing = [path for path in asked.needed if not os.path.exists(path)]
     if missing:
         raise RequestError(f"{missing[0]} is not there")
-    return True

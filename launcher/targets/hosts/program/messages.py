@@ -156,6 +156,11 @@ class NodeSeen(Record):
 # -- runs and their files --------------------------------------------------------------------------
 
 
+class HasCode(HostRequest[bool]):
+    state_dir: str
+    hash: str
+
+
 class StoreCode(HostRequest[bool]):
     """Keeps the archive that comes with the message.
 
@@ -170,12 +175,10 @@ class StoreCode(HostRequest[bool]):
     end: int = 0
 
 
-class PrepareRun(HostRequest[bool]):
+class PrepareRun(HostRequest[None]):
     """Makes a run's folder, with ``files`` (path, text), code, and the agent from the message.
 
-    Answers False if the host does not have the archive ``code``: all but the agent is then left to
-    the next such request. Only the user may read the ``token``. Refused if a path of ``needed`` is
-    missing.
+    Only the user may read the ``token``. Refused if a path of ``needed`` is missing.
     """
 
     run_dir: str

@@ -22,6 +22,7 @@ from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, leases, processes, requests
 from launcher.targets.hosts.program.messages import (
     FindLeft,
+    HasCode,
     KeeperSpec,
     Lease,
     PrepareRun,
@@ -125,23 +126,13 @@ def test_small_files_that_a_training_wrote_beside_its_code_are_brought(run_dir, 
 
 def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path):
     def is_there(name: str) -> bool:
-        asked = PrepareRun(
-            run_dir=str(tmp_path / f"runs/{len(list(tmp_path.glob('runs/*')))}"),
-            state_dir=str(tmp_path),
-            folders=[],
-            files=[],
-            agent=None,
-            code=name,
-            needed=[],
-        )
-        return code_store.prepare_run(asked, b"")
+        return code_store.has_code(HasCode(state_dir=str(tmp_path), hash=name))
 
-    archive = pack(tmp_path, [])
     for number in range(code_store.KEPT_ARCHIVES):
-        code_store.store_code(StoreCode(state_dir=str(tmp_path), hash=f"h{number}"), archive)
+        code_store.store_code(StoreCode(state_dir=str(tmp_path), hash=f"h{number}"), b"")
         os.utime(tmp_path / f"code/h{number}.tar.gz", (number, number))
     assert is_there("h0")
-    code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), archive)
+    code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), b"")
     assert is_there("h0")
     assert not is_there("h1")
 
@@ -179,7 +170,7 @@ def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path):
     start = threading.Barrier(8)
 
     # Threads have one process id, as processes of two hosts may.
-    def make_ready(number: int) -> bool:
+    def make_ready(number: int) -> None:
         start.wait(20)
         code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="h"), archive)
         run_dir = str(tmp_path / "runs/r")
@@ -192,10 +183,10 @@ def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path):
             code="h",
             needed=[f"{run_dir}/code/m49.py"],
         )
-        return code_store.prepare_run(asked, b"the agent")
+        code_store.prepare_run(asked, b"the agent")
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(make_ready, range(8))) == [True] * 8
+        assert list(pool.map(make_ready, range(8))) == [None] * 8
     names = {path.name for path in (tmp_path / "runs/r").iterdir()}
     assert names == {"plan.json", "agent.pyz", "code"}
 
