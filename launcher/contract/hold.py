@@ -10,9 +10,6 @@ OWNER_FILE = "held-by"
 """In the hold's run folder: USER@MACHINE."""
 LEASE_S = 60.0
 """A run whose launcher has been silent for so long is ended."""
-READY_FILE = "ready"
-"""In a held node's folder: the fields of ``Ready``, once the node has imported torch and takes
-runs. The node touches it every ``ALIVE_S`` seconds."""
 READY_SAYS = "ready: "
 """A pod's agent logs this and the same fields, because the launcher does not see its folder."""
 RENEW = "packages have changed"

@@ -151,6 +151,9 @@ HOLD_USER = ".in-use"
 
 The launcher of that run holds a lock on it, and touches it every ``LEASE_S`` seconds or more often.
 On hosts each host has such a file. The dot in its name keeps it from being copied back."""
+HOLD_READY = "ready"
+"""In a held node's folder: the fields of ``Ready``, once the node has imported torch and takes
+runs. The node touches it every ``ALIVE_S`` seconds."""
 HOLD_START = ".start-request"
 """In a held node's folder: the fields of ``StartRun``. The held node removes it and starts the
 run's node, whose record is in ``record_dir``. At the end the record has the exit code."""

@@ -36,8 +36,9 @@ HOST_NAMES = (
     *("agent/__init__.py", "agent/addresses.py", "agent/atomic_write.py"),
     *("contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
     *("contract/process_stat.py", "contract/waits.py"),
-    *("targets/__init__.py", "targets/children.py", "targets/machine.py"),
-    *("targets/process_table.py", "targets/short_command.py", "targets/hosts/__init__.py"),
+    *("targets/__init__.py", "targets/children.py", "targets/held_child.py"),
+    *("targets/machine.py", "targets/process_table.py", "targets/short_command.py"),
+    "targets/hosts/__init__.py",
 )
 
 

@@ -39,7 +39,8 @@ OF_HOSTS = ("protocol", "keeper_record", "process_stat", "waits")
 """Modules of ``contract`` that hosts have."""
 SHARED_WITH_HOSTS = {
     *("agent.addresses", "agent.atomic_write"),
-    *("targets.children", "targets.machine", "targets.process_table", "targets.short_command"),
+    *("targets.children", "targets.held_child", "targets.machine", "targets.process_table"),
+    "targets.short_command",
 }
 
 

@@ -179,7 +179,7 @@ def test_a_host_that_stands_still_is_not_waited_for(
     monkeypatch.setattr(host_line, "COPY_SILENCE_S", 0.5)
     talk: dict[str, Callable[[], object]] = {
         "question": lambda: frozen_session.call(messages.ReadClock(), limit_s=0.5),
-        "bytes": lambda: frozen_session.send(messages.ImageChunk(), bytes(1 << 20), limit_s=0.5),
+        "bytes": lambda: frozen_session.send(messages.ReadClock(), bytes(1 << 20), limit_s=0.5),
         "copy": lambda: host_line.copy_once(frozen_session, facts_of(host), 0, "r", tmp_path),
     }
     with soon(), pytest.raises(TargetError, match="gpu1"):

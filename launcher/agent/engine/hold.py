@@ -30,7 +30,6 @@ from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
 from launcher.contract.hold import (
     LEASE_S,
-    READY_FILE,
     READY_SAYS,
     RENEW,
     WARN_S,
@@ -80,7 +79,7 @@ class Holder:
         signal.signal(signal.SIGTERM, signals.only_when_told(self._be_ended))
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
-        write_atomically(self._folder / READY_FILE, dump_record(ready))
+        write_atomically(self._folder / protocol.HOLD_READY, dump_record(ready))
         if self._tells:
             say(READY_SAYS + dump_record(ready))
         shown_at = self._idle_since = time.monotonic()
@@ -89,7 +88,7 @@ class Holder:
             if now - shown_at > protocol.ALIVE_S:
                 shown_at = now
                 with contextlib.suppress(OSError):
-                    os.utime(self._folder / READY_FILE)
+                    os.utime(self._folder / protocol.HOLD_READY)
             user, asked = self._find_user(now), self._list_requests()
             self._look_after_child(now, user, asked)
             if self._is_ending:

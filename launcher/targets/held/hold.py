@@ -10,38 +10,25 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from launcher.agent import disk
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.contract.hold import (
-    OWNER_FILE,
-    READY_FILE,
-    EndRun,
-    Ready,
-    StartRun,
-    User,
-)
-from launcher.contract.keeper_record import RECORD
+from launcher.contract.hold import OWNER_FILE, Ready, User
 from launcher.contract.node_plan import Mount, NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import absolute
-from launcher.runs.folder import RunFolder, full_disk, write_atomically
-from launcher.targets.shared_folder import changed_at
+from launcher.runs.folder import RunFolder, full_disk
+from launcher.targets.held_child import TAKEN_LIMIT_S, find_held
 
 if TYPE_CHECKING:
     from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
 
-TAKEN_LIMIT_S = 120.0
-"""How long a node may take to begin: first it may import torch, or end a dead launcher's run."""
-SILENT_S = 4 * protocol.ALIVE_S
-"""A held node that shows no sign of life for so long is gone."""
 POLL_S, READY_POLL_S, TRIES = 0.01, 0.05, 200
 
 
@@ -50,7 +37,6 @@ class Hold:
 
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
         self.run, self.fresh = run, fresh
-        self._signs: dict[Path, tuple[float, float]] = {}
         self._user = run.path / protocol.HOLD_USER
         self._file: IO[str] | None = None
         self._touched_at = float("-inf")
@@ -152,17 +138,11 @@ class Hold:
 
     # -- its nodes, by files of its run folder ----------------------------------------------------
 
-    def folder(self, index: int) -> Path:
-        """The folder of a node's newest incarnation."""
-        names: list[str] = []
-        with contextlib.suppress(OSError):
-            names = os.listdir(self.run.path / protocol.NODES_DIR / str(index))
-        return self.run.node_dir(index, max(map(int, filter(str.isdigit, names)), default=0))
-
     def read_ready(self, index: int) -> Ready | None:
         """What a node says of itself once it takes runs; None before."""
         with contextlib.suppress(OSError, ValueError):
-            return parse_record(Ready, json.loads((self.folder(index) / READY_FILE).read_text()))
+            path = find_held(self.run.path, index) / protocol.HOLD_READY
+            return parse_record(Ready, json.loads(path.read_text()))
         return None
 
     def wait_ready(self, limit_s: float = TAKEN_LIMIT_S) -> list[Ready]:
@@ -177,45 +157,6 @@ class Hold:
                 raise TargetError(what, typed.command("status", self.run.run_id))
             time.sleep(READY_POLL_S)
         return [ready for ready in found if ready]
-
-    def start(self, asked: Mapping[int, StartRun]) -> None:
-        """Has held nodes, by their index, start nodes of a run. Raises ``TargetError``."""
-        sent: dict[int, Path] = {}
-        waits, end = dict(asked), time.monotonic() + TAKEN_LIMIT_S
-        while waits:
-            for index, one in asked.items():
-                # List the folder: clients of network file systems then ask the server.
-                if RECORD in os.listdir(one.record_dir):
-                    waits.pop(index, None)
-                elif sent.get(index) != (folder := self.folder(index)):
-                    sent[index] = folder
-                    # It has secrets; the node removes it on reading.
-                    write_atomically(folder / protocol.HOLD_START, dump_record(one), 0o600)
-            has_ended = self.run.read_outcome() is not None
-            if waits and (has_ended or time.monotonic() > end):
-                for index in waits:
-                    (sent[index] / protocol.HOLD_START).unlink(missing_ok=True)
-                why = "has ended" if has_ended else f"does not answer on node {min(waits)}"
-                what = f"the hold {self.plan.job_name} {why}"
-                raise TargetError(what, typed.command("status", self.run.run_id))
-            self.touch()
-            time.sleep(POLL_S)
-
-    def end(self, index: int, run_id: str, grace_s: float) -> None:
-        """Asks a held node to end the node of a run there, if it has one."""
-        folder = self.folder(index)
-        (folder / protocol.HOLD_START).unlink(missing_ok=True)
-        request = dump_record(EndRun(run_id=run_id, grace_s=grace_s))
-        write_atomically(folder / protocol.HOLD_END, request)
-
-    def is_alive(self, index: int, folder: Path) -> bool:
-        """Whether the held node that has this folder is still there."""
-        if folder != self.folder(index) or (folder / protocol.OUTCOME_FILE).exists():
-            return False
-        sign, now = changed_at(folder / READY_FILE), time.monotonic()
-        if self._signs.get(folder, (None, now))[0] != sign:
-            self._signs[folder] = sign, now
-        return now - self._signs[folder][1] < SILENT_S
 
 
 def in_hold(folder: Path, target: Target, *, fresh: bool = False) -> Target:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,8 @@ from typing import TYPE_CHECKING
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import AgentSettings
-from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import TargetError
 from launcher.contract.hold import StartRun
-from launcher.contract.keeper_record import read_record
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
@@ -40,6 +39,7 @@ from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import env_of, render_agent_files, write_agent_files
 from launcher.targets.held.hold import Hold, check_reach, ids_in
+from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
 from launcher.targets.shared_folder import MEET_DIR
@@ -77,16 +77,15 @@ class HeldArtifact(Artifact):
 class HeldTarget(Target):
     """Runs each node as a fork of a held one."""
 
-    def __init__(self, hold: Hold, target: Target, clock: Clock | None = None) -> None:
+    def __init__(self, hold: Hold, target: Target) -> None:
         """``target`` has started the hold."""
         super().__init__()
         self.name, self.hold, self._target = target.name, hold, target
         self._run_root, self._python = hold.run.path.parent, hold.python
         # Processes of this machine use the code itself, as they do without a hold.
         self.traits = Traits(sends_code=not self._python, takes_shell=bool(self._python))
-        self._clock = clock or SystemClock()
-        self._started: dict[tuple[str, int, int], Path] = {}
-        """The folder of the held node, by run, node and incarnation."""
+        self._children: dict[tuple[str, int, int], HeldChild] = {}
+        """By run, node and incarnation."""
 
     # -- before a run -----------------------------------------------------------------------------
 
@@ -180,6 +179,9 @@ class HeldTarget(Target):
         if self._python:
             given = {k: v for k, v in os.environ.items() if k not in protocol.STALE_VARIABLES}
         hold.enter(run_id)
+        if hold.run.read_outcome() is not None:
+            what = f"the hold {hold.plan.job_name} has ended"
+            raise TargetError(what, typed.command("status", hold.run.run_id))
         there = {n.node_index: hold.read_ready(n.node_index) for n in plan.nodes}
         plan = plan_moved(plan, {index: told.address for index, told in there.items() if told})
         nodes = [node for node in plan.nodes if only is None or node.node_index in only]
@@ -188,10 +190,17 @@ class HeldTarget(Target):
         if self.code is not None and plan.code is not None and not code.exists():
             unpack(self.code.data, code)
         write_agent_files(render_agent_files(plan, tuple(nodes)))
-        hold.start(self._ask(plan, only, given))
+        asked = self._ask(plan, only, given)
         for node in nodes:
-            key = run_id, node.node_index, node.incarnation
-            self._started[key] = hold.folder(node.node_index)
+            self._child(run_id, node).ask(dump_record(asked[node.node_index]))
+
+    def _child(self, run_id: str, node: NodePlan) -> HeldChild:
+        """The run's node, which this launcher or another one has asked for."""
+        index, folder = node.node_index, Path(node.log_dir)
+        key = run_id, index, node.incarnation
+        if key not in self._children:
+            self._children[key] = HeldChild(self.hold.run.path, index, folder)
+        return self._children[key]
 
     def observe(self, plan: LaunchPlan) -> Observation:
         self.hold.touch()
@@ -199,21 +208,15 @@ class HeldTarget(Target):
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe(self, run_id: str, node: NodePlan) -> NodeObservation:
-        index, record = node.node_index, read_record(Path(node.log_dir))
-        code, state, detail = record.get("exit_code"), NodeState.MISSING, ""
-        folder = self._started.get((run_id, index, node.incarnation), self.hold.folder(index))
-        if code is not None:
-            state = NodeState.EXITED
-        elif not self.hold.is_alive(index, folder):
-            detail = "its node of the hold is gone"
-        elif record:
-            state = NodeState.RUNNING
+        child = self._child(run_id, node)
+        code = child.poll()
+        state = NodeState.RUNNING if code is None else NodeState.EXITED
         return NodeObservation(
-            node_index=index,
+            node_index=node.node_index,
             incarnation=node.incarnation,
-            state=state,
-            exit_code=code,
-            detail=detail,
+            state=NodeState.MISSING if child.why else state,
+            exit_code=None if child.why else code,
+            detail=child.why,
         )
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
@@ -223,19 +226,19 @@ class HeldTarget(Target):
             return
         plan, hold = run.read_plan(), self.hold
 
-        def find_live() -> list[int]:
-            seen = self.observe(plan).nodes
-            live = [node.node_index for node in seen if node.is_alive]
-            return [index for index in live if only is None or index in only]
+        def find_live() -> list[NodePlan]:
+            live = {node.node_index for node in self.observe(plan).nodes if node.is_alive}
+            wanted = live if only is None else live.intersection(only)
+            return [node for node in plan.nodes if node.node_index in wanted]
 
-        for index in find_live():
-            hold.end(index, run_id, grace_s)
-        deadline = self._clock.monotonic() + grace_s + END_LIMIT_S
+        for node in find_live():
+            self._child(run_id, node).end(run_id, grace_s)
+        deadline = time.monotonic() + grace_s + END_LIMIT_S
         while find_live():
-            if self._clock.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 what = f"STILL RUNNING: {run_id}: the nodes of {plan.place} do not end it"
                 raise TargetError(what, typed.command("stop", plan.hold))
-            self._clock.sleep(0.05)
+            time.sleep(0.05)
         if only is None:
             hold.leave()
 

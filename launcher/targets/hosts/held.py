@@ -20,11 +20,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.contract.hold import (
-    READY_FILE,
-    Ready,
-    StartRun,
-)
+from launcher.contract.hold import Ready, StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.contract.states import NodeState
@@ -33,13 +29,8 @@ from launcher.follow.target import Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker_options import plan_containers
-from launcher.targets.held.hold import (
-    TAKEN_LIMIT_S,
-    Hold,
-    check_contained,
-    check_reach,
-    ids_in,
-)
+from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in
+from launcher.targets.held_child import TAKEN_LIMIT_S
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import find_caller, plan_facts, run_dir_on, shared_folder
@@ -283,7 +274,7 @@ class HeldPodsTarget(HeldHostsTarget):
     def _read_ready(self, session: Session, index: int) -> Ready | None:
         """What a held node says of itself once it takes runs; None before."""
         log_dir = self.hold.plan.nodes[index].log_dir
-        asked = ReadNewest(folder=str(PurePosixPath(log_dir).parent), name=READY_FILE)
+        asked = ReadNewest(folder=str(PurePosixPath(log_dir).parent), name=protocol.HOLD_READY)
         text = session.call(asked)
         return parse_record(Ready, json.loads(text)) if text else None
 

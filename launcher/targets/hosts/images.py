@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session
+from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
 
 CHUNK_BYTES = 4 << 20
 PROVIDE_LIMIT_S = 3600.0
@@ -33,30 +35,34 @@ def read_image(name: str) -> Image:
     return Image(name=name, id=id, torch_version=torch_version)
 
 
-def provide_image(image: Image, session: Session) -> None:
+def provide_image(image: Image, ssh: Ssh, session: Session) -> None:
     """Sends a host the image, or has it pulled there. Raises ``TargetError`` if that fails."""
     asked = messages.FindImage(image=image.name, pull=not image.id)
     there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else PROVIDE_LIMIT_S)
-    if image.id and there != image.id:
-        _send(image, session)
-
-
-def _send(image: Image, session: Session) -> None:
-    """Streams the image into the host's engine, a few megabytes at a time."""
-    save = Conversation(("docker", "save", image.name))
-    try:
-        session.send(messages.LoadImage(limit_s=PROVIDE_LIMIT_S), limit_s=SILENCE_LIMIT_S)
-        while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
-            session.send(messages.ImageChunk(), chunk, limit_s=SILENCE_LIMIT_S)
-    finally:
-        code, said = save.end()
-    session.send(messages.ImageEnd(complete=code == 0), limit_s=SILENCE_LIMIT_S)
-    try:
-        session.receive(limit_s=PROVIDE_LIMIT_S)
-    except TargetError as error:
+    if image.id and there != image.id and (why := _send(image, ssh, session.host)):
         name = session.host.name
-        why = said.strip() if code else error.what.removeprefix(f"{name}: ")
         raise TargetError(
             f"{name}: image {image.name} could not be sent there: {why}",
             f"docker save {image.name} | ssh {name} docker load",
-        ) from error
+        )
+
+
+def _send(image: Image, ssh: Ssh, host: Host) -> str:
+    """Streams the image into the host's engine; returns why that failed, empty if it did not."""
+    save = Conversation(("docker", "save", image.name))
+    try:
+        with ssh.feed(host, "docker load --quiet") as load:
+            # If the host's engine ends before the image does, it says why.
+            with contextlib.suppress(BrokenPipeError):
+                while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
+                    with load.limit(SILENCE_LIMIT_S):
+                        load.stdin.write(chunk)
+                code, said = save.end()
+                if code:
+                    return said.strip() or f"docker save ended with exit code {code}"
+                load.stdin.close()
+            load.read(1 << 16, PROVIDE_LIMIT_S)  # until it has ended
+            code, said = load.end()
+    finally:
+        save.end()
+    return "" if code == 0 else said.strip() or f"docker load ended with exit code {code}"

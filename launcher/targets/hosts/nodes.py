@@ -117,6 +117,7 @@ def prepare(
     """Sends what the node starts from, unless it is there already."""
     hash = plan.code.hash if plan.code else None
     if hash is not None:
+        # Before the host has a folder of the run: a send that is cut leaves none.
         _send_code(hash, node, code, session)
     files = [[f"{node.run_dir}/{protocol.PLAN_FILE}", plan.to_json()]]
     if node.task is not None:

@@ -76,7 +76,7 @@ class Ssh:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._control = make_control_dir()
-        self._opening: set[Session] = set()
+        self._opening: set[Session | Conversation] = set()
         self._is_interrupted = False
         self.machines: dict[str, str] = {}
         """The machine that must answer, by the host's name: another may have the name by now."""
@@ -138,6 +138,17 @@ class Ssh:
         finally:
             self._opening.discard(session)
         return session
+
+    @contextlib.contextmanager
+    def feed(self, host: Host, command: str) -> Iterator[Conversation]:
+        """A command in the shell of a host, for the block; an interrupt kills it."""
+        talk = Conversation((*self.argv(host), command), SSH_ENV)
+        self._opening.add(talk)
+        try:
+            yield talk
+        finally:
+            self._opening.discard(talk)
+            talk.end()
 
     def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """Calls ``work`` on all items at once; returns the results in order.

@@ -209,8 +209,8 @@ class HostsTarget(Target):
 
     def _provide_image(self, plan: LaunchPlan, sessions: Iterable[Session]) -> None:
         if plan.image is not None:
-            image = read_image(plan.image)
-            self._connect().each(lambda session: provide_image(image, session), sessions)
+            image, ssh = read_image(plan.image), self._connect()
+            ssh.each(lambda session: provide_image(image, ssh, session), sessions)
 
     def _spec(self, plan: LaunchPlan, node: HostNode) -> KeeperSpec:
         """What the node's keeper does."""
@@ -436,7 +436,8 @@ class HostsTarget(Target):
         ssh, away = self._connect(plan), dict[str, TargetError]()
         wanted = [item for item in nodes.hosts_of(plan) if only is None or item[1] in only]
         for host, index in wanted:
-            if not self._answers(index):
+            # The end of the run is tried on each host: one that was silent may be back.
+            if only is not None and not self._answers(index):
                 away[host.name] = TargetError(f"{host.name}: it does not answer")
         # A launcher elsewhere that follows the run would start its nodes again.
         foreign = only is None and not self._lines

@@ -16,7 +16,7 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
-from launcher.contract.hold import READY_FILE, READY_SAYS
+from launcher.contract.hold import READY_SAYS
 from launcher.contract.look import STANDS
 from launcher.contract.states import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
@@ -99,7 +99,7 @@ class PodRecorder:
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
             self._record([(key, seconds_of(stamp), f"agent: {line}")], index, number)
             if line.startswith(READY_SAYS):
-                path = self._run.node_dir(index, number) / READY_FILE
+                path = self._run.node_dir(index, number) / protocol.HOLD_READY
                 with contextlib.suppress(OSError, DiskFullError):
                     write_atomically(path, line.removeprefix(READY_SAYS))
 

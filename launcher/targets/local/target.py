@@ -7,12 +7,12 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent import disk
 from launcher.contract import protocol
-from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
 from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
@@ -46,10 +46,9 @@ class LocalTarget(Target):
     traits = Traits(sees_other_machines=False, takes_shell=True)
     name = "local"
 
-    def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
+    def __init__(self, run_root: Path) -> None:
         super().__init__()
         self._run_root = run_root
-        self._clock = clock or SystemClock()
         self._free_ports: tuple[int, ...] = ()
         self._pids: dict[NodeKey, int] = {}
         """Process id of each node that this launcher started."""
@@ -156,14 +155,14 @@ class LocalTarget(Target):
     def _end(self, run_id: str, index: int | None, grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
         # that gets SIGTERM from elsewhere as failed.
-        deadline = self._clock.monotonic() + grace_s
+        deadline = time.monotonic() + grace_s
         process_table.send(find_agents(self._find(run_id, index)), signal.SIGTERM)
-        while find_agents(self._find(run_id, index)) and self._clock.monotonic() < deadline:
-            self._clock.sleep(0.05)
-        deadline = self._clock.monotonic() + SWEEP_LIMIT_S
-        while (left := self._find(run_id, index)) and self._clock.monotonic() < deadline:
+        while find_agents(self._find(run_id, index)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        deadline = time.monotonic() + SWEEP_LIMIT_S
+        while (left := self._find(run_id, index)) and time.monotonic() < deadline:
             process_table.send(left, signal.SIGKILL)
-            self._clock.sleep(0.02)
+            time.sleep(0.02)
 
     def _find(self, run_id: str, index: int | None) -> tuple[int, ...]:
         """The processes of a run, or of one of its nodes."""

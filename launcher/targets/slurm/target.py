@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
-from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.follow.loop import fold
@@ -60,6 +60,7 @@ from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
 from launcher.targets.slurm_process import SlurmProcess
 
 if TYPE_CHECKING:
+    from launcher.contract.clock import Clock
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
@@ -80,13 +81,10 @@ class SlurmTarget(Target):
     name = TARGET
     traits = Traits(goes_on_alone=True, sends_code=True, takes_shell=True)
 
-    def __init__(
-        self, run_root: Path, clock: Clock | None = None, allocation: SlurmProcess | None = None
-    ) -> None:
+    def __init__(self, run_root: Path, allocation: SlurmProcess | None = None) -> None:
         """``allocation``: the one around this process, on whose nodes a new run runs."""
         super().__init__()
         self._run_root = run_root
-        self._clock = clock or SystemClock()
         self._allocation = allocation
         if allocation is not None:
             self.there = inside.nodes_of(allocation)
@@ -231,7 +229,7 @@ class SlurmTarget(Target):
             self._end_inside(run, plan, grace_s)
         else:
             find_unrecorded(run)
-            if is_being_submitted(run, self._clock.wall()):
+            if is_being_submitted(run, time.time()):
                 request_stop(run, keep=False)
                 why = "its launcher is on another machine and submits it; it was asked to stop"
                 raise TargetError(f"STILL RUNNING: {run_id}: {why}", "the same command in a moment")
@@ -263,9 +261,9 @@ class SlurmTarget(Target):
 
     def _has_ended(self, run: RunFolder, only: frozenset[int | None], limit_s: float) -> bool:
         """Waits at most ``limit_s`` for the scripts to record their ends; whether all have."""
-        deadline = self._clock.monotonic() + limit_s
-        while (live := self._live(run, only)) and self._clock.monotonic() < deadline:
-            self._clock.sleep(0.1)
+        deadline = time.monotonic() + limit_s
+        while (live := self._live(run, only)) and time.monotonic() < deadline:
+            time.sleep(0.1)
         return not live
 
     def _end(
@@ -312,14 +310,14 @@ class SlurmTarget(Target):
                 self.notes.append(f"{error.what}; its nodes are asked to stop")
 
     def _wait_gone(self, run: RunFolder, only: frozenset[int | None]) -> None:
-        deadline = self._clock.monotonic() + END_LIMIT_S
+        deadline = time.monotonic() + END_LIMIT_S
         pause_s = 0.5
         while self._queued(run, only):
-            if self._clock.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 jobs = " ".join(map(str, read_jobs(run)))
                 self.notes.append(f"the job is cancelled, but not gone yet: squeue -j {jobs}")
                 return
-            self._clock.sleep(pause_s)
+            time.sleep(pause_s)
             pause_s = min(LOOK_S, 2 * pause_s)
 
     # -- following --------------------------------------------------------------------------------
@@ -343,10 +341,10 @@ class SlurmTarget(Target):
         while follow and run.read_outcome() is None:
             starts, wanted = read_starts(run), wanted_elements(run, plan)
             is_over = decide_end(run, plan, starts, (), wanted) and is_all_over(starts, wanted)
-            if is_over or self._clock.monotonic() >= next_look_at:
-                next_look_at = self._clock.monotonic() + LOOK_S
+            if is_over or time.monotonic() >= next_look_at:
+                next_look_at = time.monotonic() + LOOK_S
                 with contextlib.suppress(TargetError):
-                    fold(run, self, self._clock.wall())
+                    fold(run, self, time.time())
             yield
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:

@@ -25,9 +25,9 @@ from launcher.targets.hosts.program.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-    from typing import IO, Any
+    from typing import Any
 
     from launcher.targets.hosts.program.reach import Listener
 
@@ -79,7 +79,7 @@ def converse(program: str) -> None:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
-    conversation = HostConversation(program, stdin)
+    conversation = HostConversation(program)
     try:
         while True:
             alarm(int(IDLE_LIMIT_S))
@@ -120,7 +120,7 @@ def refuse_as_another(wanted: str) -> Refusal | None:
 class HostConversation:
     """Answers requests. Open ports, tokens in folders and leases last as long as it does."""
 
-    def __init__(self, program: str, stdin: IO[bytes]) -> None:
+    def __init__(self, program: str) -> None:
         self._program = program
         self._listeners: list[Listener] = []
         self._tokens: list[Path] = []
@@ -129,7 +129,6 @@ class HostConversation:
             messages.ReadClock: lambda asked: time.time(),
             messages.TakeLease: self._take,
             messages.StartNode: self._start,
-            messages.LoadImage: lambda asked: _module("requests").load_image(read_chunks(stdin)),
             messages.Listen: self._listen,
             messages.LeaveToken: self._leave,
         }
@@ -208,19 +207,6 @@ class HostConversation:
 
     def _leave(self, asked: messages.LeaveToken) -> None:
         self._tokens.append(_module("reach").leave_token(asked))
-
-
-def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
-    """The parts of an image. Raises ``OSError`` if it is cut off."""
-    while (frame := read_frame(stdin)) is not None:
-        message, blob = frame
-        alarm(int(IDLE_LIMIT_S))
-        if isinstance(message, messages.ImageEnd):
-            if message.complete:
-                return
-            break
-        yield blob
-    raise OSError("cut off while it was sent")
 
 
 if __name__ == "__main__":

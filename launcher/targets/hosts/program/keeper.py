@@ -17,7 +17,7 @@ from launcher.contract import protocol
 from launcher.contract.waits import SOON_S
 from launcher.targets import children
 from launcher.targets.hosts.program import leases, processes
-from launcher.targets.hosts.program.held import HeldChild
+from launcher.targets.hosts.program.held import KeptChild
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.wire import TYPE_CHECKING
@@ -71,8 +71,8 @@ class _Keeper:
         unset = (processes.KEEPER, *spec.unset)
         inherited = {k: v for k, v in os.environ.items() if k not in unset}
         env = {**inherited, **spec.env, **spec.secrets}
-        if held := HeldChild(spec, env) if spec.held else None:
-            poll, end = held.poll, held.end
+        if held := KeptChild(spec, env) if spec.held else None:
+            poll, end = held.poll, partial(held.end, spec.run_id)
         else:
             console = self._folder / protocol.CONSOLE_FILE
             pid = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)

@@ -211,19 +211,6 @@ class FindImage(HostRequest[str]):
     pull: bool
 
 
-class LoadImage(HostRequest[None]):
-    """Takes an image from the bytes of the messages that follow."""
-
-
-class ImageChunk(Record): ...
-
-
-class ImageEnd(Record):
-    """``complete`` is False if reading the image failed."""
-
-    complete: bool
-
-
 class AskLauncher(HostRequest[bool]):
     """Leaves the request ``name`` for the launcher that follows a run; answers if it was taken.
 

@@ -1,12 +1,11 @@
-"""Starts keepers, feeds programs, and finds the processes of a run on this host."""
+"""Starts keepers, and finds the processes of a run on this host."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
@@ -21,25 +20,6 @@ KEEPER = "LAUNCHER_KEEPER"
 """Only a node's keeper has this variable."""
 GRACE_FILE = "stop-grace"
 """In the node's folder: the seconds of grace that a request to stop gives."""
-
-
-def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
-    """Feeds ``chunks`` to a command; returns its error output if it fails, else nothing."""
-    import tempfile
-
-    with tempfile.TemporaryFile() as said:
-        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
-        assert child.stdin is not None
-        for chunk in chunks:
-            # After a failure the rest is still read, as the sender waits for that.
-            with contextlib.suppress(OSError):
-                child.stdin.write(chunk)
-        with contextlib.suppress(OSError):
-            child.stdin.close()
-        # Ended by the command, whose input has ended, or with this session by the sender's limit.
-        code = child.wait()
-        said.seek(0)
-        return "" if code == 0 else said.read().decode(errors="replace").strip() or "failed"
 
 
 def start_keeper(spec: KeeperSpec, program: str, held: Sequence[int]) -> None:

@@ -22,13 +22,9 @@ from launcher.targets.hosts.program.messages import (
 )
 from launcher.targets.hosts.program.node_state import is_followed, read_state
 from launcher.targets.hosts.program.watch import split_outputs
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.machine import read_size
 from launcher.targets.process_table import send
-from launcher.targets.short_command import read_output
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from launcher.targets.short_command import ask, read_output
 
 ENGINE_LIMIT_S = 10.0
 """How long an engine may take to list its containers while a run is ended."""
@@ -63,16 +59,12 @@ def find_image(asked: messages.FindImage) -> str:
     argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
     id = (read_output(argv) or "").strip()
     if asked.pull and not id:
-        if told := processes.feed(("docker", "pull", "--quiet", asked.image), ()):
-            raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
+        end = ask(("docker", "pull", "--quiet", asked.image), asked.limit_s)
+        if end is None or end.code:
+            told = end.err.strip().splitlines()[-1:] if end else ["it takes too long"]
+            raise RequestError(f"image {asked.image} could not be pulled: {''.join(told)}")
         id = (read_output(argv) or "").strip()
     return id
-
-
-def load_image(chunks: Iterator[bytes]) -> None:
-    """Takes an image as ``docker save`` wrote it."""
-    if told := processes.feed(("docker", "load", "--quiet"), chunks):
-        raise RequestError(told.splitlines()[-1])
 
 
 def ask_launcher(asked: messages.AskLauncher) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from launcher.contract import protocol
 from launcher.contract.keeper_record import write_record
 from launcher.contract.process_stat import start_of
-from launcher.targets.hosts.program.held import HeldChild
+from launcher.targets.hosts.program.held import KeptChild
 from launcher.targets.hosts.program.messages import HeldNode, KeeperSpec
 
 
@@ -23,7 +23,7 @@ def waiting(tmp_path: Path) -> Path:
     return held
 
 
-def ask(held: Path, **more: object) -> HeldChild:
+def ask(held: Path, **more: object) -> KeptChild:
     run_dir = held.parents[2]
     request = {"task": "t", "record_dir": str(run_dir / "node/own"), **more}
     spec = KeeperSpec(
@@ -39,7 +39,7 @@ def ask(held: Path, **more: object) -> HeldChild:
         stop_grace_s=1,
         held=HeldNode(run_dir=str(run_dir), request=json.dumps(request), user="u"),
     )
-    return HeldChild(spec, {"KEY": "secret"})
+    return KeptChild(spec, {"KEY": "secret"})
 
 
 def test_nobody_else_reads_what_a_held_node_is_asked(waiting):
@@ -63,7 +63,7 @@ def test_an_earlier_start_says_nothing_of_this_one(waiting):
 
 def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting):
     child = ask(waiting)
-    child.end(3.0)
+    child.end("r", 3.0)
     assert child.poll() == 137
     assert not (waiting / protocol.HOLD_START).exists()
     assert json.loads((waiting / protocol.HOLD_END).read_text()) == {"run_id": "r", "grace_s": 3.0}
@@ -72,7 +72,7 @@ def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting):
 def test_a_node_has_the_code_that_the_held_node_tells(waiting):
     child, node = ask(waiting), waiting.parents[2] / "node/own"
     write_record(node, {"pid": 1, "start": "of the fork"})
-    child.end(3.0)
+    child.end("r", 3.0)
     assert child.poll() is None
     write_record(node, {"pid": 1, "exit_code": 143})
     assert child.poll() == 143
@@ -81,7 +81,8 @@ def test_a_node_has_the_code_that_the_held_node_tells(waiting):
 def test_a_node_ends_with_the_held_node(waiting):
     child = ask(waiting)
     write_record(waiting.parents[2] / "node/own", {"pid": 1, "start": "of the fork"})
-    write_record(waiting, {"pid": os.getpid(), "start": "of another"})
+    assert child.poll() is None
+    write_record(waiting, {"pid": os.getpid(), "exit_code": 143})
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"
 
@@ -91,3 +92,16 @@ def test_a_node_ends_at_once_where_the_folder_of_its_hold_is_gone(tmp_path):
     child = ask(tmp_path / "nodes/0/0", record_dir=str(tmp_path / "node/own"))
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"
+
+
+def test_a_node_begins_in_the_held_node_that_replaces_a_lost_one(waiting):
+    child = ask(waiting)
+    write_record(waiting, {"pid": os.getpid(), "exit_code": 137})
+    assert child.poll() is None
+    (waiting.parent / "1").mkdir()
+    assert child.poll() is None
+    assert (waiting.parent / "1" / protocol.HOLD_START).exists()
+    (waiting.parents[2] / protocol.OUTCOME_FILE).touch()
+    assert child.poll() == 137
+    assert child.why == "its node of the hold has ended"
+    assert not (waiting.parent / "1" / protocol.HOLD_START).exists()

@@ -118,7 +118,7 @@ def test_a_conversation_that_ends_nodes_does_not_import_what_only_a_keeper_needs
 
 @pytest.mark.parametrize("kind", HostRequest.__subclasses__(), ids=lambda kind: kind.__name__)
 def test_every_request_has_an_answer(kind):
-    conversation = program.HostConversation("program", io.BytesIO())
+    conversation = program.HostConversation("program")
     if kind not in {WatchRun, *conversation.handlers}:
         module, _, name = program.HANDLERS[kind].partition(".")
         assert callable(getattr(program._module(module), name))
