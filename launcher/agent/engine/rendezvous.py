@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 from launcher.agent.endings import OTHERS_FINISHED
 from launcher.agent.membership import group
 from launcher.agent.membership.candidates import UnreachableError
-from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler
+from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler, describe
 from launcher.agent.membership.process import UnservedError
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
@@ -155,7 +155,7 @@ class NodeHandler(RendezvousHandler):
         self._tell_lost_peer()
         node.on_rendezvous(mine.rank, mine.size)
         self._has_run = True
-        return self._roster.describe(mine, lambda: self._roster)
+        return describe(mine)
 
     def _judge_last_attempt(self) -> None:
         node = self._node
@@ -166,7 +166,7 @@ class NodeHandler(RendezvousHandler):
             raise SignalException("asked to stop", signal.SIGTERM)
         if node.attempts.have_succeeded():
             # The group re-forms, but this node's workers had ended well before that.
-            self._roster.finish()
+            self._roster.say("finish")
             self._roster.wait_until_closed()
             self._end(Ending(cause=Cause.COMPLETED))
         step = node.judge_attempt(regroups=self._regroups)
@@ -206,7 +206,7 @@ class NodeHandler(RendezvousHandler):
         if healer.can_heal and not roster.is_closed():
             if roster.status.newcomers:
                 # The workers go on until the newcomers are ready: there is nothing to commit.
-                roster.admit()
+                roster.say("admit")
             self._tell_losses()
             return 0
         self._admission.look()
@@ -253,7 +253,7 @@ class Admission:
             return
         now = self._clock.monotonic()
         if not self._files.training_speaks():
-            roster.admit()
+            roster.say("admit")
         elif self._asked_at is None:
             if not self._files.is_asked():
                 self._asked_at = now
@@ -261,4 +261,4 @@ class Admission:
                 deadline = at + ADMISSION_LIMIT_S
                 self._files.ask(protocol.STOP_REASON_RESIZE, at=at, deadline=deadline)
         elif self._files.has_answer() or now - self._asked_at > ADMISSION_LIMIT_S:
-            roster.admit()
+            roster.say("admit")

@@ -120,7 +120,7 @@ def judge_error(error: BaseException, node: Node) -> Ending:
     roster, succeeded = node.roster, node.attempts.have_succeeded()
     if isinstance(error, SignalException) and roster:
         if succeeded:
-            roster.finish()
+            roster.say("finish")
         # So that the others re-form at once.
         roster.leave()
     if isinstance(error, ChildFailedError):

@@ -109,7 +109,6 @@ def step(
     _seal(group, now, actions)
     actions += _refuse_late(group, now)
     group.heals = group.sealed and group.working() <= group.healing
-    group.may_form = not group.finished or group.room >= group.rules.min_nodes
     for one in actions:
         if isinstance(one, Refuse):
             group.waiting.pop(one.name, None)

@@ -64,8 +64,9 @@ class Client:
             self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
         self.check()
 
-    def check(self) -> None:
-        """Raises ``RendezvousConnectionError`` if the coordinator is gone, or silent too long."""
+    @property
+    def is_gone(self) -> bool:
+        """Whether the coordinator is gone, or silent for too long."""
         with self._changed:
             now, limit_s = self._clock.monotonic(), self._rules.silence_s
             if now - self._checked_at > limit_s / 2:
@@ -75,8 +76,12 @@ class Client:
             silent_s = now - self._heard_at
             if self._origin and silent_s > limit_s:
                 self._fail(f"{self.where} has been silent for {silent_s:.1f} s")
-            if self._failure:
-                raise RendezvousConnectionError(self._failure)
+            return bool(self._failure)
+
+    def check(self) -> None:
+        """Raises ``RendezvousConnectionError`` if it is gone."""
+        if self.is_gone:
+            raise RendezvousConnectionError(self._failure)
 
     @property
     def last(self) -> Last:
@@ -93,7 +98,9 @@ class Client:
         self.say("join", member=Member(self.name, **member), limit_s=limit_s, last=self.last)
 
     def say(self, what: str, **more: object) -> None:
-        """Tells the coordinator: ``leave``, ``finish``, ``admit``, ``heals``, ``close``."""
+        """Tells the coordinator: ``finish``, when all workers have succeeded; ``admit``, when the
+        group has committed and those that wait may come in; ``heals``, ``leave``, ``close``.
+        """
         message = {"says": what, **more}
         with self._changed:
             # The last thing that was said comes last on the next connection too.

@@ -44,8 +44,6 @@ class GroupStatus:
     generation: int = 0
     newcomers: int = 0
     """How many waiting nodes could be admitted; announced once the group is calm."""
-    may_form: bool = True
-    """Whether the nodes that have not finished could form another group."""
     majority_of: int = 0
     """Members of the last sealed membership that have neither left nor finished."""
     faults: int = 0

@@ -26,8 +26,6 @@ from launcher.agent.membership.settings import Member, parse_rules
 
 BACKEND = "roster"
 PARTING_LIMIT_S = 2.0
-EXIT_BARRIER = "torchelastic/agent/terminal_state"
-"""The prefix of the barrier's keys. If torch renamed it, torch's own barrier would be used."""
 log = logging.getLogger(__name__)
 
 
@@ -97,14 +95,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """
         mine = self.meet()
         assert mine is not None
-        return self.describe(mine, lambda: self)
-
-    @staticmethod
-    def describe(mine: Membership, handler: Callable[[], RosterHandler]) -> rdzv.RendezvousInfo:
-        """A membership for torch's agent; ``handler`` is the one that it ends the run by."""
-        store: Any = AgentStore(handler, mine)
-        master = rdzv.RendezvousStoreInfo(mine.first.addr, mine.first.port)
-        return rdzv.RendezvousInfo(store, mine.rank, mine.size, master)
+        return describe(mine)
 
     def expect(self) -> Membership:
         """This node's likely place in the group that runs, for workers that start before it asks.
@@ -158,17 +149,13 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
         Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
         """
-        is_completed = self.status.closed == group.FINISHED
-        try:
-            self.check()
-        except rdzv.RendezvousConnectionError:
+        status, rules = self.status, self._rules
+        is_last = rules.max_nodes - status.finished < rules.min_nodes
+        if status.closed == group.FINISHED or (self.is_gone and self.is_member and is_last):
             # The workers go on to their end where no other group could be formed.
-            if self.is_member and (is_completed or not self.status.may_form):
-                return 0
-            raise
-        if self.is_closed():
-            return int(not is_completed)
-        return int(self.membership is not None and not self.is_member)
+            return 0
+        self.check()
+        return int(self.is_closed() or (self.membership is not None and not self.is_member))
 
     def is_closed(self) -> bool:
         return self.status.closed != ""
@@ -190,7 +177,7 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             if isinstance(error, ChildFailedError):
                 self.close(group.FAILED)
             elif error is None and self.membership is not None:
-                self.finish()
+                self.say("finish")
                 self.wait_until_closed()
             parted = self.leave()
             is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
@@ -214,18 +201,10 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         """Settings for the handler of a next coordinator, which knows nothing of the run."""
         return {"last": json.dumps(self.last, default=vars)}
 
-    def admit(self) -> None:
-        """The running group has committed: the nodes that wait (``status.newcomers``) come in."""
-        self.say("admit")
-
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
         self.say("leave")
         return self.settle(lambda: self.alone is not None, PARTING_LIMIT_S)
-
-    def finish(self) -> None:
-        """This node's workers have all succeeded: it joins no further round."""
-        self.say("finish")
 
     def wait_until_closed(self) -> None:
         """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
@@ -239,15 +218,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
 
     # -- within ----------------------------------------------------------------------------------
     @property
-    def is_gone(self) -> bool:
-        """Whether the coordinator is gone, or silent for too long."""
-        try:
-            self.check()
-        except rdzv.RendezvousConnectionError:
-            return True
-        return False
-
-    @property
     def is_member(self) -> bool:
         """Whether this node's membership is the newest, and no round was opened since."""
         mine, status = self.membership, self.status
@@ -260,24 +230,28 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
         return mine is not None and status.sealed and status.generation > mine.generation
 
 
-class AgentStore:
-    """What torch's agent needs of a store: the ranks of its workers, and an exit barrier.
+def describe(mine: Membership) -> rdzv.RendezvousInfo:
+    """A membership, as torch's agent takes it."""
+    store: Any = AgentStore(mine)
+    master = rdzv.RendezvousStoreInfo(mine.first.addr, mine.first.port)
+    return rdzv.RendezvousInfo(store, mine.rank, mine.size, master)
 
-    The ranks come with the membership, so nothing that the agents tell each other is kept. torch's
-    own barrier waits for 300 s at most; here it waits while another member works, and a signal ends
-    the wait.
+
+class AgentStore:
+    """What torch's agent needs of a store: the ranks of its workers, which it is told already.
+
+    Its exit barrier, which waits for 300 s at most, lets it pass at once: ``shutdown`` waits.
     """
 
     timeout = 300.0
 
-    def __init__(self, handler: Callable[[], RosterHandler], membership: Membership) -> None:
-        self._handler = handler
-        before, workers = membership.before, membership.workers
-        self._ranks = json.dumps([before, workers, before, workers]).encode()
+    def __init__(self, mine: Membership) -> None:
+        place = [mine.before, mine.workers]
+        self._ranks = json.dumps([*place, *place]).encode()
         self._own = b""
 
     def set_timeout(self, timeout: object) -> None:
-        """Without a limit."""
+        """Nothing takes time here."""
 
     def set(self, key: str, value: bytes) -> None:
         self._own = value
@@ -290,17 +264,10 @@ class AgentStore:
         """Nobody asks for them."""
 
     def get(self, key: str) -> bytes:
-        if key.startswith(EXIT_BARRIER):
-            # How torch 2.4 waits at the barrier.
-            self._handler().wait_until_closed()
         return self._ranks
 
     def add(self, key: str, amount: int) -> int:
-        """Only at the exit barrier: nothing else of torch's agent counts in its store."""
-        if not key.startswith(EXIT_BARRIER):
-            raise NotImplementedError(f"torch's agent counts {key} in its store")
-        self._handler().finish()
         return 0
 
     def wait(self, keys: Sequence[str], *timeout: Any) -> None:
-        self._handler().wait_until_closed()
+        """Not for other nodes."""

@@ -419,7 +419,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
 
 def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path):
     files, clock = StopFiles(tmp_path), StoppedClock()
-    roster = SimpleNamespace(status=GroupStatus(newcomers=1), admit=lambda: None)
+    roster = SimpleNamespace(status=GroupStatus(newcomers=1), say=lambda _: None)
     admission = Admission(files, SimpleNamespace(roster=roster), clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()
     admission.look()

@@ -71,7 +71,7 @@ def test_what_was_said_while_the_connection_was_cut_is_said_again(make):
     nodes = make(2, 2).meet(0, 1)
     nodes[0]._socket.shutdown(socket.SHUT_RDWR)
     for node in nodes:
-        node.finish()
+        node.say("finish")
     for node in nodes:
         node.wait_until_closed()
         assert node.status.closed == "finished"
