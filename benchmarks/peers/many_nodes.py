@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -32,9 +32,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from benchmarks.commands import free_port
 from launcher.agent import processes
-from launcher.agent.membership.handler import create_handler
+from launcher.agent.membership.handler import RosterHandler
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.agent.membership.settings import parse_rules
+from launcher.agent.membership.settings import Rules
 
 HOST, RUN_ID = "127.0.0.1", "many"
 CALM_S, STEADY_S = 3.0, 10.0
@@ -74,8 +74,8 @@ class Crowd:
     side: str
     nodes: int
     port: int
-    config: dict[str, Any]
-    """Of the handler, but for what differs from node to node."""
+    rules: Rules
+    """Of each node, but for its index."""
     pids: dict[int, int] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
 
@@ -118,8 +118,9 @@ class Crowd:
         signal.pause()
 
     def _make_handler(self, index: int) -> Any:
-        roster = self.side == "roster"
-        own = {"node_index": index} if roster else {"is_host": index == 0, "store_type": "tcp"}
+        if self.side == "roster":
+            rules = replace(self.rules, node_index=index)
+            return RosterHandler(HOST, self.port, RUN_ID, rules, addr=HOST)
         params = RendezvousParameters(
             backend=self.side,
             endpoint=f"{HOST}:{self.port}",
@@ -127,10 +128,10 @@ class Crowd:
             min_nodes=self.nodes,
             max_nodes=self.nodes,
             local_addr=HOST,
-            **self.config,
-            **own,
+            is_host=index == 0,
+            store_type="tcp",
         )
-        return create_handler(params) if roster else registry.get_rendezvous_handler(params)
+        return registry.get_rendezvous_handler(params)
 
     def _tell(self, word: str) -> None:
         os.write(self._writer, f"{word} {time.monotonic()}\n".encode())
@@ -205,15 +206,12 @@ def main(side: str, nodes: int, limit_s: float) -> None:
     logging.disable(logging.WARNING)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        served, config = None, dict[str, Any]()
-        if side == "roster":
-            config = {"fence_dir": folder}
-            rules = parse_rules(config, min_nodes=nodes, max_nodes=nodes)
-            served = serve_forked(0, rules, RUN_ID)
+        rules = Rules(min_nodes=nodes, max_nodes=nodes, fence_dir=folder)
+        served = serve_forked(0, rules, RUN_ID) if side == "roster" else None
         gc.collect()
         gc.freeze()
         # A port of the store's own for the other side: its first node listens there.
-        crowd = Crowd(side, nodes, served.port if served else free_port(), config)
+        crowd = Crowd(side, nodes, served.port if served else free_port(), rules)
         try:
             found = dict(measure(crowd, served, limit_s))
         finally:

@@ -66,12 +66,10 @@ def _launch(task: Task) -> str:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.launcher import api
 
-    from launcher.agent.membership.handler import create_handler
-
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.INFO)
-    rendezvous_handler_registry.register("roster", create_handler)
+    rendezvous_handler_registry.register("roster", _open_roster)
     agent = functools.partial(api.LocalElasticAgent, exit_barrier_timeout=task.exit_barrier_s)
     api.LocalElasticAgent = agent  # torch's launcher has no option for it
     logs = DefaultLogsSpecs(log_dir=str(Path(task.folder, "logs")))
@@ -86,6 +84,24 @@ def _launch(task: Task) -> str:
         traceback.print_exc()
         return type(error).__name__
     return "completes"
+
+
+def _open_roster(params: Any) -> Any:
+    """As the node agent does; node 0 serves the run, unless something serves it already."""
+    from launcher.agent.membership.handler import RosterHandler
+    from launcher.agent.membership.process import UnservedError, serve_forked
+    from launcher.agent.membership.settings import Rules
+
+    # torch adds a timeout.
+    conf = {name: value for name, value in params.config.items() if name != "timeout"}
+    rules = Rules(min_nodes=params.min_nodes, max_nodes=params.max_nodes, **conf)
+    host, port = params.endpoint.split(":")
+    served = None
+    if rules.node_index == 0:
+        with contextlib.suppress(UnservedError):
+            served = serve_forked(int(port), rules, params.run_id)
+    at = host, int(port), params.run_id, rules
+    return RosterHandler(*at, addr=params.local_addr, served=served)
 
 
 def _lines(path: Path) -> list[str]:
@@ -245,7 +261,6 @@ class Group:
         if self.backend == "roster":
             return {
                 "node_index": index,
-                "is_host": serves,
                 "last_call_s": 1,
                 "join_timeout_s": join_timeout_s,
                 "growth_pause_s": 0,

@@ -257,14 +257,13 @@ class Healer:
 
     def _follow(self, roster: RosterHandler) -> RosterHandler:
         """Goes on around the coordinator that follows one that is gone."""
-        from launcher.agent.engine.rendezvous import follow
-
         assert self.rounds
         why = f"{roster.where} is gone"
         roster.end()
         if not self.rounds.on_lost(Cause.STORE_LOST):
             raise OSError(why)
-        self._node.roster = new = follow(self.rounds, self._node)
+        self.rounds.plan_next()
+        self._node.roster = new = self.rounds.open_roster()
         self._node.ledger.write("store-lost", detail=why)
         say(f"{why}; the next one answers")
         return new

@@ -22,9 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from launcher.agent.endings import OTHERS_FINISHED
 from launcher.agent.membership import group
-from launcher.agent.membership.candidates import UnreachableError
-from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler, describe
-from launcher.agent.membership.process import UnservedError
+from launcher.agent.membership.handler import BACKEND, RosterHandler, describe
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract import protocol
@@ -37,7 +35,6 @@ from launcher.contract.worker_end import WorkerEnd
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
-    from launcher.agent.engine.rounds import Rounds
 
 REQUEST_LIMIT_S = 2.0
 """How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
@@ -52,27 +49,6 @@ def register_handler(node: Node) -> str:
     return BACKEND
 
 
-def follow(rounds: Rounds, node: Node) -> RosterHandler:
-    """The node's part in the group around the next coordinator, without torch's agent. Blocks.
-
-    Raises ``OSError`` or ``RendezvousError`` where none can be followed.
-    """
-    try:
-        plan = rounds.plan_next().node
-    except (UnreachableError, UnservedError) as error:
-        raise OSError(str(error)) from error
-    params = RendezvousParameters(
-        backend=BACKEND,
-        endpoint=name_endpoint(plan),
-        run_id=plan.rendezvous.id,
-        min_nodes=plan.min_nodes,
-        max_nodes=plan.max_nodes,
-        local_addr=plan.local_addr,
-        **configure(plan),
-    )
-    return create_handler(params, token=node.token)
-
-
 def name_endpoint(plan: NodePlan) -> str:
     """Where the node's rendezvous is, as torch writes it."""
     match plan.rendezvous:
@@ -84,26 +60,18 @@ def name_endpoint(plan: NodePlan) -> str:
 
 
 def configure(plan: NodePlan) -> dict[str, Any]:
-    """The settings of the node's rendezvous handler."""
-    rendezvous = plan.rendezvous
-    if isinstance(rendezvous, Static):
-        # A number: torch compares it with 0 to find the node that serves the store.
-        return {"rank": plan.node_index}
-    return {
-        **dict(rendezvous.conf),
-        "is_host": "1" if rendezvous.is_host else "0",
-        "node_index": str(plan.node_index),
-        "max_restarts": str(plan.max_restarts),
-        "workers": str(plan.nproc_per_node),
-    }
+    """What torch is told of the node's rendezvous; ``NodeHandler`` has it from the plan."""
+    # A number: torch compares it with 0 to find the node that serves the store.
+    return {"rank": plan.node_index} if isinstance(plan.rendezvous, Static) else {}
 
 
 class NodeHandler(RendezvousHandler):
     """What torch's agent sees of ``node.roster``, which another one may replace meanwhile."""
 
-    def __init__(self, node: Node, params: RendezvousParameters) -> None:
+    def __init__(self, node: Node, _: RendezvousParameters) -> None:
+        assert node.healer.rounds
         self._node = node
-        node.roster = create_handler(params, token=node.token)
+        node.roster = node.healer.rounds.open_roster()
         self._files = StopFiles(node.attempts.node_dir)
         self._admission = Admission(self._files, node, SystemClock())
         self._has_run = False

@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from launcher.agent import addresses
+from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership.coordinator import SIGN_S
-from launcher.agent.membership.process import ask, serve_forked
+from launcher.agent.membership.process import CoordinatorProcess, UnservedError, ask, serve_forked
 from launcher.agent.membership.settings import parse_rules
 from launcher.agent.membership.wire import WireError
 from launcher.contract.agent_settings import DETECTION_LIMIT_S, NEVER_S, NodeTask
@@ -59,17 +61,36 @@ class Candidates:
     def __init__(self, task: NodeTask, clock: Clock, token: str = "") -> None:
         self._task, self._clock, self._token = task, clock, token
         self._number = 0
+        self.served: CoordinatorProcess | None = None
+        """The coordinator of the last plan, if it runs here."""
 
-    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
+    def plan_round(self, *, elsewhere: bool = False) -> NodeTask:
         """The task with the next coordinator, or the one that the others use already. Blocks.
 
-        ``carried`` is what it must be told of the last one. ``elsewhere``: the others may go on
-        around one that this node does not know yet. Raises ``UnreachableError``, ``OSError`` where
-        the folder cannot be used, and ``UnservedError``.
+        Where it is this node's turn, it serves. ``elsewhere``: the others may go on around one that
+        this node does not know yet. Raises ``OSError``.
         """
         number = self._find(patient=elsewhere)
-        self._number = number + 1
-        return plan_candidate(self._task, number, carried)
+        self._number, self.served = number + 1, None
+        task = plan_candidate(self._task, number)
+        rendezvous = task.node.rendezvous
+        if isinstance(rendezvous, Static) or not rendezvous.is_host:
+            return task
+        host = rendezvous.endpoint_host
+        # Something may serve there already.
+        with contextlib.suppress(UnservedError):
+            # Nodes that all run here need no other interface.
+            on = LOOPBACK if host == LOOPBACK else ""
+            return self._serve(task, rendezvous.endpoint_port, host=on)
+        return task
+
+    def _serve(self, task: NodeTask, port: int, **how: Any) -> NodeTask:
+        """The task with the port of a coordinator that runs here from now on."""
+        node, rendezvous = task.node, task.node.rendezvous
+        assert isinstance(rendezvous, Elastic)
+        self.served = serve_forked(port, parse_rules(node), rendezvous.id, self._token, **how)
+        rendezvous = replace(rendezvous, endpoint_port=self.served.port)
+        return replace(task, node=replace(node, rendezvous=rendezvous))
 
     def _find(self, *, patient: bool) -> int:
         """Of the one that serves already: a node that came back must not start a second group."""
@@ -92,17 +113,17 @@ class Candidates:
             self._clock.sleep(LOOK_S)
 
 
-def plan_candidate(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
+def plan_candidate(task: NodeTask, number: int) -> NodeTask:
     """The task with the coordinator that comes ``number`` places after the first. Pure."""
     rendezvous, stores = task.node.rendezvous, task.settings.stores
-    if (number == 0 and not carried) or isinstance(rendezvous, Static):
+    if number == 0 or isinstance(rendezvous, Static):
         return task
     # A new coordinator knows nothing of the run, so the id can stay, which newcomers know.
     at, is_host = (rendezvous.endpoint_host, rendezvous.endpoint_port), rendezvous.is_host
     if stores:
         store = stores[number % len(stores)]
         at, is_host = (store.host, store.port), store.node_index == task.node.node_index
-    return _plan(task, carried, at, is_host=is_host)
+    return _plan(task, {}, at, is_host=is_host)
 
 
 # -- nodes that meet in a folder -------------------------------------------------------------------
@@ -121,10 +142,6 @@ class Announcement:
     """By which the coordinator is known from whatever else listens there."""
 
 
-class UnreachableError(Exception):
-    """A coordinator lives, but this node cannot reach it."""
-
-
 class Meeting(Candidates):
     """Those in a folder, numbered: whoever creates ``coordinator-NUMBER.json`` first serves next.
 
@@ -135,11 +152,15 @@ class Meeting(Candidates):
     _joined = ("", "")
     """The origin of the coordinator that this node has reached before, and its address."""
 
-    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
-        """``elsewhere`` changes nothing: the folder names that of the others."""
+    def plan_round(self, *, elsewhere: bool = False) -> NodeTask:
+        """``elsewhere`` changes nothing: the folder names that of the others.
+
+        Raises ``ConnectionError`` where one lives, but this node cannot reach it.
+        """
         rendezvous, folder = self._task.node.rendezvous, Path(self._task.settings.meet_dir)
         assert isinstance(rendezvous, Elastic)
-        conf = {**dict(rendezvous.conf), **carried}
+        conf = dict(rendezvous.conf)
+        self.served = None
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
         # After that the group's other nodes end, and their scheduler can start all nodes anew.
@@ -149,38 +170,32 @@ class Meeting(Candidates):
             stems = (path.stem.partition("-")[2] for path in folder.glob("coordinator-*.json"))
             newest = max((int(stem) for stem in stems if stem.isdigit()), default=-1)
             task = self._reach(folder / f"coordinator-{newest}.json", conf) if newest >= 0 else None
-            if task := task or self._serve(folder / f"coordinator-{newest + 1}.json", conf):
+            if task := task or self._claim(folder / f"coordinator-{newest + 1}.json", conf):
                 return task
 
-    def _serve(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
-        """None where another node was first."""
-        node = self._task.node
-        given = {"node_index": node.node_index, "max_restarts": node.max_restarts, **conf}
-        rules = parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
-        served = serve_forked(0, rules, node.rendezvous.id, self._token, sign=path)
-        own = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
-        own.pop(addresses.LOOPBACK, None)
-        announcement = Announcement(
-            addresses=(*own, addresses.LOOPBACK),
-            port=served.port,
-            host=socket.gethostname(),
-            node_index=node.node_index,
-            machine=addresses.name_machine(),
-            run_id=node.rendezvous.id,
-            origin=served.origin,
-        )
+    def _claim(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
+        """Serves; None where another node was first."""
         try:
-            with path.open("x") as file:
-                json.dump(asdict(announcement), file)
-        except OSError as error:
-            served.stop()
-            if isinstance(error, FileExistsError):
-                return None
-            path.unlink(missing_ok=True)
-            raise
-        self._joined = (served.origin, addresses.LOOPBACK)
-        conf = {**conf, "coordinator_pid": str(served.pid)}
-        return _plan(self._task, conf, (addresses.LOOPBACK, served.port), is_host=True)
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return None
+        task = _plan(self._task, conf, (LOOPBACK, 0), is_host=True)
+        task = self._serve(task, 0, sign=path)
+        assert self.served
+        own = dict.fromkeys((task.node.local_addr, *addresses.own_addresses()))
+        own.pop(LOOPBACK, None)
+        said = Announcement(
+            addresses=(*own, LOOPBACK),
+            port=self.served.port,
+            host=socket.gethostname(),
+            node_index=task.node.node_index,
+            machine=addresses.name_machine(),
+            run_id=task.node.rendezvous.id,
+            origin=self.served.origin,
+        )
+        path.write_text(json.dumps(asdict(said)))
+        self._joined = (said.origin, LOOPBACK)
+        return task
 
     def _reach(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
         """With the one that is announced there; None where it is gone."""
@@ -201,13 +216,13 @@ class Meeting(Candidates):
                     at = (address, said.port)
                     return _plan(self._task, conf, at, is_host=False, own=own)
                 # No firewall stands between a machine and itself.
-                is_sure = address == addresses.LOOPBACK or its == self._joined
+                is_sure = address == LOOPBACK or its == self._joined
                 if is_sure and isinstance(error, ConnectionRefusedError):
                     return None
             if now - signed_at >= GONE_S:
                 return None
             if now - began >= REACH_LIMIT_S:
-                raise UnreachableError(_describe(path, said, answers))
+                raise ConnectionError(_describe(path, said, answers))
             self._clock.sleep(LOOK_S)
 
 

@@ -21,19 +21,22 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
 from launcher.agent.membership.group import GroupStatus, Membership
-from launcher.agent.membership.settings import Last, Member, Rules
+from launcher.agent.membership.settings import NONE, Last, Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
-from launcher.contract.records import parse_object, parse_record
+from launcher.contract.records import parse_record
 from launcher.contract.waits import SOON_S
 
 
 class Client:
     """Speaks to one coordinator, from ``begin`` until ``end``."""
 
-    def __init__(self, host: str, port: int, run_id: str, rules: Rules, token: str = "") -> None:
+    def __init__(
+        self, host: str, port: int, run_id: str, rules: Rules, token: str = "", last: Last = NONE
+    ) -> None:
+        """``last`` is the membership that this node was in around another coordinator."""
         self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
-        self._clock, self._token = SystemClock(), token
+        self._clock, self._token, self._before = SystemClock(), token, last
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
         self.where = f"the coordinator at {host}:{port}"
         # What the coordinator has said; only the thread changes it.
@@ -88,7 +91,7 @@ class Client:
         """The newest membership that this node was in, here or around another coordinator."""
         mine, status = self.membership, self.status
         if mine is None:
-            return parse_record(Last, parse_object(self._rules.last))
+            return self._before
         majority_of = status.majority_of if status.generation == mine.generation else mine.size
         return Last(mine.generation, majority_of, status.faults, status.finished, mine.host)
 

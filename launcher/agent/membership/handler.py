@@ -15,14 +15,12 @@ from typing import Any
 
 from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import group
 from launcher.agent.membership.client import Client, answering_port
 from launcher.agent.membership.group import Membership
-from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
-from launcher.agent.membership.settings import Member, parse_rules
+from launcher.agent.membership.process import CoordinatorProcess
+from launcher.agent.membership.settings import Member
 
 BACKEND = "roster"
 PARTING_LIMIT_S = 2.0
@@ -41,34 +39,24 @@ REFUSALS: Mapping[str, type[Exception]] = {
 }
 
 
-def create_handler(params: rdzv.RendezvousParameters, token: str = "") -> RosterHandler:
-    """Called by torch's registry."""
-    return RosterHandler(params=params, token=token)
-
-
 class RosterHandler(Client, rdzv.RendezvousHandler):
-    """One node's part in the run's membership; made by ``create_handler``."""
+    """One node's part in the run's membership."""
 
-    def __init__(self, *, params: rdzv.RendezvousParameters, token: str) -> None:
-        """Raises what ``parse_rules`` raises for a wrong configuration.
+    def __init__(
+        self,
+        *at: Any,
+        addr: str,
+        served: CoordinatorProcess | None = None,
+        **more: Any,
+    ) -> None:
+        """``at`` and ``more`` as for a ``Client``, and ``addr`` is this node's address.
 
-        Every key of ``params.config`` is described in ``Rules``. With ``is_host`` the coordinator
-        is started here, unless something serves the endpoint already.
+        ``served`` is the coordinator if it runs here; it ends with this.
         """
-        rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
-        host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
-        self._served: CoordinatorProcess | None = None
-        if rules.is_host:
-            pid = rules.coordinator_pid
-            with contextlib.suppress(UnservedError):
-                here = CoordinatorProcess(pid=pid, port=port) if pid else None
-                # Nodes that all run here need no other interface.
-                on = LOOPBACK if host == LOOPBACK else ""
-                self._served = here or serve_forked(port, rules, params.run_id, token, host=on)
-                port = self._served.port
-        super().__init__(host, port, params.run_id, rules, token)
+        super().__init__(*at, **more)
+        self._served, rules = served, self._rules
         # Ended by the resolver's own limit.
-        self._addr = params.local_addr or socket.getfqdn()
+        self._addr = addr or socket.getfqdn()
         if not rules.fence_dir and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
@@ -196,10 +184,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""
         return tuple(self.losses.popleft() for _ in range(len(self.losses)))
-
-    def carried(self) -> dict[str, str]:
-        """Settings for the handler of a next coordinator, which knows nothing of the run."""
-        return {"last": json.dumps(self.last, default=vars)}
 
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""

@@ -24,7 +24,7 @@ STARTS = 3
 """How often to try a fork: next to threads, the child may find a lock that is held for ever."""
 
 
-class UnservedError(Exception):
+class UnservedError(OSError):
     """No coordinator can listen on the port."""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 from launcher.contract.agent_settings import DETECTION_LIMIT_S
+from launcher.contract.node_plan import Elastic, NodePlan
 
 SIGNS_PER_S = 1000
 """The most signs of life of all nodes of a run together."""
@@ -60,8 +61,6 @@ class Rules:
     """A group has at most so many nodes."""
     node_index: int = 0
     """This node's place in the plan, from 0; ranks follow it."""
-    is_host: int = 0
-    """1: this node serves as coordinator, unless one serves at the endpoint already."""
     detection_limit_s: float = DETECTION_LIMIT_S
     """A node silent for so long is lost. 1 s is for quiet machines only."""
     last_call_s: float = 2.0
@@ -82,10 +81,6 @@ class Rules:
     """Restarts by worker faults that the whole job may have; negative: any number."""
     fence_dir: str = ""
     """The checkpoint folder, if all nodes share it; else a majority has to re-form."""
-    last: str = "{}"
-    """What this node knows of the membership around the last coordinator: a ``Last`` as JSON."""
-    coordinator_pid: int = 0
-    """With ``is_host``, the process that serves at the endpoint already; else 0."""
 
     @property
     def silence_s(self) -> float:
@@ -102,11 +97,19 @@ class Rules:
         return nodes + self.min_nodes > self.max_nodes
 
 
-def parse_rules(config: Mapping[str, object], *, min_nodes: int, max_nodes: int) -> Rules:
-    """Reads text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
+def parse_rules(plan: NodePlan) -> Rules:
+    """Of a node that meets others. Raises ValueError for a wrong value, TypeError for a key."""
+    assert isinstance(plan.rendezvous, Elastic)
     readers: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
     kinds = {one.name: str(one.type) for one in fields(Rules)}
-    # torch's ``LaunchConfig`` adds ``timeout``.
-    given = {key: value for key, value in config.items() if key != "timeout"}
-    values = {key: readers.get(kinds.get(key, ""), str)(value) for key, value in given.items()}
-    return Rules(min_nodes=min_nodes, max_nodes=max_nodes, **values)
+    values = {
+        key: readers.get(kinds.get(key, ""), str)(value) for key, value in plan.rendezvous.conf
+    }
+    return Rules(
+        min_nodes=plan.min_nodes,
+        max_nodes=plan.max_nodes,
+        node_index=plan.node_index,
+        workers=plan.nproc_per_node,
+        max_restarts=plan.max_restarts,
+        **values,
+    )

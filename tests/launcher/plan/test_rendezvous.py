@@ -9,6 +9,7 @@ from launcher.contract.node_plan import Elastic, Static
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_next_attempt
 from launcher.plan.rendezvous import format_endpoint, plan_backend, plan_rendezvous
+from tests.launcher.node_plans import node_plan
 
 
 def rendezvous(job: JobSpec, node_index: int = 0, host: str = "w-0", **fields: object):
@@ -53,7 +54,7 @@ def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(make_j
         "last_call_s": "7",
         "connect_timeout_s": "900",
     }
-    assert parse_rules(found, min_nodes=1, max_nodes=2).join_timeout_s == 50
+    assert parse_rules(node_plan({"conf": tuple(found.items())})).join_timeout_s == 50
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job):

@@ -10,9 +10,9 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.engine.run import read_token
 from launcher.agent.membership import candidates, wire
-from launcher.agent.membership.candidates import Meeting, UnreachableError
+from launcher.agent.membership.candidates import Meeting
 from launcher.agent.membership.client import Client
-from launcher.agent.membership.process import CoordinatorProcess, ask
+from launcher.agent.membership.process import ask
 from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
@@ -114,14 +114,14 @@ def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place):
 def test_who_meets_in_a_folder_is_told_of_another_token(tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "REACH_LIMIT_S", 1.0)
     task = NodeTask(node=node_plan(), settings=AgentSettings(meet_dir=str(tmp_path)))
-    served = Meeting(task, SystemClock(), "one").plan_round({})
-    assert isinstance(served.node.rendezvous, Elastic)
-    pid = int(dict(served.node.rendezvous.conf)["coordinator_pid"])
+    first = Meeting(task, SystemClock(), "one")
+    first.plan_round()
     try:
-        with pytest.raises(UnreachableError, match=r"another token.* cannot be reached from here"):
-            Meeting(task, SystemClock(), "another").plan_round({})
-        found = Meeting(task, SystemClock(), "one").plan_round({})
+        with pytest.raises(ConnectionError, match=r"another token.* cannot be reached from here"):
+            Meeting(task, SystemClock(), "another").plan_round()
+        found = Meeting(task, SystemClock(), "one").plan_round()
         assert isinstance(found.node.rendezvous, Elastic)
         assert not found.node.rendezvous.is_host
     finally:
-        CoordinatorProcess(pid=pid, port=0).stop()
+        assert first.served
+        first.served.stop()

@@ -44,7 +44,7 @@ from tests.launcher.worker_ends import worker_end as end
 from tests.waiting import StoppedClock
 
 NODE = node_plan(
-    {"endpoint_host": "fd00::1", "is_host": True, "conf": (("read_timeout", "300"),)},
+    {"endpoint_host": "fd00::1", "is_host": True, "conf": (("join_timeout_s", "300"),)},
     local_addr="10.0.0.1",
     env=(("A", "1"), ("LAUNCHER_NODE_INDEX", "0")),
     device_ids=("0",),
@@ -165,15 +165,14 @@ def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now, step):
 
 def test_after_a_loss_comes_the_next_store_and_the_first_one_again():
     task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
-    second = plan_candidate(task, 1, {"last": "[1, 2]"}).node.rendezvous
+    second = plan_candidate(task, 1).node.rendezvous
     assert isinstance(second, Elastic)
     assert (second.endpoint_host, second.endpoint_port, second.is_host) == ("b", 2, False)
-    conf = {"read_timeout": "300", "connect_timeout_s": "15", "last": "[1, 2]"}
-    assert dict(second.conf) == conf
-    third = plan_candidate(task, 2, {}).node.rendezvous
+    assert dict(second.conf) == {"join_timeout_s": "300", "connect_timeout_s": "15"}
+    third = plan_candidate(task, 2).node.rendezvous
     assert isinstance(third, Elastic)
     assert (third.endpoint_host, third.is_host) == ("a", True)
-    assert plan_candidate(task, 0, {}) is task
+    assert plan_candidate(task, 0) is task
 
 
 @pytest.mark.parametrize(
@@ -466,7 +465,7 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         healer=SimpleNamespace(),
     )
     try:
-        task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
+        task = NodeTask(node=node_plan(), settings=AgentSettings(stores=STORES[1:]))
         ended = Rounds(task, node, SystemClock()).run(lose_store)  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGTERM, handed)

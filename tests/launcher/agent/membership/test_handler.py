@@ -6,40 +6,18 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousStateError,
     RendezvousTimeoutError,
-    rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from launcher.agent.membership import coordinator
-from launcher.agent.membership.handler import ReplacedError, RosterHandler, create_handler
+from launcher.agent.membership.handler import ReplacedError, RosterHandler
 from launcher.contract.generations import FOLDER, Fence
 from tests.launcher.agent.membership.conftest import RUN, together
 from tests.waiting import wait_until
-
-
-def test_torch_gets_the_handler_by_its_registered_name(make, monkeypatch):
-    # As other tests of this process register theirs.
-    monkeypatch.setattr(rendezvous_handler_registry, "_registry", {})
-    rendezvous_handler_registry.register("roster", lambda params: create_handler(params))
-    handler = get_rendezvous_handler(make().params(is_host=1, port=0))
-    assert isinstance(handler, RosterHandler)
-    assert (handler.get_backend(), handler.get_run_id()) == ("roster", RUN)
-    assert handler.use_agent_store is False
-    handler.shutdown()
-
-
-def test_where_all_nodes_run_here_no_other_interface_hears(make):
-    handler = create_handler(make().params(is_host=1, port=0))
-    ports = psutil.Process(handler._served.pid).net_connections("tcp")
-    heard = {one.laddr.ip for one in ports if one.status == psutil.CONN_LISTEN}
-    assert heard == {"127.0.0.1"}
-    handler.shutdown()
 
 
 def test_all_nodes_get_ranks_by_index_and_one_master_address(make):
@@ -87,15 +65,11 @@ def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make):
 
 def test_a_host_serves_the_run_itself_and_others_find_it(make):
     bench = make(2, 2)
-    host = bench.node(is_host=1, port=0)
+    host = bench.node(served=bench.serve())
     nodes = (host, bench.node(1, port=host.port))
     assert [info.rank for info in together(*nodes)] == [0, 1]
     with ThreadPoolExecutor() as pool:
         assert all(pool.map(lambda node: node.shutdown(), nodes))
-
-
-def test_a_host_finds_the_coordinator_that_serves_already(make):
-    assert make().node(is_host=1).next_rendezvous().world_size == 1
 
 
 def wait_in_vain(node: RosterHandler, heard: list[Exception]) -> None:
@@ -112,7 +86,7 @@ def wait_in_vain(node: RosterHandler, heard: list[Exception]) -> None:
 )
 def test_what_a_host_serves_stays_until_who_waits_has_heard_how_it_ends(make, nnodes, error):
     bench, heard = make(*nnodes), list[Exception]()
-    host = bench.node(is_host=1, port=0, join_timeout_s=0.5)
+    host = bench.node(served=bench.serve(), join_timeout_s=0.5)
     if nnodes == (1, 1):
         host.next_rendezvous()
     other = bench.node(1, port=host.port, join_timeout_s=2.0)

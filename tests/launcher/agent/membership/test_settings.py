@@ -3,23 +3,30 @@
 import ast
 import itertools
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from launcher.agent.membership import settings
 from launcher.agent.membership.settings import SIGNS_PER_S, Rules, parse_rules
+from tests.launcher.node_plans import node_plan
 
 
-def test_values_come_as_text_from_a_plan_or_typed_from_code():
-    text = {"node_index": "2", "is_host": "1", "detection_limit_s": "1", "max_restarts": "3"}
-    typed = {"node_index": 2, "is_host": True, "detection_limit_s": 1.0, "max_restarts": 3}
-    read = partial(parse_rules, min_nodes=1, max_nodes=2)
-    assert read({**text, "timeout": 900}) == read(typed), "torch adds a timeout by itself"
-    assert not read({"is_host": "0"}).is_host
+def test_rules_are_read_from_the_text_of_a_node_s_plan():
+    conf = {"detection_limit_s": "1", "join_timeout_s": "50", "fence_dir": "/shared"}
+    plan = node_plan({"conf": tuple(conf.items())}, node_index=2, max_restarts=3)
+    read = Rules(
+        min_nodes=1,
+        max_nodes=2,
+        node_index=2,
+        max_restarts=3,
+        detection_limit_s=1.0,
+        join_timeout_s=50.0,
+        fence_dir="/shared",
+    )
+    assert parse_rules(plan) == read
     with pytest.raises(TypeError, match="detection_limit"):
-        read({"detection_limit": 3})
+        parse_rules(node_plan({"conf": (("detection_limit", "3"),)}))
 
 
 @pytest.mark.parametrize("limit_s", [0.5, 1.0, 2.5, 10.0, 60.0])
