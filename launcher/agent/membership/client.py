@@ -93,7 +93,7 @@ class Client:
         if mine is None:
             return self._before
         majority_of = status.majority_of if status.generation == mine.generation else mine.size
-        return Last(mine.generation, majority_of, status.faults, status.finished, mine.host)
+        return Last(mine.generation, majority_of, status.faults, status.finished)
 
     def join(self, limit_s: float, **member: Any) -> None:
         """Asks for a rendezvous; ``answer`` will say what came of it. ``member`` lacks the name."""

@@ -262,8 +262,6 @@ class Coordinator:
                     self._peers[name].send(wire.encode({"refused": kind, "text": text}))
                 case belonging.Tell(names):
                     self._tell_members(names)
-                case belonging.LookFor(member):
-                    self._spawn(self._look_for(member, is_orderly=False))
                 case belonging.TakeGeneration():
                     self._spawn(self._look_at_fence(take=True))
 
@@ -271,7 +269,7 @@ class Coordinator:
         group, members, before = self._group, self._group.members, 0
         sealed = {"generation": group.generation, "size": len(members), "cause": group.cause}
         sealed |= {"workers": sum(member.workers for member in members)}
-        sealed |= {"first": members[0], "host": group.host}
+        sealed["first"] = members[0]
         for rank, member in enumerate(members):
             if member.name in names and (peer := self._peers.get(member.name)):
                 peer.send(wire.encode({"sealed": {**sealed, "rank": rank, "before": before}}))

@@ -59,8 +59,7 @@ class GroupStatus:
 class Membership:
     """A node's place in a sealed group: its rank among ``size`` nodes in order of index.
 
-    ``workers`` are those of all nodes, ``before`` those of the nodes with lower ranks. ``host`` is
-    the member beside which the coordinator runs, if it is one.
+    ``workers`` are those of all nodes, ``before`` those of the nodes with lower ranks.
     """
 
     generation: int
@@ -68,7 +67,6 @@ class Membership:
     size: int
     cause: RoundCause
     first: Member
-    host: Member | None
     before: int
     workers: int
 
@@ -101,7 +99,6 @@ class GroupState(GroupStatus):
     """The last membership that was sealed here, in order of rank."""
     gone: dict[str, RoundCause] = field(default_factory=dict)
     """Why a node is not there. One that was lost may come again."""
-    host: Member | None = None
     healing: frozenset[str] = frozenset()
     """The nodes whose workers have said that they heal."""
     taken: int = 0

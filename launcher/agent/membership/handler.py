@@ -100,7 +100,6 @@ class RosterHandler(Client, rdzv.RendezvousHandler):
             size=rules.max_nodes,
             cause=group.RoundCause.JOINED,
             first=Member(self.name, self._addr, port, workers=rules.workers),
-            host=None,
             before=rules.node_index * rules.workers,
             workers=rules.max_nodes * rules.workers,
         )

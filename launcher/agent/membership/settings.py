@@ -38,14 +38,13 @@ class Last:
     """The last membership that a node was in, which it tells a next coordinator.
 
     ``majority_of``: how many members had neither left nor finished. ``faults`` and ``finished`` are
-    those of the whole run so far. ``host``: the member beside which its coordinator ran.
+    those of the whole run so far.
     """
 
     generation: int = 0
     majority_of: int = 0
     faults: int = 0
     finished: int = 0
-    host: Member | None = None
 
 
 NONE = Last()

@@ -28,7 +28,6 @@ class Sealed:
     """A membership, as a node was told it."""
 
     generation: int
-    host: Member | None
     members: tuple[Member, ...]
 
 
@@ -82,10 +81,6 @@ class Coordinator(Machine):
         self.looked_at = self.fence_looked_at = self.clock()
         self.at(0.0, self.look)
 
-    def look_for(self, member: Member) -> None:
-        if any(node.name == member.name and node.dead for node in self.world.nodes):
-            self.see(belonging.Gone(member.name, RoundCause.LOST))
-
     def clock(self) -> float:
         return self.offset_s + self.world.now
 
@@ -121,11 +116,9 @@ class Coordinator(Machine):
                     self.tell(name, lambda node, a=action: node.refuse(a))
                 case belonging.Tell(names):
                     group = self.group
-                    sealed = Sealed(group.generation, group.host, group.members)
+                    sealed = Sealed(group.generation, group.members)
                     for name in sorted(names):
                         self.tell(name, lambda node, s=sealed: node.enter(s))
-                case belonging.LookFor(member):
-                    self.at(self.world.delay(), lambda m=member: self.look_for(m))
                 case _:
                     self.at(self.world.delay(), self.take)
 
@@ -206,9 +199,7 @@ class Node(Machine):
             return
         group = told.group
         if group.generation == self.last.generation:
-            self.last = Last(
-                group.generation, group.majority_of, group.faults, group.finished, self.last.host
-            )
+            self.last = Last(group.generation, group.majority_of, group.faults, group.finished)
         if group.closed == FENCED_OUT:
             self.lose()
         elif self.running:
@@ -258,7 +249,7 @@ class Node(Machine):
         names = [member.name for member in sealed.members]
         if not self.finished and self.name in names:
             self.running, self.joined_at = sealed, None
-            self.last = Last(sealed.generation, len(names), host=sealed.host)
+            self.last = Last(sealed.generation, len(names))
             self.world.entered(self, sealed)
 
     def refuse(self, action: belonging.Refuse) -> None:

@@ -75,6 +75,12 @@ def test_when_the_coordinator_dies_the_next_candidate_s_goes_on_with_who_is_left
     assert [one.number for one in world.served] == [0, 1]
 
 
+def test_when_the_coordinator_freezes_with_its_node_the_others_go_on_after_the_limit():
+    world, nodes = formed(FENCED, 0, 1, 2)
+    serving(world).frozen = nodes[0].frozen = True
+    assert world.until(lambda: world.together(*nodes[1:]), 10) <= LIMIT_S + 1.0
+
+
 def test_a_frozen_coordinator_that_wakes_is_left_alone_and_finds_a_later_generation():
     world, nodes = formed(FENCED, 0, 1, 2)
     first = serving(world)
