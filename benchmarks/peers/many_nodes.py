@@ -3,7 +3,7 @@
 ``python -m benchmarks.peers.many_nodes SIDE NODES LIMIT_S``, with SIDE ``roster`` or ``c10d``. The
 line of JSON has seconds, and null for what did not come within the limit:
 
-- ``sealed_s``: from the last call of ``next_rendezvous`` until it has returned on all nodes.
+- ``sealed_s``: from the last node that asks for a rendezvous until it has returned on all nodes.
 - ``coordinator_s``: processor time for each second while nothing happens; ``coordinator_mib`` its
   memory, its part of what it shares included.
 - ``told_s``: one node is killed; from the first node that is told of it to the last one.
@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from benchmarks.commands import free_port
 from launcher.agent import processes
-from launcher.agent.membership.handler import RosterHandler
+from launcher.agent.membership.client import Client
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
 from launcher.agent.membership.settings import Rules
 
@@ -104,23 +104,26 @@ class Crowd:
     def _live(self, index: int) -> None:
         if index > 0:
             self.gates["connect"].wait()
-        handler = self._make_handler(index)
+        client = self._open_client(index) if self.side == "roster" else None
+        meet = client.meet if client else self._make_peer(index).next_rendezvous
         self._tell("made")
         self.gates["meet"].wait()
         self._tell("called")
-        handler.next_rendezvous()
+        meet()
         self._tell("met")
         self.gates["watch"].wait()
         # Agents look twenty times a second; here it is no part of the figure.
-        while not handler.settle(lambda: handler.num_nodes_waiting(), 5.0):
+        while client and not client.settle(client.must_meet, 5.0):
             pass
         self._tell("told")
         signal.pause()
 
-    def _make_handler(self, index: int) -> Any:
-        if self.side == "roster":
-            rules = replace(self.rules, node_index=index)
-            return RosterHandler(HOST, self.port, RUN_ID, rules, addr=HOST)
+    def _open_client(self, index: int) -> Client:
+        client = Client(HOST, self.port, RUN_ID, replace(self.rules, node_index=index))
+        client.begin()
+        return client
+
+    def _make_peer(self, index: int) -> Any:
         params = RendezvousParameters(
             backend=self.side,
             endpoint=f"{HOST}:{self.port}",

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["launcher.agent.membership.handler", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["launcher.agent.engine.rendezvous", "torch._dynamo"])
 """torch imports its compiler to format the first exception that it logs: here once for all."""
 PR_SET_PDEATHSIG = 1
 LIMIT_S = 90.0
@@ -88,7 +88,8 @@ def _launch(task: Task) -> str:
 
 def _open_roster(params: Any) -> Any:
     """As the node agent does; node 0 serves the run, unless something serves it already."""
-    from launcher.agent.membership.handler import RosterHandler
+    from launcher.agent.engine.rendezvous import RosterHandler
+    from launcher.agent.membership.client import Client
     from launcher.agent.membership.process import UnservedError, serve_forked
     from launcher.agent.membership.settings import Rules
 
@@ -101,7 +102,9 @@ def _open_roster(params: Any) -> Any:
         with contextlib.suppress(UnservedError):
             served = serve_forked(int(port), rules, params.run_id)
     at = host, int(port), params.run_id, rules
-    return RosterHandler(*at, addr=params.local_addr, served=served)
+    client = Client(*at, served=served)
+    client.begin()
+    return RosterHandler(lambda: client)
 
 
 def _lines(path: Path) -> list[str]:

@@ -7,7 +7,9 @@ are dead. The handler then reports and counts why they died, and waits for the G
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,12 +19,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
 
 from launcher.agent.endings import OTHERS_FINISHED
 from launcher.agent.membership import group
-from launcher.agent.membership.handler import BACKEND, RosterHandler, describe
+from launcher.agent.membership.client import Client
+from launcher.agent.membership.group import Membership
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract import protocol
@@ -36,6 +40,7 @@ from launcher.contract.worker_end import WorkerEnd
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
 
+BACKEND = "roster"
 REQUEST_LIMIT_S = 2.0
 """How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
 ADMISSION_LIMIT_S = 60.0
@@ -65,38 +70,97 @@ def configure(plan: NodePlan) -> dict[str, Any]:
     return {"rank": plan.node_index} if isinstance(plan.rendezvous, Static) else {}
 
 
-class NodeHandler(RendezvousHandler):
-    """What torch's agent sees of ``node.roster``, which another one may replace meanwhile."""
+def describe(mine: Membership) -> RendezvousInfo:
+    """A membership, as torch's agent takes it."""
+    store: Any = AgentStore(mine)
+    master = RendezvousStoreInfo(mine.first.addr, mine.first.port)
+    return RendezvousInfo(store, mine.rank, mine.size, master)
 
-    def __init__(self, node: Node, _: RendezvousParameters) -> None:
-        assert node.healer.rounds
-        self._node = node
-        node.roster = node.healer.rounds.open_roster()
-        self._files = StopFiles(node.attempts.node_dir)
-        self._admission = Admission(self._files, node, SystemClock())
-        self._has_run = False
-        self._regroups = False
-        self._blamed_peer: tuple[WorkerEnd, ...] = ()
+
+class AgentStore:
+    """What torch's agent needs of a store: the ranks of its workers, which it is told already.
+
+    Its exit barrier, which waits for 300 s at most, lets it pass at once: ``shutdown`` waits.
+    """
+
+    timeout = 300.0
+
+    def __init__(self, mine: Membership) -> None:
+        place = [mine.before, mine.workers]
+        self._ranks = json.dumps([*place, *place]).encode()
+        self._own = b""
+
+    def set_timeout(self, timeout: object) -> None:
+        """Nothing takes time here."""
+
+    def set(self, key: str, value: bytes) -> None:
+        self._own = value
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """So that the first node can count the workers; it is then told the ranks, too."""
+        return [self._own for _ in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
+        """Nobody asks for them."""
+
+    def get(self, key: str) -> bytes:
+        return self._ranks
+
+    def add(self, key: str, amount: int) -> int:
+        return 0
+
+    def wait(self, keys: Sequence[str], *timeout: Any) -> None:
+        """Not for other nodes."""
+
+
+class RosterHandler(RendezvousHandler):
+    """The roster for torch's agent: a node's part in the group, which may change meanwhile."""
+
+    def __init__(self, part: Callable[[], Client]) -> None:
+        self._part = part
 
     @property
-    def _roster(self) -> RosterHandler:
-        assert self._node.roster
-        return self._node.roster
+    def _roster(self) -> Client:
+        return self._part()
 
     def get_backend(self) -> str:
-        return self._roster.get_backend()
+        return BACKEND
 
     def get_run_id(self) -> str:
-        return self._roster.get_run_id()
+        return self._roster.run_id
 
     def is_closed(self) -> bool:
         return self._roster.is_closed()
 
     def set_closed(self) -> None:
-        self._roster.set_closed()
+        self._roster.close(group.FINISHED)
 
     def shutdown(self) -> bool:
         return self._roster.shutdown()
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        mine = self._roster.meet()
+        assert mine is not None
+        return describe(mine)
+
+    def num_nodes_waiting(self) -> int:
+        """Above zero, torch's agent forms the group again without using up a restart."""
+        return int(self._roster.must_meet())
+
+
+class NodeHandler(RosterHandler):
+    """Also decides what happens between two attempts of the node."""
+
+    def __init__(self, node: Node, _: RendezvousParameters) -> None:
+        assert node.healer.rounds
+        self._node = node
+        node.roster = first = node.healer.rounds.open_roster()
+        super().__init__(lambda: node.roster or first)
+        self._files = StopFiles(node.attempts.node_dir)
+        self._admission = Admission(self._files, node, SystemClock())
+        self._has_run = False
+        self._regroups = False
+        self._blamed_peer: tuple[WorkerEnd, ...] = ()
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Raises ``RendezvousClosedError`` where ``node.ending`` says why this node ends."""
@@ -178,7 +242,7 @@ class NodeHandler(RendezvousHandler):
             self._tell_losses()
             return 0
         self._admission.look()
-        waiting = int(bool(healer.refused)) or roster.num_nodes_waiting()
+        waiting = int(bool(healer.refused)) or super().num_nodes_waiting()
         if self._tell_losses():
             # The workers are ended next, and only they know in which collective they wait.
             self._node.looker.take("loss", stacks=False)

@@ -11,8 +11,8 @@ from launcher.agent.disk import is_full
 from launcher.agent.endings import may_meet_again
 from launcher.agent.engine.node_state import Node
 from launcher.agent.membership.candidates import Candidates, Meeting
+from launcher.agent.membership.client import Client
 from launcher.agent.membership.group import FENCED_OUT
-from launcher.agent.membership.handler import RosterHandler
 from launcher.agent.membership.settings import NONE, parse_rules
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
@@ -39,12 +39,12 @@ class Rounds:
         self._planned = self._stores.plan_round(elsewhere=self._is_elsewhere)
         return self._planned
 
-    def open_roster(self) -> RosterHandler:
+    def open_roster(self) -> Client:
         """The node's part in the group around that one. Blocks; raises ``RendezvousError``."""
         plan, before = self._planned.node, self._node.roster
         meets = plan.rendezvous
         assert isinstance(meets, Elastic)
-        return RosterHandler(
+        roster = Client(
             meets.endpoint_host,
             meets.endpoint_port,
             meets.id,
@@ -54,6 +54,8 @@ class Rounds:
             addr=plan.local_addr,
             served=self._stores.served,
         )
+        roster.begin()
+        return roster
 
     def on_lost(self, cause: Cause) -> bool:
         """The coordinator is gone, or the node ended with it; returns whether to try another."""

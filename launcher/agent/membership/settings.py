@@ -1,4 +1,4 @@
-"""The handler's configuration: every key of ``rdzv_conf``, its meaning and its default."""
+"""The settings of a group: every key of ``rdzv_conf``, its meaning and its default."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.membership.candidates import plan_candidate
+from launcher.agent.membership.client import ReplacedError
 from launcher.agent.membership.group import GroupStatus
-from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import read_ends, write_exit
@@ -370,7 +370,7 @@ def test_equal_sources_give_equal_archives_without_the_public_name():
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
         assert "_launcher_node/agent/node/supervisor.py" in names
-        assert "_launcher_node/agent/membership/handler.py" in names
+        assert "_launcher_node/agent/membership/client.py" in names
         assert not [name for name in names if name.startswith("launcher/")]
         for name in names:
             assert b"from launcher" not in archive.read(name)

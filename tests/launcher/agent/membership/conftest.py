@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from launcher.agent.membership.handler import RosterHandler
+from launcher.agent.membership.client import Client
+from launcher.agent.membership.group import Membership
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
 from launcher.agent.membership.settings import Rules
 
@@ -41,23 +41,24 @@ class Bench:
         token: str = TOKEN,
         served: CoordinatorProcess | None = None,
         **config: Any,
-    ) -> RosterHandler:
+    ) -> Client:
         at = host, port or (served or self.served).port, run
         rules = replace(self.rules, node_index=index, **config)
-        node = RosterHandler(*at, rules, token, addr="127.0.0.1", served=served)
+        node = Client(*at, rules, token, served=served)
         self.ending.callback(node.end)
+        node.begin()
         return node
 
-    def meet(self, *indexes: int) -> list[RosterHandler]:
+    def meet(self, *indexes: int) -> list[Client]:
         nodes = [self.node(index) for index in indexes]
         together(*nodes)
         return nodes
 
 
-def together(*nodes: RosterHandler) -> list[RendezvousInfo]:
+def together(*nodes: Client) -> list[Membership]:
     """All of them in one rendezvous; raises what any of them raises."""
     with ThreadPoolExecutor() as pool:
-        return [*pool.map(lambda node: node.next_rendezvous(), nodes)]
+        return [mine for mine in pool.map(lambda node: node.meet(), nodes) if mine]
 
 
 @pytest.fixture

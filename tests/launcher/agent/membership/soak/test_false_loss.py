@@ -46,10 +46,8 @@ async def proxy(write):
 
 def node(index, port):
     client = Client("127.0.0.1", port, "run", rules(index), "token")
-    client.begin(60.0)
-    client.join(60.0, addr="127.0.0.1", port=1)
-    client.wait_for(lambda: client.answer)
-    sealed = client.answer
+    client.begin()
+    sealed = client.meet()
     end = time.monotonic() + run_s
     try:
         while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""The handler over a real coordinator, in threads: what torch's documentation promises."""
+"""Clients of a real coordinator, in threads: ranks, endings, and what is refused."""
 
 import json
 import logging
@@ -13,8 +13,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from launcher.agent.engine.rendezvous import describe
 from launcher.agent.membership import coordinator
-from launcher.agent.membership.handler import ReplacedError, RosterHandler
+from launcher.agent.membership.client import Client, ReplacedError
 from launcher.contract.generations import FOLDER, Fence
 from tests.launcher.agent.membership.conftest import RUN, together
 from tests.waiting import wait_until
@@ -22,12 +23,12 @@ from tests.waiting import wait_until
 
 def test_all_nodes_get_ranks_by_index_and_one_master_address(make):
     bench = make(3, 3)
-    infos = together(*(bench.node(index, workers=1 + index) for index in (2, 0, 1)))
-    assert [info.rank for info in infos] == [2, 0, 1]
-    assert {info.world_size for info in infos} == {3}
-    assert len({str(info.bootstrap_store_info) for info in infos}) == 1
+    told = together(*(bench.node(index, workers=1 + index) for index in (2, 0, 1)))
+    assert [mine.rank for mine in told] == [2, 0, 1]
+    assert {mine.size for mine in told} == {3}
+    assert len({str(mine.first) for mine in told}) == 1
     # What torch's agent reads: its first worker's rank and the number of workers, twice.
-    ranks = [json.loads(info.store.get("assigned")) for info in infos]
+    ranks = [json.loads(describe(mine).store.get("assigned")) for mine in told]
     assert ranks == [[3, 6, 3, 6], [0, 6, 0, 6], [1, 6, 1, 6]]
 
 
@@ -36,29 +37,29 @@ def test_a_single_node_re_forms_as_often_as_it_asks_each_time_with_another_gener
 ):
     node = make(fence_dir=str(tmp_path)).node()
     for number in (1, 2, 3):
-        assert node.next_rendezvous().world_size == 1
+        assert node.meet().size == 1
         assert (node.membership.generation, node.status.faults) == (number, number - 1)
     names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
     assert names == ["00000001.json", "00000002.json", "00000003.json"]
 
 
-@pytest.mark.parametrize("ends", [RosterHandler.set_closed, RosterHandler.shutdown])
+@pytest.mark.parametrize("ends", [lambda node: node.close("finished"), Client.shutdown])
 def test_a_run_that_a_node_closes_or_completes_is_closed_for_all_who_ask(make, ends):
     bench = make()
     first, second = bench.node(), bench.node(1)
-    first.next_rendezvous()
+    first.meet()
     assert not first.is_closed()
     ends(first)
     assert first.is_closed()
     with pytest.raises(RendezvousClosedError):
-        second.next_rendezvous()
+        second.meet()
 
 
 def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make):
     bench = make(2, 2, join_timeout_s=0.5)
     node = bench.node()
     with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
-        node.next_rendezvous()
+        node.meet()
     node.shutdown()
     bench.meet(0, 1)
 
@@ -67,15 +68,15 @@ def test_a_host_serves_the_run_itself_and_others_find_it(make):
     bench = make(2, 2)
     host = bench.node(served=bench.serve())
     nodes = (host, bench.node(1, port=host.port))
-    assert [info.rank for info in together(*nodes)] == [0, 1]
+    assert [mine.rank for mine in together(*nodes)] == [0, 1]
     with ThreadPoolExecutor() as pool:
         assert all(pool.map(lambda node: node.shutdown(), nodes))
 
 
-def wait_in_vain(node: RosterHandler, heard: list[Exception]) -> None:
+def wait_in_vain(node: Client, heard: list[Exception]) -> None:
     """As torch's launcher goes when there is no rendezvous."""
     try:
-        node.next_rendezvous()
+        node.meet()
     except Exception as error:
         heard.append(error)
         node.shutdown()
@@ -88,7 +89,7 @@ def test_what_a_host_serves_stays_until_who_waits_has_heard_how_it_ends(make, nn
     bench, heard = make(*nnodes), list[Exception]()
     host = bench.node(served=bench.serve(), join_timeout_s=0.5)
     if nnodes == (1, 1):
-        host.next_rendezvous()
+        host.meet()
     other = bench.node(1, port=host.port, join_timeout_s=2.0)
     thread = threading.Thread(target=wait_in_vain, args=(other, heard))
     thread.start()
@@ -107,11 +108,11 @@ def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(
     bench = make(1, 2, fence_dir=str(tmp_path))
     (first,) = bench.meet(0)
     second = bench.node(0)
-    joining = threading.Thread(target=second.next_rendezvous, daemon=True)
+    joining = threading.Thread(target=second.meet, daemon=True)
     joining.start()
-    wait_until(first.num_nodes_waiting)
+    wait_until(first.must_meet)
     with pytest.raises(ReplacedError, match="node_index 0"):
-        first.next_rendezvous()
+        first.meet()
     joining.join(10)
     assert second.membership is not None
 
@@ -129,12 +130,12 @@ def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
     """Also if it re-forms before it is time to look: it takes no generation beyond the other's."""
     monkeypatch.setattr(coordinator, "RARE_LOOK_S", 0.05 if looks else 100.0)
     (node,) = make(fence_dir=str(tmp_path)).meet(0)
-    assert node.num_nodes_waiting() == 0
+    assert node.must_meet() is False
     others = Fence(tmp_path, RUN).take("another coordinator")
     if looks:
-        wait_until(node.num_nodes_waiting)
+        wait_until(node.must_meet)
     with pytest.raises(RendezvousClosedError, match="fenced"):
-        node.next_rendezvous()
+        node.meet()
     assert node.status.closed == "fenced"
     newest = Fence(tmp_path, RUN).newest()
     assert newest is not None
@@ -155,12 +156,12 @@ def test_held_newcomers_are_told_of_and_come_in_after_admit(make):
     bench = make(1, 2, last_call_s=0.2)
     (first,) = bench.meet(0)
     second = bench.node(1)
-    joining = threading.Thread(target=second.next_rendezvous, daemon=True)
+    joining = threading.Thread(target=second.meet, daemon=True)
     joining.start()
     wait_until(lambda: first.status.newcomers == 1)
-    assert first.num_nodes_waiting() == 0
+    assert first.must_meet() is False
     first.say("admit")
-    wait_until(first.num_nodes_waiting)
-    assert first.next_rendezvous().world_size == 2
+    wait_until(first.must_meet)
+    assert first.meet().size == 2
     joining.join(10)
     assert first.status.faults == 0
