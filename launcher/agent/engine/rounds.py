@@ -13,13 +13,13 @@ from launcher.agent.engine.node_state import Node
 from launcher.agent.membership.candidates import Candidates, Meeting
 from launcher.agent.membership.client import Client
 from launcher.agent.membership.group import FENCED_OUT
-from launcher.agent.membership.settings import NONE, parse_rules
+from launcher.agent.membership.settings import NONE
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import name_signal
-from launcher.contract.node_plan import Elastic
+from launcher.contract.node_plan import Elastic, Static
 
 
 class Rounds:
@@ -27,7 +27,9 @@ class Rounds:
 
     def __init__(self, task: NodeTask, node: Node, clock: Clock) -> None:
         meets = bool(task.settings.meet_dir) and task.node.max_nodes > 1
-        self._stores = (Meeting if meets else Candidates)(task, clock, node.token)
+        is_static = isinstance(task.node.rendezvous, Static)
+        kind = Meeting if meets else Candidates
+        self._stores = None if is_static else kind(task, clock, node.token)
         node.healer.rounds = self
         self._task, self._node, self._clock, self.meets = task, node, clock, meets
         self._planned, self._losses_at = task, list[float]()
@@ -36,7 +38,8 @@ class Rounds:
 
     def plan_next(self) -> NodeTask:
         """The task with the coordinator that follows. Blocks; raises ``OSError``."""
-        self._planned = self._stores.plan_round(elsewhere=self._is_elsewhere)
+        if self._stores:
+            self._planned = self._stores.plan_round(elsewhere=self._is_elsewhere)
         return self._planned
 
     def open_roster(self) -> Client:
@@ -44,11 +47,12 @@ class Rounds:
         plan, before = self._planned.node, self._node.roster
         meets = plan.rendezvous
         assert isinstance(meets, Elastic)
+        assert self._stores
         roster = Client(
             meets.endpoint_host,
             meets.endpoint_port,
             meets.id,
-            parse_rules(plan),
+            self._stores.rules,
             token=self._node.token,
             last=before.last if before else NONE,
             addr=plan.local_addr,

@@ -24,7 +24,6 @@ from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.membership.candidates import plan_candidate
 from launcher.agent.membership.client import ReplacedError
 from launcher.agent.membership.group import GroupStatus
 from launcher.agent.node.identity import SOURCES, identify
@@ -161,18 +160,6 @@ def test_sigterm_is_sent_once():
 def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now, step):
     stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(now, speaks=False, acknowledged=False, has_begun=False) is step
-
-
-def test_after_a_loss_comes_the_next_store_and_the_first_one_again():
-    task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
-    second = plan_candidate(task, 1).node.rendezvous
-    assert isinstance(second, Elastic)
-    assert (second.endpoint_host, second.endpoint_port, second.is_host) == ("b", 2, False)
-    assert dict(second.conf) == {"join_timeout_s": "300", "connect_timeout_s": "15"}
-    third = plan_candidate(task, 2).node.rendezvous
-    assert isinstance(third, Elastic)
-    assert (third.endpoint_host, third.is_host) == ("a", True)
-    assert plan_candidate(task, 0) is task
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic
+from tests.launcher.agent.place import free_port
 from tests.launcher.node_plans import node_plan
 
 
@@ -55,15 +56,18 @@ def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings:
     return Meeting(NodeTask(node=node_plan({"conf": conf}), settings=agent), SystemClock())
 
 
-def plan(folder: Path, *given: Any, **more: Any) -> Elastic:
-    """How a node rendezvouses that comes to the folder; the coordinator that it serves is ended."""
-    meeting = meeting_of(folder, *given, **more)
-    rendezvous = meeting.plan_round().node.rendezvous
+def port_of(candidates: Candidates) -> tuple[int, bool]:
+    """Where the next coordinator is, and whether it was served here; then it is ended."""
+    rendezvous = candidates.plan_round().node.rendezvous
     assert isinstance(rendezvous, Elastic)
-    assert rendezvous.is_host is (meeting.served is not None)
-    if meeting.served:
-        meeting.served.stop()
-    return rendezvous
+    if candidates.served:
+        candidates.served.stop()
+    return rendezvous.endpoint_port, candidates.served is not None
+
+
+def serves(folder: Path) -> bool:
+    """Whether a node that comes to the folder serves."""
+    return port_of(meeting_of(folder))[1]
 
 
 def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
@@ -73,7 +77,7 @@ def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
     assert {*others} == {None}
     node = meeting_of(tmp_path).plan_round().node
     assert isinstance(node.rendezvous, Elastic)
-    assert (node.rendezvous.endpoint_host, node.rendezvous.is_host) == (wheres[1], False)
+    assert node.rendezvous.endpoint_host == wheres[1]
     assert node.local_addr == (own_addresses() or (node_plan({}).local_addr,))[0]
 
 
@@ -104,7 +108,7 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, sho
     monkeypatch.setattr(candidates, "reach", lambda *_: {"203.0.113.9": ConnectionRefusedError()})
     announce(tmp_path, store)
     began = time.monotonic()
-    assert plan(tmp_path).is_host
+    assert serves(tmp_path)
     assert 2.5 <= time.monotonic() - began < 7.5
     assert (tmp_path / "coordinator-1.json").exists()
 
@@ -121,13 +125,12 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, sho
 def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
     tmp_path, conf, awaits_nodes, rejoin
 ):
-    planned = dict(plan(tmp_path, conf, awaits_nodes=awaits_nodes).conf)
-    assert float(planned["rejoin_timeout_s"]) == rejoin
+    assert meeting_of(tmp_path, conf, awaits_nodes=awaits_nodes).rules.rejoin_timeout_s == rejoin
 
 
 def test_a_claim_whose_node_died_before_it_served_is_passed_over(tmp_path, short):
     (tmp_path / "coordinator-0.json").touch()
-    assert plan(tmp_path).is_host
+    assert serves(tmp_path)
     assert (tmp_path / "coordinator-1.json").exists()
 
 
@@ -141,8 +144,7 @@ def test_of_two_nodes_that_claim_a_number_at_once_one_goes_to_the_other_s(
     (tmp_path / "coordinator-0.json").unlink()
     claim = Meeting._claim
     monkeypatch.setattr(Meeting, "_claim", claim_late)
-    rendezvous = plan(tmp_path)
-    assert (rendezvous.endpoint_port, rendezvous.is_host) == (store.port, False)
+    assert port_of(meeting_of(tmp_path)) == (store.port, False)
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
@@ -166,5 +168,18 @@ def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_tha
     stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=1) for port in (1, store.port)]
     task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
     of_plan = Candidates(task, SystemClock())
-    planned = [of_plan.plan_round().node.rendezvous for _ in range(2)]
-    assert [one.endpoint_port for one in planned if isinstance(one, Elastic)] == [store.port, 1]
+    assert [port_of(of_plan)[0] for _ in range(2)] == [store.port, 1]
+    assert of_plan.rules.connect_timeout_s == candidates.CONNECT_LIMIT_S
+
+
+def test_after_a_loss_comes_the_next_candidate_and_the_first_one_again():
+    ports = [free_port(), free_port()]
+    stores = [
+        StoreEndpoint(host=LOOPBACK, port=port, node_index=index)
+        for index, port in enumerate(ports)
+    ]
+    first = {"endpoint_host": LOOPBACK, "endpoint_port": ports[0], "is_host": True}
+    task = NodeTask(node=node_plan(first), settings=AgentSettings(stores=tuple(stores)))
+    of_plan = Candidates(task, SystemClock())
+    expected = [(ports[0], True), (ports[1], False), (ports[0], True)]
+    assert [port_of(of_plan) for _ in expected] == expected
