@@ -104,7 +104,15 @@ def _open_roster(params: Any) -> Any:
     at = host, int(port), params.run_id, rules
     client = Client(*at, served=served)
     client.begin()
-    return RosterHandler(lambda: client)
+
+    class Handler(RosterHandler):
+        def num_nodes_waiting(self) -> int:
+            if client.status.newcomers:
+                # Nobody has to commit first.
+                client.say("admit")
+            return super().num_nodes_waiting()
+
+    return Handler(lambda: client)
 
 
 def _lines(path: Path) -> list[str]:
@@ -267,7 +275,6 @@ class Group:
                 "last_call_s": 1,
                 "join_timeout_s": join_timeout_s,
                 "growth_pause_s": 0,
-                "admit_limit_s": 0.25,
                 "workers": nproc,
                 "fence_dir": str(self.folder),
             }

@@ -183,17 +183,15 @@ def _open(group: GroupState, cause: RoundCause, now: float) -> None:
 
 # -- what follows ----------------------------------------------------------------------------------
 def _judge(group: GroupState, now: float) -> None:
-    """Whether the run is over, and whether newcomers are announced or come in."""
+    """Whether the run is over, and whether newcomers are announced."""
     group.closed = group.closed or _end_of(group, now)
     # Once a member has finished, the others are near their end too and are not restarted.
     ending = any(group.gone.get(member.name) is RoundCause.FINISHED for member in group.members)
     # Announced only when calm: for newcomers the training has to commit and end.
     calm = group.newcomers > 0 or now - group.grown_at >= group.rules.growth_pause_s
     can_grow = group.sealed and not group.closed and calm and not ending
-    newcomers = min(group.room - len(group.members), len(group.waiting)) if can_grow else 0
-    group.newcomers = max(0, newcomers)
-    if group.newcomers and now - group.arrived_at >= group.rules.admit_limit_s:
-        _open(group, RoundCause.JOINED, now)
+    newcomers = min(group.room - len(group.members), len(group.waiting))
+    group.newcomers = max(0, newcomers) if can_grow else 0
 
 
 def _end_of(group: GroupState, now: float) -> str:

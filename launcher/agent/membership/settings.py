@@ -72,8 +72,6 @@ class Rules:
     """How long the coordinator may take to answer at first."""
     growth_pause_s: float = 10.0
     """The least time between two admissions of newcomers."""
-    admit_limit_s: float = 120.0
-    """How long newcomers wait at most until some node has committed."""
     workers: int = 1
     """How many this node has."""
     max_restarts: int = -1

@@ -207,6 +207,8 @@ class Node(Machine):
                 self.join()
             else:
                 self.world.commit(self, self.running)
+                if group.newcomers:
+                    self.say(belonging.Admit())
 
     def lose(self) -> None:
         """The coordinator is gone: the workers stop, and the next candidate is asked."""

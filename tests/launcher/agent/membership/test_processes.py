@@ -86,7 +86,7 @@ def take_part(bench: Bench) -> None:
 
 
 def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(make, tmp_path):
-    bench = make(1, 2, fence_dir=str(tmp_path), last_call_s=0.2, admit_limit_s=0.25)
+    bench = make(1, 2, fence_dir=str(tmp_path), last_call_s=0.2)
     process = multiprocessing.get_context("fork").Process(target=take_part, args=(bench,))
     process.start()
     stays = bench.node(0)
@@ -106,6 +106,8 @@ def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(mak
         meet_as(1)
         assert stays.membership.generation == both + 1
         os.kill(process.pid, signal.SIGCONT)
+        wait_until(lambda: stays.status.newcomers)
+        stays.say("admit")
         wait_until(stays.must_meet)
         meet_as(2)
     finally:

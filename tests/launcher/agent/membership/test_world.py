@@ -11,9 +11,7 @@ from launcher.agent.membership.settings import Rules
 from tests.launcher.agent.membership.simulation import Coordinator, Machine, Node, World
 
 LIMIT_S = 5.0
-limited = partial(
-    Rules, detection_limit_s=LIMIT_S, growth_pause_s=0.0, admit_limit_s=0.25, last_call_s=1.0
-)
+limited = partial(Rules, detection_limit_s=LIMIT_S, growth_pause_s=0.0, last_call_s=1.0)
 FENCED = limited(min_nodes=1, max_nodes=4, fence_dir="shared")
 BY_MAJORITY = limited(min_nodes=1, max_nodes=5)
 
