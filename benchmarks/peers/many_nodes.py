@@ -33,8 +33,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from benchmarks.commands import free_port
 from launcher.agent import processes
 from launcher.agent.membership.client import Client
+from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.agent.membership.settings import Rules
 
 HOST, RUN_ID = "127.0.0.1", "many"
 CALM_S, STEADY_S = 3.0, 10.0

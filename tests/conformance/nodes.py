@@ -90,8 +90,8 @@ def _open_roster(params: Any) -> Any:
     """As the node agent does; node 0 serves the run, unless something serves it already."""
     from launcher.agent.engine.rendezvous import RosterHandler
     from launcher.agent.membership.client import Client
+    from launcher.agent.membership.group import Rules
     from launcher.agent.membership.process import UnservedError, serve_forked
-    from launcher.agent.membership.settings import Rules
 
     # torch adds a timeout.
     conf = {name: value for name, value in params.config.items() if name != "timeout"}

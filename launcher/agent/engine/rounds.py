@@ -12,8 +12,7 @@ from launcher.agent.endings import may_meet_again
 from launcher.agent.engine.node_state import Node
 from launcher.agent.membership.candidates import Candidates, Meeting
 from launcher.agent.membership.client import Client
-from launcher.agent.membership.group import FENCED_OUT
-from launcher.agent.membership.settings import NONE
+from launcher.agent.membership.group import FENCED_OUT, NONE
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock

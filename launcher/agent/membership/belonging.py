@@ -14,9 +14,9 @@ from launcher.agent.membership.group import (
     STRANDED,
     GroupState,
     Join,
+    Member,
     RoundCause,
 )
-from launcher.agent.membership.settings import Member
 
 REGROUP_LIMIT_S = 60.0
 """How long a later round waits for a living member whose workers are slow to stop."""

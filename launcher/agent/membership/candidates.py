@@ -18,8 +18,8 @@ from typing import Any
 from launcher.agent import addresses
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership.coordinator import SIGN_S
+from launcher.agent.membership.group import parse_rules
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, ask, serve_forked
-from launcher.agent.membership.settings import parse_rules
 from launcher.agent.membership.wire import WireError
 from launcher.contract.agent_settings import NEVER_S, NodeTask
 from launcher.contract.clock import Clock

@@ -23,9 +23,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import group, wire
-from launcher.agent.membership.group import GroupStatus, Membership
+from launcher.agent.membership.group import NONE, GroupStatus, Last, Member, Membership, Rules
 from launcher.agent.membership.process import CoordinatorProcess
-from launcher.agent.membership.settings import NONE, Last, Member, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
 from launcher.contract.records import parse_record

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.membership import belonging, wire
-from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
-from launcher.agent.membership.settings import Member, Rules
+from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, Member, RoundCause, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
 from launcher.contract.generations import Fence

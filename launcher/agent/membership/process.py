@@ -17,7 +17,7 @@ from pathlib import Path
 from launcher.agent import processes, signals, streams
 from launcher.agent.membership import wire
 from launcher.agent.membership.coordinator import Coordinator
-from launcher.agent.membership.settings import Rules
+from launcher.agent.membership.group import Rules
 
 READY_LIMIT_S = 10.0
 STARTS = 3

@@ -43,7 +43,7 @@ def test_only_a_folder_that_all_nodes_share_fences_the_run(make_plan, local_fact
 
 
 def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(make_job):
-    from launcher.agent.membership.settings import parse_rules
+    from launcher.agent.membership.group import parse_rules
 
     conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
     job = make_job(nnodes="1:2", agent={"detection_limit_s": 1.5}, rdzv={"conf": conf})

@@ -12,8 +12,8 @@ from launcher.agent.engine.run import read_token
 from launcher.agent.membership import candidates, wire
 from launcher.agent.membership.candidates import Meeting
 from launcher.agent.membership.client import Client
+from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import ask
-from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.agent.membership.client import Client
-from launcher.agent.membership.group import Membership
+from launcher.agent.membership.group import Membership, Rules
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.agent.membership.settings import Rules
 
 RUN, TOKEN = "digits-1", "s3cret"
 

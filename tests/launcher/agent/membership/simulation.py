@@ -13,8 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import belonging
 from launcher.agent.membership.candidates import RETURN_LIMIT_S
-from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
-from launcher.agent.membership.settings import NONE, Last, Member, Rules
+from launcher.agent.membership.group import (
+    FENCED_OUT,
+    NONE,
+    GroupState,
+    Join,
+    Last,
+    Member,
+    RoundCause,
+    Rules,
+)
 
 LOOK_S = 0.1
 FENCE_LOOK_S = 5.0

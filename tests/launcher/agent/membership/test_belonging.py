@@ -21,8 +21,7 @@ from launcher.agent.membership.belonging import (
     TakeGeneration,
     Tell,
 )
-from launcher.agent.membership.group import GroupState, Join, RoundCause
-from launcher.agent.membership.settings import NONE, Last, Member, Rules
+from launcher.agent.membership.group import NONE, GroupState, Join, Last, Member, RoundCause, Rules
 
 LIMIT_S = 60.0
 CAUSES = {"lose": RoundCause.LOST, "leave": RoundCause.LEFT, "finish": RoundCause.FINISHED}

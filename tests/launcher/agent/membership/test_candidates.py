@@ -18,8 +18,8 @@ from launcher.agent.membership.candidates import (
     Meeting,
     reach,
 )
+from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic

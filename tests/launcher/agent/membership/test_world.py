@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.membership.settings import Rules
+from launcher.agent.membership.group import Rules
 from tests.launcher.agent.membership.simulation import Coordinator, Machine, Node, World
 
 LIMIT_S = 5.0

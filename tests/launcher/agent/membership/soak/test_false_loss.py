@@ -21,7 +21,7 @@ lossy = ["-m", "statistic", "--mode", "random", "--probability", "0.05", "-j", "
 subprocess.run(["iptables", "-A", "INPUT", "-i", "lo", *lossy], check=True)
 from launcher.agent.membership.client import Client
 from launcher.agent.membership.process import serve_forked
-from launcher.agent.membership.settings import Rules
+from launcher.agent.membership.group import Rules
 
 def rules(index):
     return Rules(min_nodes=1, max_nodes=nodes, node_index=index, last_call_s=60.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.membership import settings
-from launcher.agent.membership.settings import SIGNS_PER_S, Rules, parse_rules
+from launcher.agent.membership import group
+from launcher.agent.membership.group import SIGNS_PER_S, Rules, parse_rules
 from tests.launcher.node_plans import node_plan
 
 
@@ -39,7 +39,7 @@ def test_signs_of_life_come_ten_times_within_the_limit_and_of_many_nodes_less_of
 
 
 def test_every_key_says_what_it_means():
-    tree = ast.parse(Path(settings.__file__).read_text())
+    tree = ast.parse(Path(group.__file__).read_text())
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Rules")
     documented = {
         node.target.id
