@@ -158,13 +158,6 @@ def test_the_group_follows_each_story(rules, steps):
                 assert str(getattr(run.group, word)) == words[0], (word, steps)
 
 
-def test_why_a_node_is_refused_is_said_in_words():
-    run = Run(3, 3).join(0, 1).see(after_s=61.0)
-    assert "within 60 s: 2 of at least 3 nodes are here" in run.refused[0].text
-    run = Run(2, 2).join(0, 1).join(1, life="b")
-    assert "another node came with node_index 1" in run.refused[0].text
-
-
 # -- who may go on ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("fenced", "least", "most", "left", "goes_on"),
@@ -319,9 +312,3 @@ def check_step(before: GroupState, after: GroupState) -> None:
         counted = {member.name for member in before.members} - parted
         others = after.rules.max_nodes - len(names)
         assert 2 * len(counted & names) > len(counted) or others < after.rules.min_nodes
-
-
-def test_a_thousand_nodes_that_come_at_once_are_sealed_by_one_look():
-    run = Run(1000, 1000)
-    run._act([Join(node(index), LIMIT_S) for index in range(1000)])
-    assert len(run.ranks) == 1000

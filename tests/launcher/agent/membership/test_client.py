@@ -4,7 +4,6 @@ import json
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed.elastic.rendezvous import (
@@ -16,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 from launcher.agent.engine.rendezvous import describe
 from launcher.agent.membership import coordinator
 from launcher.agent.membership.client import Client, ReplacedError
-from launcher.contract.generations import FOLDER, Fence
+from launcher.contract.generations import Fence
 from tests.launcher.agent.membership.conftest import RUN, together
 from tests.waiting import wait_until
 
@@ -30,17 +29,6 @@ def test_all_nodes_get_ranks_by_index_and_one_master_address(make):
     # What torch's agent reads: its first worker's rank and the number of workers, twice.
     ranks = [json.loads(describe(mine).store.get("assigned")) for mine in told]
     assert ranks == [[3, 6, 3, 6], [0, 6, 0, 6], [1, 6, 1, 6]]
-
-
-def test_a_single_node_re_forms_as_often_as_it_asks_each_time_with_another_generation(
-    make, tmp_path
-):
-    node = make(fence_dir=str(tmp_path)).node()
-    for number in (1, 2, 3):
-        assert node.meet().size == 1
-        assert (node.membership.generation, node.status.faults) == (number, number - 1)
-    names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
-    assert names == ["00000001.json", "00000002.json", "00000003.json"]
 
 
 @pytest.mark.parametrize("ends", [lambda node: node.close("finished"), Client.shutdown])
@@ -62,15 +50,6 @@ def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make):
         node.meet()
     node.shutdown()
     bench.meet(0, 1)
-
-
-def test_a_host_serves_the_run_itself_and_others_find_it(make):
-    bench = make(2, 2)
-    host = bench.node(served=bench.serve())
-    nodes = (host, bench.node(1, port=host.port))
-    assert [mine.rank for mine in together(*nodes)] == [0, 1]
-    with ThreadPoolExecutor() as pool:
-        assert all(pool.map(lambda node: node.shutdown(), nodes))
 
 
 def wait_in_vain(node: Client, heard: list[Exception]) -> None:
@@ -150,18 +129,3 @@ def test_without_a_fence_the_majority_rule_is_said_aloud(make, caplog):
     with caplog.at_level(logging.WARNING):
         make(2, 3).node()
     assert "fences" not in caplog.text, "any two groups of 2 of 3 share a node"
-
-
-def test_held_newcomers_are_told_of_and_come_in_after_admit(make):
-    bench = make(1, 2, last_call_s=0.2)
-    (first,) = bench.meet(0)
-    second = bench.node(1)
-    joining = threading.Thread(target=second.meet, daemon=True)
-    joining.start()
-    wait_until(lambda: first.status.newcomers == 1)
-    assert first.must_meet() is False
-    first.say("admit")
-    wait_until(first.must_meet)
-    assert first.meet().size == 2
-    joining.join(10)
-    assert first.status.faults == 0

@@ -1,13 +1,7 @@
 """The keys of ``rdzv_conf``, as text or typed, and what follows from them."""
 
-import ast
-import itertools
-from dataclasses import fields
-from pathlib import Path
-
 import pytest
 
-from launcher.agent.membership import group
 from launcher.agent.membership.group import SIGNS_PER_S, Rules, parse_rules
 from tests.launcher.node_plans import node_plan
 
@@ -36,16 +30,3 @@ def test_signs_of_life_come_ten_times_within_the_limit_and_of_many_nodes_less_of
         assert min(0.25, limit_s / 10) <= interval_s <= limit_s / 10
         if interval_s < limit_s / 10:
             assert nodes / interval_s <= SIGNS_PER_S
-
-
-def test_every_key_says_what_it_means():
-    tree = ast.parse(Path(group.__file__).read_text())
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Rules")
-    documented = {
-        node.target.id
-        for node, text in itertools.pairwise(body)
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and isinstance(text, ast.Expr)
-    }
-    assert documented == {field.name for field in fields(Rules)}

@@ -13,8 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.membership import client, wire
 from launcher.agent.membership.group import RoundCause
-from launcher.agent.membership.process import ask
-from tests.launcher.agent.membership.conftest import RUN, TOKEN, Bench
+from tests.launcher.agent.membership.conftest import RUN, Bench
 from tests.waiting import wait_until
 
 
@@ -181,15 +180,3 @@ def test_who_is_no_node_is_told_once_and_disturbs_nobody(make, capfd, line, told
     (said,) = "".join(capfd.readouterr()).splitlines()
     assert "a connection from 127.0.0.1" in said
     assert told in said
-
-
-def test_who_serves_a_run_is_found_by_whoever_knows_it(make):
-    bench = make()
-    port = bench.served.port
-    assert ask("127.0.0.1", port, RUN, 2.0, TOKEN) == bench.served.origin
-    for wrong in (("digits-2", 2.0, TOKEN), (RUN, 2.0, "other")):
-        with pytest.raises(wire.WireError, match="another run, or another token"):
-            ask("127.0.0.1", port, *wrong)
-    bench.served.stop()
-    with pytest.raises(ConnectionRefusedError):
-        ask("127.0.0.1", port, RUN, 2.0, TOKEN)

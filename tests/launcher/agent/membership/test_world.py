@@ -90,18 +90,6 @@ def test_a_frozen_coordinator_that_wakes_is_left_alone_and_finds_a_later_generat
     assert first.group.closed == "fenced"
 
 
-def test_without_a_fence_a_minority_that_is_cut_off_does_not_train_on():
-    world, nodes = formed(BY_MAJORITY, 0, 1, 2, 3, 4)
-    serving(world).cut = True
-    nodes[0].cut = True
-    rest = nodes[1:]
-    world.until(lambda: world.together(*rest), 30)
-    assert not nodes[0].running
-    nodes[0].mend()
-    world.served[0].mend()
-    world.until(lambda: world.together(*nodes), 60)
-
-
 # -- random schedules ----------------------------------------------------------------------------
 TO_NODES = ["kill", "lose power", "freeze", "wake", "leave", "fault", "cut", "mend"]
 TO_COORDINATORS = ["stop it", "freeze it", "wake it", "cut it", "mend it"]
