@@ -65,11 +65,6 @@ def port_of(candidates: Candidates) -> tuple[int, bool]:
     return rendezvous.endpoint_port, candidates.served is not None
 
 
-def serves(folder: Path) -> bool:
-    """Whether a node that comes to the folder serves."""
-    return port_of(meeting_of(folder))[1]
-
-
 def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
     wheres = ("203.0.113.9", *own_addresses(), LOOPBACK)
     first, *others = reach(announce(tmp_path, store, addresses=wheres)).values()
@@ -102,13 +97,18 @@ def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(tmp_path, stor
     assert not (tmp_path / "coordinator-1.json").exists()
 
 
-def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, short, monkeypatch):
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_store_that_shows_no_sign_of_life_is_replaced(
+    tmp_path, store, short, monkeypatch, announced
+):
+    """Also if its node died before it served."""
     store.stop()
     # There is no other machine here that could refuse.
     monkeypatch.setattr(candidates, "reach", lambda *_: {"203.0.113.9": ConnectionRefusedError()})
-    announce(tmp_path, store)
+    if announced:
+        announce(tmp_path, store)
     began = time.monotonic()
-    assert serves(tmp_path)
+    assert port_of(meeting_of(tmp_path))[1]
     assert 2.5 <= time.monotonic() - began < 7.5
     assert (tmp_path / "coordinator-1.json").exists()
 
@@ -128,23 +128,10 @@ def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
     assert meeting_of(tmp_path, conf, awaits_nodes=awaits_nodes).rules.rejoin_timeout_s == rejoin
 
 
-def test_a_claim_whose_node_died_before_it_served_is_passed_over(tmp_path, short):
-    (tmp_path / "coordinator-0.json").touch()
-    assert serves(tmp_path)
-    assert (tmp_path / "coordinator-1.json").exists()
-
-
-def test_of_two_nodes_that_claim_a_number_at_once_one_goes_to_the_other_s(
-    tmp_path, store, monkeypatch
-):
-    def claim_late(self: Meeting, path: Path, *given: Any) -> Any:
-        announce(tmp_path, store)
-        return claim(self, path, *given)
-
-    (tmp_path / "coordinator-0.json").unlink()
-    claim = Meeting._claim
-    monkeypatch.setattr(Meeting, "_claim", claim_late)
-    assert port_of(meeting_of(tmp_path)) == (store.port, False)
+def test_of_two_nodes_that_claim_a_number_at_once_one_does_not_serve(tmp_path, store):
+    meeting = meeting_of(tmp_path)
+    assert meeting._claim(tmp_path / "coordinator-0.json") is None
+    assert meeting.served is None
 
 
 @pytest.mark.parametrize("is_taken", [False, True])

@@ -73,17 +73,13 @@ def test_when_the_coordinator_dies_the_next_candidate_s_goes_on_with_who_is_left
     assert [one.number for one in world.served] == [0, 1]
 
 
-def test_when_the_coordinator_freezes_with_its_node_the_others_go_on_after_the_limit():
+@pytest.mark.parametrize("with_node_0", [False, True])
+def test_a_frozen_coordinator_that_wakes_is_left_alone_and_finds_a_later_generation(with_node_0):
     world, nodes = formed(FENCED, 0, 1, 2)
-    serving(world).frozen = nodes[0].frozen = True
-    assert world.until(lambda: world.together(*nodes[1:]), 10) <= LIMIT_S + 1.0
-
-
-def test_a_frozen_coordinator_that_wakes_is_left_alone_and_finds_a_later_generation():
-    world, nodes = formed(FENCED, 0, 1, 2)
-    first = serving(world)
-    first.frozen = True
-    world.until(lambda: serving(world) is not first and world.together(*nodes), 2 * LIMIT_S + 3)
+    first, rest = serving(world), nodes[with_node_0:]
+    first.frozen, nodes[0].frozen = True, with_node_0
+    world.until(lambda: serving(world) is not first and world.together(*rest), LIMIT_S + 1)
+    nodes[0].wake()
     first.wake()
     world.run(2 * LIMIT_S)
     assert world.together(*nodes)
