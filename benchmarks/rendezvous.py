@@ -13,8 +13,7 @@ from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial, in_turn
 from launcher.agent.membership import belonging
-from launcher.agent.membership.group import GroupState, Join, RoundCause
-from launcher.agent.membership.settings import Last, Member, Rules
+from launcher.agent.membership.group import GroupState, Join, Last, Member, RoundCause, Rules
 
 PURE = (64, 256, 1_000, 4_000)
 LINEAR = Goal(of="ratio", most=5.0)

@@ -3,7 +3,7 @@
 ``python -m benchmarks.peers.many_nodes SIDE NODES LIMIT_S``, with SIDE ``roster`` or ``c10d``. The
 line of JSON has seconds, and null for what did not come within the limit:
 
-- ``sealed_s``: from the last call of ``next_rendezvous`` until it has returned on all nodes.
+- ``sealed_s``: from the last node that asks for a rendezvous until it has returned on all nodes.
 - ``coordinator_s``: processor time for each second while nothing happens; ``coordinator_mib`` its
   memory, its part of what it shares included.
 - ``told_s``: one node is killed; from the first node that is told of it to the last one.
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -32,9 +32,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from benchmarks.commands import free_port
 from launcher.agent import processes
-from launcher.agent.membership.handler import create_handler
+from launcher.agent.membership.client import Client
+from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.agent.membership.settings import parse_rules
 
 HOST, RUN_ID = "127.0.0.1", "many"
 CALM_S, STEADY_S = 3.0, 10.0
@@ -74,8 +74,8 @@ class Crowd:
     side: str
     nodes: int
     port: int
-    config: dict[str, Any]
-    """Of the handler, but for what differs from node to node."""
+    rules: Rules
+    """Of each node, but for its index."""
     pids: dict[int, int] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
 
@@ -104,22 +104,26 @@ class Crowd:
     def _live(self, index: int) -> None:
         if index > 0:
             self.gates["connect"].wait()
-        handler = self._make_handler(index)
+        client = self._open_client(index) if self.side == "roster" else None
+        meet = client.meet if client else self._make_peer(index).next_rendezvous
         self._tell("made")
         self.gates["meet"].wait()
         self._tell("called")
-        handler.next_rendezvous()
+        meet()
         self._tell("met")
         self.gates["watch"].wait()
         # Agents look twenty times a second; here it is no part of the figure.
-        while not handler.settle(lambda: handler.num_nodes_waiting(), 5.0):
+        while client and not client.settle(client.must_meet, 5.0):
             pass
         self._tell("told")
         signal.pause()
 
-    def _make_handler(self, index: int) -> Any:
-        roster = self.side == "roster"
-        own = {"node_index": index} if roster else {"is_host": index == 0, "store_type": "tcp"}
+    def _open_client(self, index: int) -> Client:
+        client = Client(HOST, self.port, RUN_ID, replace(self.rules, node_index=index))
+        client.begin()
+        return client
+
+    def _make_peer(self, index: int) -> Any:
         params = RendezvousParameters(
             backend=self.side,
             endpoint=f"{HOST}:{self.port}",
@@ -127,10 +131,10 @@ class Crowd:
             min_nodes=self.nodes,
             max_nodes=self.nodes,
             local_addr=HOST,
-            **self.config,
-            **own,
+            is_host=index == 0,
+            store_type="tcp",
         )
-        return create_handler(params) if roster else registry.get_rendezvous_handler(params)
+        return registry.get_rendezvous_handler(params)
 
     def _tell(self, word: str) -> None:
         os.write(self._writer, f"{word} {time.monotonic()}\n".encode())
@@ -205,15 +209,12 @@ def main(side: str, nodes: int, limit_s: float) -> None:
     logging.disable(logging.WARNING)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        served, config = None, dict[str, Any]()
-        if side == "roster":
-            config = {"fence_dir": folder}
-            rules = parse_rules(config, min_nodes=nodes, max_nodes=nodes)
-            served = serve_forked(0, rules, RUN_ID)
+        rules = Rules(min_nodes=nodes, max_nodes=nodes, fence_dir=folder)
+        served = serve_forked(0, rules, RUN_ID) if side == "roster" else None
         gc.collect()
         gc.freeze()
         # A port of the store's own for the other side: its first node listens there.
-        crowd = Crowd(side, nodes, served.port if served else free_port(), config)
+        crowd = Crowd(side, nodes, served.port if served else free_port(), rules)
         try:
             found = dict(measure(crowd, served, limit_s))
         finally:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["launcher.agent.membership.handler", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["launcher.agent.engine.rendezvous", "torch._dynamo"])
 """torch imports its compiler to format the first exception that it logs: here once for all."""
 PR_SET_PDEATHSIG = 1
 LIMIT_S = 90.0
@@ -66,12 +66,10 @@ def _launch(task: Task) -> str:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.launcher import api
 
-    from launcher.agent.membership.handler import create_handler
-
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.INFO)
-    rendezvous_handler_registry.register("roster", create_handler)
+    rendezvous_handler_registry.register("roster", _open_roster)
     agent = functools.partial(api.LocalElasticAgent, exit_barrier_timeout=task.exit_barrier_s)
     api.LocalElasticAgent = agent  # torch's launcher has no option for it
     logs = DefaultLogsSpecs(log_dir=str(Path(task.folder, "logs")))
@@ -86,6 +84,35 @@ def _launch(task: Task) -> str:
         traceback.print_exc()
         return type(error).__name__
     return "completes"
+
+
+def _open_roster(params: Any) -> Any:
+    """As the node agent does; node 0 serves the run, unless something serves it already."""
+    from launcher.agent.engine.rendezvous import RosterHandler
+    from launcher.agent.membership.client import Client
+    from launcher.agent.membership.group import Rules
+    from launcher.agent.membership.process import UnservedError, serve_forked
+
+    # torch adds a timeout.
+    conf = {name: value for name, value in params.config.items() if name != "timeout"}
+    rules = Rules(min_nodes=params.min_nodes, max_nodes=params.max_nodes, **conf)
+    host, port = params.endpoint.split(":")
+    served = None
+    if rules.node_index == 0:
+        with contextlib.suppress(UnservedError):
+            served = serve_forked(int(port), rules, params.run_id)
+    at = host, int(port), params.run_id, rules
+    client = Client(*at, served=served)
+    client.begin()
+
+    class Handler(RosterHandler):
+        def num_nodes_waiting(self) -> int:
+            if client.status.newcomers:
+                # Nobody has to commit first.
+                client.say("admit")
+            return super().num_nodes_waiting()
+
+    return Handler(lambda: client)
 
 
 def _lines(path: Path) -> list[str]:
@@ -245,11 +272,9 @@ class Group:
         if self.backend == "roster":
             return {
                 "node_index": index,
-                "is_host": serves,
                 "last_call_s": 1,
                 "join_timeout_s": join_timeout_s,
                 "growth_pause_s": 0,
-                "admit_limit_s": 0.25,
                 "workers": nproc,
                 "fence_dir": str(self.folder),
             }

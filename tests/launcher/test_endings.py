@@ -25,7 +25,7 @@ from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.torch_agent import judge_error
-from launcher.agent.membership.handler import ReplacedError
+from launcher.agent.membership.client import ReplacedError
 from launcher.agent.worker_exit import write_exit
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause

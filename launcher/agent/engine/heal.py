@@ -27,7 +27,7 @@ from launcher.contract.waits import LOOK_S
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
     from launcher.agent.engine.rounds import Rounds
-    from launcher.agent.membership.handler import RosterHandler
+    from launcher.agent.membership.client import Client
 
 HEAL_LIMIT_S = 120.0
 """How long workers may take to leave a world that is lost before they are started anew."""
@@ -77,7 +77,7 @@ class Healer:
         self._lost_at: float | None = None
         self.joins = False
         """Whether this attempt's workers wait for a first world that lets them in."""
-        self._said_to: RosterHandler | None = None
+        self._said_to: Client | None = None
         self._told = self._finished_before = 0
         """The last generation that this attempt's workers were told, and how many nodes had
         finished then."""
@@ -209,7 +209,7 @@ class Healer:
                 if not self._is_taken_over:
                     self._meet(roster)
 
-    def _has_to_meet(self, roster: RosterHandler) -> bool:
+    def _has_to_meet(self, roster: Client) -> bool:
         if self._is_taken_over or not self.can_heal:
             return False
         if not all(worker.is_ready for worker in self._workers.values()):
@@ -218,7 +218,7 @@ class Healer:
         is_broken = since is not None and self._clock.monotonic() - since > BROKEN_LIMIT_S
         return is_broken or not roster.is_member or roster.is_gone
 
-    def _meet(self, roster: RosterHandler) -> None:
+    def _meet(self, roster: Client) -> None:
         """Meets the other nodes again, for workers that go on."""
         # Not at the top: see ``run.py``.
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
@@ -255,16 +255,15 @@ class Healer:
             world = describe_world(mine, worker.local_rank, len(workers))
             worker.tell(world=world, generation=mine.generation, joined=joined)
 
-    def _follow(self, roster: RosterHandler) -> RosterHandler:
+    def _follow(self, roster: Client) -> Client:
         """Goes on around the coordinator that follows one that is gone."""
-        from launcher.agent.engine.rendezvous import follow
-
         assert self.rounds
         why = f"{roster.where} is gone"
         roster.end()
         if not self.rounds.on_lost(Cause.STORE_LOST):
             raise OSError(why)
-        self._node.roster = new = follow(self.rounds, self._node)
+        self.rounds.plan_next()
+        self._node.roster = new = self.rounds.open_roster()
         self._node.ledger.write("store-lost", detail=why)
         say(f"{why}; the next one answers")
         return new

@@ -20,8 +20,8 @@ from launcher.contract.ending import Ending
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
+    from launcher.agent.membership.client import Client
     from launcher.agent.membership.group import Membership
-    from launcher.agent.membership.handler import RosterHandler
 
 
 class Node:
@@ -49,7 +49,7 @@ class Node:
         """Whether a store has answered this node before torch's agent was started."""
         self.token = ""
         """What connections of this run prove to know; see ``run.read_token``."""
-        self.roster: RosterHandler | None = None
+        self.roster: Client | None = None
         """This node's part in the group; None in a static group, and before the first store."""
         self.on_first_round: Callable[[], None] = lambda: None
         self.looker = Looker(attempts, clock)

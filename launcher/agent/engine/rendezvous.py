@@ -7,7 +7,9 @@ are dead. The handler then reports and counts why they died, and waits for the G
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,14 +19,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
 
 from launcher.agent.endings import OTHERS_FINISHED
 from launcher.agent.membership import group
-from launcher.agent.membership.candidates import UnreachableError
-from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler
-from launcher.agent.membership.process import UnservedError
+from launcher.agent.membership.client import Client
+from launcher.agent.membership.group import Membership
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract import protocol
@@ -37,8 +39,8 @@ from launcher.contract.worker_end import WorkerEnd
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
-    from launcher.agent.engine.rounds import Rounds
 
+BACKEND = "roster"
 REQUEST_LIMIT_S = 2.0
 """How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
 ADMISSION_LIMIT_S = 60.0
@@ -52,27 +54,6 @@ def register_handler(node: Node) -> str:
     return BACKEND
 
 
-def follow(rounds: Rounds, node: Node) -> RosterHandler:
-    """The node's part in the group around the next coordinator, without torch's agent. Blocks.
-
-    Raises ``OSError`` or ``RendezvousError`` where none can be followed.
-    """
-    try:
-        plan = rounds.plan_next().node
-    except (UnreachableError, UnservedError) as error:
-        raise OSError(str(error)) from error
-    params = RendezvousParameters(
-        backend=BACKEND,
-        endpoint=name_endpoint(plan),
-        run_id=plan.rendezvous.id,
-        min_nodes=plan.min_nodes,
-        max_nodes=plan.max_nodes,
-        local_addr=plan.local_addr,
-        **configure(plan),
-    )
-    return create_handler(params, token=node.token)
-
-
 def name_endpoint(plan: NodePlan) -> str:
     """Where the node's rendezvous is, as torch writes it."""
     match plan.rendezvous:
@@ -84,51 +65,102 @@ def name_endpoint(plan: NodePlan) -> str:
 
 
 def configure(plan: NodePlan) -> dict[str, Any]:
-    """The settings of the node's rendezvous handler."""
-    rendezvous = plan.rendezvous
-    if isinstance(rendezvous, Static):
-        # A number: torch compares it with 0 to find the node that serves the store.
-        return {"rank": plan.node_index}
-    return {
-        **dict(rendezvous.conf),
-        "is_host": "1" if rendezvous.is_host else "0",
-        "node_index": str(plan.node_index),
-        "max_restarts": str(plan.max_restarts),
-        "workers": str(plan.nproc_per_node),
-    }
+    """What torch is told of the node's rendezvous; ``NodeHandler`` has it from the plan."""
+    # A number: torch compares it with 0 to find the node that serves the store.
+    return {"rank": plan.node_index} if isinstance(plan.rendezvous, Static) else {}
 
 
-class NodeHandler(RendezvousHandler):
-    """What torch's agent sees of ``node.roster``, which another one may replace meanwhile."""
+def describe(mine: Membership) -> RendezvousInfo:
+    """A membership, as torch's agent takes it."""
+    store: Any = AgentStore(mine)
+    master = RendezvousStoreInfo(mine.first.addr, mine.first.port)
+    return RendezvousInfo(store, mine.rank, mine.size, master)
 
-    def __init__(self, node: Node, params: RendezvousParameters) -> None:
-        self._node = node
-        node.roster = create_handler(params, token=node.token)
-        self._files = StopFiles(node.attempts.node_dir)
-        self._admission = Admission(self._files, node, SystemClock())
-        self._has_run = False
-        self._regroups = False
-        self._blamed_peer: tuple[WorkerEnd, ...] = ()
+
+class AgentStore:
+    """What torch's agent needs of a store: the ranks of its workers, which it is told already.
+
+    Its exit barrier, which waits for 300 s at most, lets it pass at once: ``shutdown`` waits.
+    """
+
+    timeout = 300.0
+
+    def __init__(self, mine: Membership) -> None:
+        place = [mine.before, mine.workers]
+        self._ranks = json.dumps([*place, *place]).encode()
+        self._own = b""
+
+    def set_timeout(self, timeout: object) -> None:
+        """Nothing takes time here."""
+
+    def set(self, key: str, value: bytes) -> None:
+        self._own = value
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """So that the first node can count the workers; it is then told the ranks, too."""
+        return [self._own for _ in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
+        """Nobody asks for them."""
+
+    def get(self, key: str) -> bytes:
+        return self._ranks
+
+    def add(self, key: str, amount: int) -> int:
+        return 0
+
+    def wait(self, keys: Sequence[str], *timeout: Any) -> None:
+        """Not for other nodes."""
+
+
+class RosterHandler(RendezvousHandler):
+    """The roster for torch's agent: a node's part in the group, which may change meanwhile."""
+
+    def __init__(self, part: Callable[[], Client]) -> None:
+        self._part = part
 
     @property
-    def _roster(self) -> RosterHandler:
-        assert self._node.roster
-        return self._node.roster
+    def _roster(self) -> Client:
+        return self._part()
 
     def get_backend(self) -> str:
-        return self._roster.get_backend()
+        return BACKEND
 
     def get_run_id(self) -> str:
-        return self._roster.get_run_id()
+        return self._roster.run_id
 
     def is_closed(self) -> bool:
         return self._roster.is_closed()
 
     def set_closed(self) -> None:
-        self._roster.set_closed()
+        self._roster.close(group.FINISHED)
 
     def shutdown(self) -> bool:
         return self._roster.shutdown()
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        mine = self._roster.meet()
+        assert mine is not None
+        return describe(mine)
+
+    def num_nodes_waiting(self) -> int:
+        """Above zero, torch's agent forms the group again without using up a restart."""
+        return int(self._roster.must_meet())
+
+
+class NodeHandler(RosterHandler):
+    """Also decides what happens between two attempts of the node."""
+
+    def __init__(self, node: Node, _: RendezvousParameters) -> None:
+        assert node.healer.rounds
+        self._node = node
+        node.roster = first = node.healer.rounds.open_roster()
+        super().__init__(lambda: node.roster or first)
+        self._files = StopFiles(node.attempts.node_dir)
+        self._admission = Admission(self._files, node, SystemClock())
+        self._has_run = False
+        self._regroups = False
+        self._blamed_peer: tuple[WorkerEnd, ...] = ()
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Raises ``RendezvousClosedError`` where ``node.ending`` says why this node ends."""
@@ -155,7 +187,7 @@ class NodeHandler(RendezvousHandler):
         self._tell_lost_peer()
         node.on_rendezvous(mine.rank, mine.size)
         self._has_run = True
-        return self._roster.describe(mine, lambda: self._roster)
+        return describe(mine)
 
     def _judge_last_attempt(self) -> None:
         node = self._node
@@ -166,7 +198,7 @@ class NodeHandler(RendezvousHandler):
             raise SignalException("asked to stop", signal.SIGTERM)
         if node.attempts.have_succeeded():
             # The group re-forms, but this node's workers had ended well before that.
-            self._roster.finish()
+            self._roster.say("finish")
             self._roster.wait_until_closed()
             self._end(Ending(cause=Cause.COMPLETED))
         step = node.judge_attempt(regroups=self._regroups)
@@ -206,11 +238,11 @@ class NodeHandler(RendezvousHandler):
         if healer.can_heal and not roster.is_closed():
             if roster.status.newcomers:
                 # The workers go on until the newcomers are ready: there is nothing to commit.
-                roster.admit()
+                roster.say("admit")
             self._tell_losses()
             return 0
         self._admission.look()
-        waiting = int(bool(healer.refused)) or roster.num_nodes_waiting()
+        waiting = int(bool(healer.refused)) or super().num_nodes_waiting()
         if self._tell_losses():
             # The workers are ended next, and only they know in which collective they wait.
             self._node.looker.take("loss", stacks=False)
@@ -253,7 +285,7 @@ class Admission:
             return
         now = self._clock.monotonic()
         if not self._files.training_speaks():
-            roster.admit()
+            roster.say("admit")
         elif self._asked_at is None:
             if not self._files.is_asked():
                 self._asked_at = now
@@ -261,4 +293,4 @@ class Admission:
                 deadline = at + ADMISSION_LIMIT_S
                 self._files.ask(protocol.STOP_REASON_RESIZE, at=at, deadline=deadline)
         elif self._files.has_answer() or now - self._asked_at > ADMISSION_LIMIT_S:
-            roster.admit()
+            roster.say("admit")

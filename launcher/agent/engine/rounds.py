@@ -10,14 +10,15 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from launcher.agent.disk import is_full
 from launcher.agent.endings import may_meet_again
 from launcher.agent.engine.node_state import Node
-from launcher.agent.membership.candidates import Candidates, Meeting, UnreachableError
-from launcher.agent.membership.group import FENCED_OUT
-from launcher.agent.membership.process import UnservedError
+from launcher.agent.membership.candidates import Candidates, Meeting
+from launcher.agent.membership.client import Client
+from launcher.agent.membership.group import FENCED_OUT, NONE
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import name_signal
+from launcher.contract.node_plan import Elastic, Static
 
 
 class Rounds:
@@ -25,24 +26,45 @@ class Rounds:
 
     def __init__(self, task: NodeTask, node: Node, clock: Clock) -> None:
         meets = bool(task.settings.meet_dir) and task.node.max_nodes > 1
-        self._stores = (Meeting if meets else Candidates)(task, clock, node.token)
+        is_static = isinstance(task.node.rendezvous, Static)
+        kind = Meeting if meets else Candidates
+        self._stores = None if is_static else kind(task, clock, node.token)
         node.healer.rounds = self
         self._task, self._node, self._clock, self.meets = task, node, clock, meets
-        self._carried, self._losses_at = dict[str, str](), list[float]()
+        self._planned, self._losses_at = task, list[float]()
         # The group of a node that was here before may have moved to another store.
         self._is_elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
 
     def plan_next(self) -> NodeTask:
-        """The task with the coordinator that follows; raises what ``plan_round`` raises. Blocks."""
-        return self._stores.plan_round(self._carried, elsewhere=self._is_elsewhere)
+        """The task with the coordinator that follows. Blocks; raises ``OSError``."""
+        if self._stores:
+            self._planned = self._stores.plan_round(elsewhere=self._is_elsewhere)
+        return self._planned
+
+    def open_roster(self) -> Client:
+        """The node's part in the group around that one. Blocks; raises ``RendezvousError``."""
+        plan, before = self._planned.node, self._node.roster
+        meets = plan.rendezvous
+        assert isinstance(meets, Elastic)
+        assert self._stores
+        roster = Client(
+            meets.endpoint_host,
+            meets.endpoint_port,
+            meets.id,
+            self._stores.rules,
+            token=self._node.token,
+            last=before.last if before else NONE,
+            addr=plan.local_addr,
+            served=self._stores.served,
+        )
+        roster.begin()
+        return roster
 
     def on_lost(self, cause: Cause) -> bool:
         """The coordinator is gone, or the node ended with it; returns whether to try another."""
         roster = self._node.roster
         self._is_elsewhere = roster is not None and roster.status.closed == FENCED_OUT
         self._losses_at.append(self._clock.monotonic())
-        if roster:
-            self._carried |= roster.carried()
         return may_meet_again(self._task, cause, self._losses_at, fenced=self._is_elsewhere)
 
     def run(self, run_once: Callable[[NodeTask], Ending]) -> Ending:
@@ -62,7 +84,7 @@ class Rounds:
         while True:
             try:
                 planned = self.plan_next()
-            except (UnreachableError, UnservedError, OSError) as error:
+            except OSError as error:
                 cause = Cause.DISK_FULL if is_full(error) else Cause.RENDEZVOUS_UNREACHABLE
                 return Ending(cause=cause, detail=str(error))
             node.reached_store = self.meets

@@ -29,8 +29,8 @@ from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import configure, name_endpoint, register_handler
 from launcher.agent.engine.tee import Tee
 from launcher.agent.membership import group
+from launcher.agent.membership.client import ReplacedError
 from launcher.agent.membership.group import FENCED_OUT
-from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
@@ -120,7 +120,7 @@ def judge_error(error: BaseException, node: Node) -> Ending:
     roster, succeeded = node.roster, node.attempts.have_succeeded()
     if isinstance(error, SignalException) and roster:
         if succeeded:
-            roster.finish()
+            roster.say("finish")
         # So that the others re-form at once.
         roster.leave()
     if isinstance(error, ChildFailedError):

@@ -14,9 +14,9 @@ from launcher.agent.membership.group import (
     STRANDED,
     GroupState,
     Join,
+    Member,
     RoundCause,
 )
-from launcher.agent.membership.settings import Member
 
 REGROUP_LIMIT_S = 60.0
 """How long a later round waits for a living member whose workers are slow to stop."""
@@ -71,13 +71,6 @@ class TakeGeneration:
 
 
 @dataclass(frozen=True)
-class LookFor:
-    """See whether the node of the last coordinator is there; ``Gone`` if it is not."""
-
-    member: Member
-
-
-@dataclass(frozen=True)
 class Refuse:
     """A node's rendezvous fails: ``closed``, ``timeout``, ``replaced`` or ``state``."""
 
@@ -93,7 +86,7 @@ class Tell:
     names: frozenset[str]
 
 
-Action = TakeGeneration | LookFor | Refuse | Tell
+Action = TakeGeneration | Refuse | Tell
 
 
 def step(
@@ -109,7 +102,6 @@ def step(
     _seal(group, now, actions)
     actions += _refuse_late(group, now)
     group.heals = group.sealed and group.working() <= group.healing
-    group.may_form = not group.finished or group.room >= group.rules.min_nodes
     for one in actions:
         if isinstance(one, Refuse):
             group.waiting.pop(one.name, None)
@@ -143,8 +135,7 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> N
         group.closed = FENCED_OUT
     elif last.generation > group.generation:
         group.generation, group.majority_of = last.generation, last.majority_of
-        group.faults, group.finished, group.host = last.faults, last.finished, last.host
-        actions += [LookFor(last.host)] if last.host else []
+        group.faults, group.finished = last.faults, last.finished
     text = f"another node came with node_index {index}: each node needs its own"
     if (why := group.gone.pop(name, RoundCause.LOST)) is not RoundCause.LOST:
         group.gone[name] = why
@@ -192,17 +183,15 @@ def _open(group: GroupState, cause: RoundCause, now: float) -> None:
 
 # -- what follows ----------------------------------------------------------------------------------
 def _judge(group: GroupState, now: float) -> None:
-    """Whether the run is over, and whether newcomers are announced or come in."""
+    """Whether the run is over, and whether newcomers are announced."""
     group.closed = group.closed or _end_of(group, now)
     # Once a member has finished, the others are near their end too and are not restarted.
     ending = any(group.gone.get(member.name) is RoundCause.FINISHED for member in group.members)
     # Announced only when calm: for newcomers the training has to commit and end.
     calm = group.newcomers > 0 or now - group.grown_at >= group.rules.growth_pause_s
     can_grow = group.sealed and not group.closed and calm and not ending
-    newcomers = min(group.room - len(group.members), len(group.waiting)) if can_grow else 0
-    group.newcomers = max(0, newcomers)
-    if group.newcomers and now - group.arrived_at >= group.rules.admit_limit_s:
-        _open(group, RoundCause.JOINED, now)
+    newcomers = min(group.room - len(group.members), len(group.waiting))
+    group.newcomers = max(0, newcomers) if can_grow else 0
 
 
 def _end_of(group: GroupState, now: float) -> str:
@@ -236,7 +225,6 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
     for member in members:
         del group.waiting[member.name]
     group.sealed, group.members, group.majority_of = True, members, len(members)
-    group.host = next((m for m in members if m.node_index == rules.node_index), None)
     group.generation, group.taken = group.taken or group.generation + 1, 0
     group.faults += is_fault
     group.grown_at = now if group.cause is RoundCause.JOINED else group.grown_at
@@ -255,8 +243,8 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
         missing = len(survivors) - _come_again(group)
         is_late = now - group.phase_at >= REGROUP_LIMIT_S
     else:
-        host_is_gone = group.host is not None and group.host.name in group.gone
-        expected = (group.majority_of or rules.max_nodes) - host_is_gone
+        # The member beside which the last coordinator ran is most likely gone with it.
+        expected = group.majority_of - 1 if group.generation else rules.max_nodes
         missing = min(expected - _come_again(group), group.room - len(chosen))
         last_call_s = min(rules.last_call_s, SUCCESSOR_CALL_S if group.generation else math.inf)
         is_late = now - group.arrived_at >= last_call_s

@@ -13,21 +13,24 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from launcher.agent import addresses
+from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership.coordinator import SIGN_S
-from launcher.agent.membership.process import ask, serve_forked
-from launcher.agent.membership.settings import parse_rules
+from launcher.agent.membership.group import parse_rules
+from launcher.agent.membership.process import CoordinatorProcess, UnservedError, ask, serve_forked
 from launcher.agent.membership.wire import WireError
-from launcher.contract.agent_settings import DETECTION_LIMIT_S, NEVER_S, NodeTask
+from launcher.contract.agent_settings import NEVER_S, NodeTask
 from launcher.contract.clock import Clock
-from launcher.contract.node_plan import Elastic, Static
+from launcher.contract.node_plan import Elastic
 from launcher.contract.records import parse_object, parse_record
 from launcher.contract.waits import LOOK_S
 
 CONNECT_LIMIT_S = 15.0
 """How long a later one may take to answer: its node runs already, and lost the last one too."""
 ANSWER_LIMIT_S = 1.0
+REJOIN_LIMIT_S = 90.0
 RETURN_LIMIT_S = 10.0
 """How long, after the detection limit, a node that came back looks for that of the others."""
 GONE_S = 6 * SIGN_S
@@ -36,21 +39,12 @@ REACH_LIMIT_S = 60.0
 """How long a node tries to reach one that shows signs of life."""
 
 
-def _plan(
-    task: NodeTask, conf: Mapping[str, str], at: tuple[str, int], *, is_host: bool, own: str = ""
-) -> NodeTask:
-    """With a coordinator that follows another or answers already, and more settings.
-
-    ``own``: this node's address on the route there, if that is known.
-    """
+def _direct(task: NodeTask, host: str, port: int, own: str = "") -> NodeTask:
+    """The task with a coordinator there; ``own`` is this node's address on the way, if known."""
     node, rendezvous = task.node, task.node.rendezvous
     assert isinstance(rendezvous, Elastic)
-    conf = {**dict(rendezvous.conf), **conf}
-    limit_s = min(CONNECT_LIMIT_S, float(conf.get("connect_timeout_s", CONNECT_LIMIT_S)))
-    conf["connect_timeout_s"] = f"{limit_s:g}"
-    new = replace(rendezvous, endpoint_host=at[0], endpoint_port=at[1], is_host=is_host)
-    new = replace(new, conf=tuple(conf.items()))
-    return replace(task, node=replace(node, rendezvous=new, local_addr=own or node.local_addr))
+    there = replace(rendezvous, endpoint_host=host, endpoint_port=port)
+    return replace(task, node=replace(node, rendezvous=there, local_addr=own or node.local_addr))
 
 
 class Candidates:
@@ -59,50 +53,64 @@ class Candidates:
     def __init__(self, task: NodeTask, clock: Clock, token: str = "") -> None:
         self._task, self._clock, self._token = task, clock, token
         self._number = 0
+        self.rules = parse_rules(task.node)
+        """Of the group around the last plan's coordinator."""
+        self.served: CoordinatorProcess | None = None
+        """That one, if it runs here."""
 
-    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
+    def plan_round(self, *, elsewhere: bool = False) -> NodeTask:
         """The task with the next coordinator, or the one that the others use already. Blocks.
 
-        ``carried`` is what it must be told of the last one. ``elsewhere``: the others may go on
-        around one that this node does not know yet. Raises ``UnreachableError``, ``OSError`` where
-        the folder cannot be used, and ``UnservedError``.
+        Where it is this node's turn, it serves. ``elsewhere``: the others may go on around one that
+        this node does not know yet. Raises ``OSError``.
         """
-        number = self._find(patient=elsewhere)
-        self._number = number + 1
-        return plan_candidate(self._task, number, carried)
+        number, stores = self._find(patient=elsewhere), self._task.settings.stores
+        self._number, self.served = number + 1, None
+        first = self._task.node.rendezvous
+        assert isinstance(first, Elastic)
+        # A new coordinator knows nothing of the run, so the id can stay, which newcomers know.
+        host, port, is_host = first.endpoint_host, first.endpoint_port, first.is_host
+        if number > 0:
+            self._shorten_connect()
+        if number > 0 and stores:
+            store = stores[number % len(stores)]
+            host, port = store.host, store.port
+            is_host = store.node_index == self.rules.node_index
+        if is_host:
+            # Something may serve there already.
+            with contextlib.suppress(UnservedError):
+                # Nodes that all run here need no other interface.
+                port = self._serve(port, host=LOOPBACK if host == LOOPBACK else "").port
+        return _direct(self._task, host, port)
+
+    def _shorten_connect(self) -> None:
+        limit_s = min(CONNECT_LIMIT_S, self.rules.connect_timeout_s)
+        self.rules = replace(self.rules, connect_timeout_s=limit_s)
+
+    def _serve(self, port: int, **how: Any) -> CoordinatorProcess:
+        run_id = self._task.node.rendezvous.id
+        self.served = serve_forked(port, self.rules, run_id, self._token, **how)
+        return self.served
 
     def _find(self, *, patient: bool) -> int:
         """Of the one that serves already: a node that came back must not start a second group."""
         following, stores = self._number, self._task.settings.stores
-        rendezvous = self._task.node.rendezvous
-        if isinstance(rendezvous, Static) or len(stores) < 2:
+        run_id = self._task.node.rendezvous.id
+        if len(stores) < 2:
             return following
-        detection_s = float(dict(rendezvous.conf).get("detection_limit_s", DETECTION_LIMIT_S))
-        end = self._clock.monotonic() + (detection_s + RETURN_LIMIT_S if patient else 0.0)
+        limit_s = self.rules.detection_limit_s + RETURN_LIMIT_S if patient else 0.0
+        end = self._clock.monotonic() + limit_s
         # Not the one that was just lost: it may be frozen, and would use up the time.
         last = following + len(stores) - (following > 0 and not patient)
         while True:
             for number in range(following, last):
                 store = stores[number % len(stores)]
                 with contextlib.suppress(OSError, WireError):
-                    ask(store.host, store.port, rendezvous.id, ANSWER_LIMIT_S, self._token)
+                    ask(store.host, store.port, run_id, ANSWER_LIMIT_S, self._token)
                     return number % len(stores)
             if self._clock.monotonic() >= end:
                 return following
             self._clock.sleep(LOOK_S)
-
-
-def plan_candidate(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
-    """The task with the coordinator that comes ``number`` places after the first. Pure."""
-    rendezvous, stores = task.node.rendezvous, task.settings.stores
-    if (number == 0 and not carried) or isinstance(rendezvous, Static):
-        return task
-    # A new coordinator knows nothing of the run, so the id can stay, which newcomers know.
-    at, is_host = (rendezvous.endpoint_host, rendezvous.endpoint_port), rendezvous.is_host
-    if stores:
-        store = stores[number % len(stores)]
-        at, is_host = (store.host, store.port), store.node_index == task.node.node_index
-    return _plan(task, carried, at, is_host=is_host)
 
 
 # -- nodes that meet in a folder -------------------------------------------------------------------
@@ -121,10 +129,6 @@ class Announcement:
     """By which the coordinator is known from whatever else listens there."""
 
 
-class UnreachableError(Exception):
-    """A coordinator lives, but this node cannot reach it."""
-
-
 class Meeting(Candidates):
     """Those in a folder, numbered: whoever creates ``coordinator-NUMBER.json`` first serves next.
 
@@ -135,33 +139,42 @@ class Meeting(Candidates):
     _joined = ("", "")
     """The origin of the coordinator that this node has reached before, and its address."""
 
-    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
-        """``elsewhere`` changes nothing: the folder names that of the others."""
-        rendezvous, folder = self._task.node.rendezvous, Path(self._task.settings.meet_dir)
+    def __init__(self, task: NodeTask, clock: Clock, token: str = "") -> None:
+        super().__init__(task, clock, token)
+        awaits, rendezvous = task.settings.awaits_nodes, task.node.rendezvous
         assert isinstance(rendezvous, Elastic)
-        conf = {**dict(rendezvous.conf), **carried}
-        if self._task.settings.awaits_nodes:
-            conf.setdefault("join_timeout_s", str(NEVER_S))
+        is_told = "join_timeout_s" in dict(rendezvous.conf)
+        join_s = NEVER_S if awaits and not is_told else self.rules.join_timeout_s
         # After that the group's other nodes end, and their scheduler can start all nodes anew.
-        conf["rejoin_timeout_s"] = conf.get("join_timeout_s", "90")
+        rejoin_s = join_s if awaits or is_told else REJOIN_LIMIT_S
+        self.rules = replace(self.rules, join_timeout_s=join_s, rejoin_timeout_s=rejoin_s)
+        self._shorten_connect()
+
+    def plan_round(self, *, elsewhere: bool = False) -> NodeTask:
+        """``elsewhere`` changes nothing: the folder names that of the others.
+
+        Raises ``ConnectionError`` where one lives, but this node cannot reach it.
+        """
+        folder, self.served = Path(self._task.settings.meet_dir), None
         folder.mkdir(parents=True, exist_ok=True)
         while True:
             stems = (path.stem.partition("-")[2] for path in folder.glob("coordinator-*.json"))
             newest = max((int(stem) for stem in stems if stem.isdigit()), default=-1)
-            task = self._reach(folder / f"coordinator-{newest}.json", conf) if newest >= 0 else None
-            if task := task or self._serve(folder / f"coordinator-{newest + 1}.json", conf):
+            task = self._reach(folder / f"coordinator-{newest}.json") if newest >= 0 else None
+            if task := task or self._claim(folder / f"coordinator-{newest + 1}.json"):
                 return task
 
-    def _serve(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
-        """None where another node was first."""
-        node = self._task.node
-        given = {"node_index": node.node_index, "max_restarts": node.max_restarts, **conf}
-        rules = parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
-        served = serve_forked(0, rules, node.rendezvous.id, self._token, sign=path)
+    def _claim(self, path: Path) -> NodeTask | None:
+        """Serves; None where another node was first."""
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return None
+        served, node = self._serve(0, sign=path), self._task.node
         own = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
-        own.pop(addresses.LOOPBACK, None)
-        announcement = Announcement(
-            addresses=(*own, addresses.LOOPBACK),
+        own.pop(LOOPBACK, None)
+        said = Announcement(
+            addresses=(*own, LOOPBACK),
             port=served.port,
             host=socket.gethostname(),
             node_index=node.node_index,
@@ -169,20 +182,11 @@ class Meeting(Candidates):
             run_id=node.rendezvous.id,
             origin=served.origin,
         )
-        try:
-            with path.open("x") as file:
-                json.dump(asdict(announcement), file)
-        except OSError as error:
-            served.stop()
-            if isinstance(error, FileExistsError):
-                return None
-            path.unlink(missing_ok=True)
-            raise
-        self._joined = (served.origin, addresses.LOOPBACK)
-        conf = {**conf, "coordinator_pid": str(served.pid)}
-        return _plan(self._task, conf, (addresses.LOOPBACK, served.port), is_host=True)
+        path.write_text(json.dumps(asdict(said)))
+        self._joined = (said.origin, LOOPBACK)
+        return _direct(self._task, LOOPBACK, served.port)
 
-    def _reach(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
+    def _reach(self, path: Path) -> NodeTask | None:
         """With the one that is announced there; None where it is gone."""
         began = signed_at = self._clock.monotonic()
         sign = 0
@@ -198,16 +202,15 @@ class Meeting(Candidates):
                     self._joined = its
                     is_here = addresses.is_loopback(address)
                     own = "" if is_here else addresses.address_towards(address)
-                    at = (address, said.port)
-                    return _plan(self._task, conf, at, is_host=False, own=own)
+                    return _direct(self._task, address, said.port, own)
                 # No firewall stands between a machine and itself.
-                is_sure = address == addresses.LOOPBACK or its == self._joined
+                is_sure = address == LOOPBACK or its == self._joined
                 if is_sure and isinstance(error, ConnectionRefusedError):
                     return None
             if now - signed_at >= GONE_S:
                 return None
             if now - began >= REACH_LIMIT_S:
-                raise UnreachableError(_describe(path, said, answers))
+                raise ConnectionError(_describe(path, said, answers))
             self._clock.sleep(LOOK_S)
 
 

@@ -1,4 +1,4 @@
-"""A node's side: one connection to the coordinator, kept by a thread that may hang with it.
+"""A node's part in the group: one connection to the coordinator, by a thread that may hang with it.
 
 A connection that ends is dialled again at once: where the port refuses, the coordinator is gone.
 The caller judges its silence.
@@ -8,32 +8,68 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import socket
+import sys
 import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic import rendezvous as rdzv
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from launcher.agent.addresses import LOOPBACK
-from launcher.agent.membership import wire
-from launcher.agent.membership.group import GroupStatus, Membership
-from launcher.agent.membership.settings import Last, Member, Rules
+from launcher.agent.membership import group, wire
+from launcher.agent.membership.group import NONE, GroupStatus, Last, Member, Membership, Rules
+from launcher.agent.membership.process import CoordinatorProcess
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
-from launcher.contract.records import parse_object, parse_record
+from launcher.contract.records import parse_record
 from launcher.contract.waits import SOON_S
+
+PARTING_LIMIT_S = 2.0
+log = logging.getLogger(__name__)
+
+
+class ReplacedError(rdzv.RendezvousClosedError):
+    """Another node came with this node's index, and is a member in its place."""
+
+
+REFUSALS: Mapping[str, type[Exception]] = {
+    "closed": rdzv.RendezvousClosedError,
+    "timeout": rdzv.RendezvousTimeoutError,
+    "replaced": ReplacedError,
+    "state": rdzv.RendezvousStateError,
+}
 
 
 class Client:
     """Speaks to one coordinator, from ``begin`` until ``end``."""
 
-    def __init__(self, host: str, port: int, run_id: str, rules: Rules, token: str = "") -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        run_id: str,
+        rules: Rules,
+        token: str = "",
+        *,
+        addr: str = LOOPBACK,
+        last: Last = NONE,
+        served: CoordinatorProcess | None = None,
+    ) -> None:
+        """``addr`` is where the other nodes reach this one.
+
+        ``last`` is the membership that it was in around another coordinator. ``served`` is the
+        coordinator, if it runs here; it ends with this.
+        """
         self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
-        self._clock, self._token = SystemClock(), token
+        self._clock, self._token, self._before = SystemClock(), token, last
+        # Ended by the resolver's own limit.
+        self._addr, self._served = addr or socket.getfqdn(), served
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
         self.where = f"the coordinator at {host}:{port}"
         # What the coordinator has said; only the thread changes it.
@@ -55,17 +91,30 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
     # -- the caller's side -----------------------------------------------------------------------
-    def begin(self, timeout_s: float) -> None:
+    def begin(self) -> None:
         """Waits for the coordinator; raises ``RendezvousConnectionError``."""
+        rules = self._rules
+        if not rules.fence_dir and not rules.rules_out_another(rules.min_nodes):
+            log.warning(
+                "no shared checkpoint folder fences this run: after a loss only more than half of "
+                f"the last nodes, or more than {rules.max_nodes - rules.min_nodes}, can go on; "
+                f"with a checkpoint_dir that all nodes share, any {rules.min_nodes} can"
+            )
         self._thread.start()
         threading.Thread(target=self._show_life, name="alive", daemon=True).start()
-        if not self.settle(lambda: self._has_status, timeout_s):
-            why = f": {self._why}" if self._why else ""
-            self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
-        self.check()
+        limit_s = rules.connect_timeout_s + 1.0
+        try:
+            if not self.settle(lambda: self._has_status, limit_s):
+                why = f": {self._why}" if self._why else ""
+                self._fail(f"{self.where} did not answer within {limit_s:g} s{why}")
+            self.check()
+        except BaseException:
+            self.end()
+            raise
 
-    def check(self) -> None:
-        """Raises ``RendezvousConnectionError`` if the coordinator is gone, or silent too long."""
+    @property
+    def is_gone(self) -> bool:
+        """Whether the coordinator is gone, or silent for too long."""
         with self._changed:
             now, limit_s = self._clock.monotonic(), self._rules.silence_s
             if now - self._checked_at > limit_s / 2:
@@ -75,25 +124,26 @@ class Client:
             silent_s = now - self._heard_at
             if self._origin and silent_s > limit_s:
                 self._fail(f"{self.where} has been silent for {silent_s:.1f} s")
-            if self._failure:
-                raise RendezvousConnectionError(self._failure)
+            return bool(self._failure)
+
+    def check(self) -> None:
+        """Raises ``RendezvousConnectionError`` if it is gone."""
+        if self.is_gone:
+            raise rdzv.RendezvousConnectionError(self._failure)
 
     @property
     def last(self) -> Last:
         """The newest membership that this node was in, here or around another coordinator."""
         mine, status = self.membership, self.status
         if mine is None:
-            return parse_record(Last, parse_object(self._rules.last))
+            return self._before
         majority_of = status.majority_of if status.generation == mine.generation else mine.size
-        return Last(mine.generation, majority_of, status.faults, status.finished, mine.host)
-
-    def join(self, limit_s: float, **member: Any) -> None:
-        """Asks for a rendezvous; ``answer`` will say what came of it. ``member`` lacks the name."""
-        self.answer = None
-        self.say("join", member=Member(self.name, **member), limit_s=limit_s, last=self.last)
+        return Last(mine.generation, majority_of, status.faults, status.finished)
 
     def say(self, what: str, **more: object) -> None:
-        """Tells the coordinator: ``leave``, ``finish``, ``admit``, ``heals``, ``close``."""
+        """Tells the coordinator: ``finish``, when all workers have succeeded; ``admit``, when the
+        group has committed and those that wait may come in; ``heals``, ``leave``, ``close``.
+        """
         message = {"says": what, **more}
         with self._changed:
             # The last thing that was said comes last on the next connection too.
@@ -118,6 +168,29 @@ class Client:
         while not self.settle(done, self._rules.silence_s / 4):
             self.check()
 
+    def shutdown(self) -> bool:
+        """Ends this node's part, once; what the others learn depends on how it ends.
+
+        After success it waits until the others have finished too: the coordinator may run here.
+        ``ChildFailedError`` closes the run. After any other exception it leaves.
+        """
+        error = sys.exc_info()[1]
+        parted = False
+        with contextlib.suppress(rdzv.RendezvousConnectionError):
+            self.check()
+            if isinstance(error, ChildFailedError):
+                self.close(group.FAILED)
+            elif error is None and self.membership is not None:
+                self.say("finish")
+                self.wait_until_closed()
+            parted = self.leave()
+            is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
+            if parted and is_over and self._served is not None:
+                # Nodes that wait learn here that the run is over.
+                self.wait_for(lambda: self.alone)
+        self.end()
+        return parted
+
     def end(self) -> None:
         """Stops the thread. Idempotent."""
         self._ending = True
@@ -126,6 +199,98 @@ class Client:
                 connection.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
+        if self._served is not None:
+            self._served.stop()
+
+    # -- the group -------------------------------------------------------------------------------
+    def meet(self, is_over: Callable[[], bool] = lambda: False) -> Membership | None:
+        """Asks for a rendezvous and waits for it; None once ``is_over``, which is asked again
+        whenever ``wake`` was called. Raises one of ``REFUSALS``, or ``RendezvousConnectionError``.
+        """
+        rules = self._rules
+        limit_s = (self.last.generation and rules.rejoin_timeout_s) or rules.join_timeout_s
+        self.check()
+        # Held until the membership is sealed, so that no other process takes the port.
+        with socket.socket() as held:
+            held.bind(("", 0))
+            port, answers = int(held.getsockname()[1]), answering_port(self._addr)
+            me = Member(self.name, self._addr, port, answers, rules.workers)
+            self.answer = None
+            self.say("join", member=me, limit_s=limit_s, last=self.last)
+            self.wait_for(lambda: self.answer or is_over())
+        if (mine := self.answer) is None:
+            return None
+        if not isinstance(mine, Membership):
+            raise REFUSALS[mine["refused"]](mine["text"])
+        return mine
+
+    def expect(self) -> Membership:
+        """This node's likely place in the group that runs, for workers that start before it asks.
+
+        They are told their true place once the group has formed with this node.
+        """
+        rules = self._rules
+        return Membership(
+            generation=self.status.generation,
+            rank=rules.node_index,
+            size=rules.max_nodes,
+            cause=group.RoundCause.JOINED,
+            first=Member(self.name, self._addr, answering_port(self._addr), workers=rules.workers),
+            before=rules.node_index * rules.workers,
+            workers=rules.max_nodes * rules.workers,
+        )
+
+    @property
+    def may_expect(self) -> bool:
+        """Whether this node was in no group, and one runs whose workers can let it in at once."""
+        return self.membership is None and self.status.heals and not self.status.closed
+
+    def must_meet(self) -> bool:
+        """Whether the group has to form again; never blocks.
+
+        Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
+        """
+        status, rules = self.status, self._rules
+        is_last = rules.max_nodes - status.finished < rules.min_nodes
+        if status.closed == group.FINISHED or (self.is_gone and self.is_member and is_last):
+            # The workers go on to their end where no other group could be formed.
+            return False
+        self.check()
+        return self.is_closed() or (self.membership is not None and not self.is_member)
+
+    def is_closed(self) -> bool:
+        return self.status.closed != ""
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this node's membership is the newest, and no round was opened since."""
+        mine, status = self.membership, self.status
+        return mine is not None and status.sealed and status.generation == mine.generation
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the others have formed a group without this node."""
+        mine, status = self.membership, self.status
+        return mine is not None and status.sealed and status.generation > mine.generation
+
+    def take_losses(self) -> tuple[str, ...]:
+        """The losses of nodes that were told since the last call, in words."""
+        return tuple(self.losses.popleft() for _ in range(len(self.losses)))
+
+    def leave(self) -> bool:
+        """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
+        self.say("leave")
+        return self.settle(lambda: self.alone is not None, PARTING_LIMIT_S)
+
+    def wait_until_closed(self) -> None:
+        """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
+        with contextlib.suppress(rdzv.RendezvousConnectionError):
+            self.wait_for(self.is_closed)
+
+    def close(self, reason: str) -> bool:
+        """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
+        self.say("close", reason=reason)
+        return self.settle(self.is_closed, PARTING_LIMIT_S)
 
     # -- the thread's side -----------------------------------------------------------------------
     def _run(self) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.membership import belonging, wire
-from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
-from launcher.agent.membership.settings import Member, Rules
+from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, Member, RoundCause, Rules
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
 from launcher.contract.generations import Fence
@@ -262,8 +261,6 @@ class Coordinator:
                     self._peers[name].send(wire.encode({"refused": kind, "text": text}))
                 case belonging.Tell(names):
                     self._tell_members(names)
-                case belonging.LookFor(member):
-                    self._spawn(self._look_for(member, is_orderly=False))
                 case belonging.TakeGeneration():
                     self._spawn(self._look_at_fence(take=True))
 
@@ -271,7 +268,7 @@ class Coordinator:
         group, members, before = self._group, self._group.members, 0
         sealed = {"generation": group.generation, "size": len(members), "cause": group.cause}
         sealed |= {"workers": sum(member.workers for member in members)}
-        sealed |= {"first": members[0], "host": group.host}
+        sealed["first"] = members[0]
         for rank, member in enumerate(members):
             if member.name in names and (peer := self._peers.get(member.name)):
                 peer.send(wire.encode({"sealed": {**sealed, "rank": rank, "before": before}}))

@@ -17,14 +17,14 @@ from pathlib import Path
 from launcher.agent import processes, signals, streams
 from launcher.agent.membership import wire
 from launcher.agent.membership.coordinator import Coordinator
-from launcher.agent.membership.settings import Rules
+from launcher.agent.membership.group import Rules
 
 READY_LIMIT_S = 10.0
 STARTS = 3
 """How often to try a fork: next to threads, the child may find a lock that is held for ever."""
 
 
-class UnservedError(Exception):
+class UnservedError(OSError):
     """No coordinator can listen on the port."""
 
 

@@ -9,6 +9,7 @@ from launcher.contract.node_plan import Elastic, Static
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_next_attempt
 from launcher.plan.rendezvous import format_endpoint, plan_backend, plan_rendezvous
+from tests.launcher.node_plans import node_plan
 
 
 def rendezvous(job: JobSpec, node_index: int = 0, host: str = "w-0", **fields: object):
@@ -42,7 +43,7 @@ def test_only_a_folder_that_all_nodes_share_fences_the_run(make_plan, local_fact
 
 
 def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(make_job):
-    from launcher.agent.membership.settings import parse_rules
+    from launcher.agent.membership.group import parse_rules
 
     conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
     job = make_job(nnodes="1:2", agent={"detection_limit_s": 1.5}, rdzv={"conf": conf})
@@ -53,7 +54,7 @@ def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(make_j
         "last_call_s": "7",
         "connect_timeout_s": "900",
     }
-    assert parse_rules(found, min_nodes=1, max_nodes=2).join_timeout_s == 50
+    assert parse_rules(node_plan({"conf": tuple(found.items())})).join_timeout_s == 50
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job):

@@ -10,10 +10,10 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent.engine.run import read_token
 from launcher.agent.membership import candidates, wire
-from launcher.agent.membership.candidates import Meeting, UnreachableError
+from launcher.agent.membership.candidates import Meeting
 from launcher.agent.membership.client import Client
-from launcher.agent.membership.process import CoordinatorProcess, ask
-from launcher.agent.membership.settings import Rules
+from launcher.agent.membership.group import Rules
+from launcher.agent.membership.process import ask
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic
@@ -63,12 +63,11 @@ def test_a_stranger_can_neither_close_nor_join_a_run(group, port):
         with pytest.raises(wire.WireError, match="another token"):
             ask("127.0.0.1", port, run, 2.0, guess)
     assert ask("127.0.0.1", port, run, 2.0, token) != ""
-    rules = Rules(min_nodes=1, max_nodes=3, node_index=2)
+    rules = Rules(min_nodes=1, max_nodes=3, node_index=2, connect_timeout_s=1.0)
     client = Client("127.0.0.1", port, run, rules)
     client.say("close", reason="failed")
     with pytest.raises(RendezvousConnectionError, match=SAID_BY_THE_NODE):
-        client.begin(2.0)
-    client.end()
+        client.begin()
     # One who hopes that nobody looks, and says all at once.
     with socket.create_connection(("127.0.0.1", port), timeout=5.0) as way:
         hello = {"name": "2.x", "run": run, "nonce": "n", "proof": ""}
@@ -114,14 +113,14 @@ def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place):
 def test_who_meets_in_a_folder_is_told_of_another_token(tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "REACH_LIMIT_S", 1.0)
     task = NodeTask(node=node_plan(), settings=AgentSettings(meet_dir=str(tmp_path)))
-    served = Meeting(task, SystemClock(), "one").plan_round({})
-    assert isinstance(served.node.rendezvous, Elastic)
-    pid = int(dict(served.node.rendezvous.conf)["coordinator_pid"])
+    first = Meeting(task, SystemClock(), "one")
+    first.plan_round()
     try:
-        with pytest.raises(UnreachableError, match=r"another token.* cannot be reached from here"):
-            Meeting(task, SystemClock(), "another").plan_round({})
-        found = Meeting(task, SystemClock(), "one").plan_round({})
-        assert isinstance(found.node.rendezvous, Elastic)
-        assert not found.node.rendezvous.is_host
+        with pytest.raises(ConnectionError, match=r"another token.* cannot be reached from here"):
+            Meeting(task, SystemClock(), "another").plan_round()
+        second = Meeting(task, SystemClock(), "one")
+        second.plan_round()
+        assert second.served is None
     finally:
-        CoordinatorProcess(pid=pid, port=0).stop()
+        assert first.served
+        first.served.stop()

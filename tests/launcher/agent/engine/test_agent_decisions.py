@@ -24,9 +24,8 @@ from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.membership.candidates import plan_candidate
+from launcher.agent.membership.client import ReplacedError
 from launcher.agent.membership.group import GroupStatus
-from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import read_ends, write_exit
@@ -44,7 +43,7 @@ from tests.launcher.worker_ends import worker_end as end
 from tests.waiting import StoppedClock
 
 NODE = node_plan(
-    {"endpoint_host": "fd00::1", "is_host": True, "conf": (("read_timeout", "300"),)},
+    {"endpoint_host": "fd00::1", "is_host": True, "conf": (("join_timeout_s", "300"),)},
     local_addr="10.0.0.1",
     env=(("A", "1"), ("LAUNCHER_NODE_INDEX", "0")),
     device_ids=("0",),
@@ -161,19 +160,6 @@ def test_sigterm_is_sent_once():
 def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now, step):
     stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(now, speaks=False, acknowledged=False, has_begun=False) is step
-
-
-def test_after_a_loss_comes_the_next_store_and_the_first_one_again():
-    task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
-    second = plan_candidate(task, 1, {"last": "[1, 2]"}).node.rendezvous
-    assert isinstance(second, Elastic)
-    assert (second.endpoint_host, second.endpoint_port, second.is_host) == ("b", 2, False)
-    conf = {"read_timeout": "300", "connect_timeout_s": "15", "last": "[1, 2]"}
-    assert dict(second.conf) == conf
-    third = plan_candidate(task, 2, {}).node.rendezvous
-    assert isinstance(third, Elastic)
-    assert (third.endpoint_host, third.is_host) == ("a", True)
-    assert plan_candidate(task, 0, {}) is task
 
 
 @pytest.mark.parametrize(
@@ -371,7 +357,7 @@ def test_equal_sources_give_equal_archives_without_the_public_name():
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
         assert "_launcher_node/agent/node/supervisor.py" in names
-        assert "_launcher_node/agent/membership/handler.py" in names
+        assert "_launcher_node/agent/membership/client.py" in names
         assert not [name for name in names if name.startswith("launcher/")]
         for name in names:
             assert b"from launcher" not in archive.read(name)
@@ -419,7 +405,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
 
 def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path):
     files, clock = StopFiles(tmp_path), StoppedClock()
-    roster = SimpleNamespace(status=GroupStatus(newcomers=1), admit=lambda: None)
+    roster = SimpleNamespace(status=GroupStatus(newcomers=1), say=lambda _: None)
     admission = Admission(files, SimpleNamespace(roster=roster), clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()
     admission.look()
@@ -466,7 +452,7 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         healer=SimpleNamespace(),
     )
     try:
-        task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
+        task = NodeTask(node=node_plan(), settings=AgentSettings(stores=STORES[1:]))
         ended = Rounds(task, node, SystemClock()).run(lose_store)  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGTERM, handed)

@@ -13,8 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import belonging
 from launcher.agent.membership.candidates import RETURN_LIMIT_S
-from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, RoundCause
-from launcher.agent.membership.settings import NONE, Last, Member, Rules
+from launcher.agent.membership.group import (
+    FENCED_OUT,
+    NONE,
+    GroupState,
+    Join,
+    Last,
+    Member,
+    RoundCause,
+    Rules,
+)
 
 LOOK_S = 0.1
 FENCE_LOOK_S = 5.0
@@ -28,7 +36,6 @@ class Sealed:
     """A membership, as a node was told it."""
 
     generation: int
-    host: Member | None
     members: tuple[Member, ...]
 
 
@@ -82,10 +89,6 @@ class Coordinator(Machine):
         self.looked_at = self.fence_looked_at = self.clock()
         self.at(0.0, self.look)
 
-    def look_for(self, member: Member) -> None:
-        if any(node.name == member.name and node.dead for node in self.world.nodes):
-            self.see(belonging.Gone(member.name, RoundCause.LOST))
-
     def clock(self) -> float:
         return self.offset_s + self.world.now
 
@@ -121,11 +124,9 @@ class Coordinator(Machine):
                     self.tell(name, lambda node, a=action: node.refuse(a))
                 case belonging.Tell(names):
                     group = self.group
-                    sealed = Sealed(group.generation, group.host, group.members)
+                    sealed = Sealed(group.generation, group.members)
                     for name in sorted(names):
                         self.tell(name, lambda node, s=sealed: node.enter(s))
-                case belonging.LookFor(member):
-                    self.at(self.world.delay(), lambda m=member: self.look_for(m))
                 case _:
                     self.at(self.world.delay(), self.take)
 
@@ -206,9 +207,7 @@ class Node(Machine):
             return
         group = told.group
         if group.generation == self.last.generation:
-            self.last = Last(
-                group.generation, group.majority_of, group.faults, group.finished, self.last.host
-            )
+            self.last = Last(group.generation, group.majority_of, group.faults, group.finished)
         if group.closed == FENCED_OUT:
             self.lose()
         elif self.running:
@@ -216,6 +215,8 @@ class Node(Machine):
                 self.join()
             else:
                 self.world.commit(self, self.running)
+                if group.newcomers:
+                    self.say(belonging.Admit())
 
     def lose(self) -> None:
         """The coordinator is gone: the workers stop, and the next candidate is asked."""
@@ -258,7 +259,7 @@ class Node(Machine):
         names = [member.name for member in sealed.members]
         if not self.finished and self.name in names:
             self.running, self.joined_at = sealed, None
-            self.last = Last(sealed.generation, len(names), host=sealed.host)
+            self.last = Last(sealed.generation, len(names))
             self.world.entered(self, sealed)
 
     def refuse(self, action: belonging.Refuse) -> None:

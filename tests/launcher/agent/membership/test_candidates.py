@@ -16,14 +16,14 @@ from launcher.agent.membership.candidates import (
     Announcement,
     Candidates,
     Meeting,
-    UnreachableError,
     reach,
 )
+from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic
+from tests.launcher.agent.place import free_port
 from tests.launcher.node_plans import node_plan
 
 
@@ -56,14 +56,13 @@ def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings:
     return Meeting(NodeTask(node=node_plan({"conf": conf}), settings=agent), SystemClock())
 
 
-def plan(folder: Path, *given: Any, carried: dict[str, str] | None = None, **more: Any) -> Elastic:
-    """How a node rendezvouses that comes to the folder; the coordinator that it serves is ended."""
-    rendezvous = meeting_of(folder, *given, **more).plan_round(carried or {}).node.rendezvous
+def port_of(candidates: Candidates) -> tuple[int, bool]:
+    """Where the next coordinator is, and whether it was served here; then it is ended."""
+    rendezvous = candidates.plan_round().node.rendezvous
     assert isinstance(rendezvous, Elastic)
-    if rendezvous.is_host:
-        pid = int(dict(rendezvous.conf)["coordinator_pid"])
-        CoordinatorProcess(pid=pid, port=rendezvous.endpoint_port).stop()
-    return rendezvous
+    if candidates.served:
+        candidates.served.stop()
+    return rendezvous.endpoint_port, candidates.served is not None
 
 
 def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
@@ -71,9 +70,9 @@ def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
     first, *others = reach(announce(tmp_path, store, addresses=wheres)).values()
     assert isinstance(first, OSError)
     assert {*others} == {None}
-    node = meeting_of(tmp_path).plan_round({}).node
+    node = meeting_of(tmp_path).plan_round().node
     assert isinstance(node.rendezvous, Elastic)
-    assert (node.rendezvous.endpoint_host, node.rendezvous.is_host) == (wheres[1], False)
+    assert node.rendezvous.endpoint_host == wheres[1]
     assert node.local_addr == (own_addresses() or (node_plan({}).local_addr,))[0]
 
 
@@ -93,21 +92,24 @@ def test_another_store_is_not_taken_for_it(tmp_path, store, others, token, whys)
 
 def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(tmp_path, store, short):
     announce(tmp_path, store, machine="another", addresses=("203.0.113.9",))
-    with pytest.raises(UnreachableError, match=r"node 1 on n1 is alive.*203\.0\.113\.9 \("):
-        meeting_of(tmp_path).plan_round({})
+    with pytest.raises(ConnectionError, match=r"node 1 on n1 is alive.*203\.0\.113\.9 \("):
+        meeting_of(tmp_path).plan_round()
     assert not (tmp_path / "coordinator-1.json").exists()
 
 
-def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, short, monkeypatch):
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_store_that_shows_no_sign_of_life_is_replaced(
+    tmp_path, store, short, monkeypatch, announced
+):
+    """Also if its node died before it served."""
     store.stop()
     # There is no other machine here that could refuse.
     monkeypatch.setattr(candidates, "reach", lambda *_: {"203.0.113.9": ConnectionRefusedError()})
-    announce(tmp_path, store)
+    if announced:
+        announce(tmp_path, store)
     began = time.monotonic()
-    rendezvous = plan(tmp_path, carried={"last": "{}"})
+    assert port_of(meeting_of(tmp_path))[1]
     assert 2.5 <= time.monotonic() - began < 7.5
-    assert rendezvous.is_host
-    assert dict(rendezvous.conf)["last"] == "{}"
     assert (tmp_path / "coordinator-1.json").exists()
 
 
@@ -123,34 +125,48 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(tmp_path, store, sho
 def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
     tmp_path, conf, awaits_nodes, rejoin
 ):
-    planned = dict(plan(tmp_path, conf, awaits_nodes=awaits_nodes).conf)
-    assert float(planned["rejoin_timeout_s"]) == rejoin
+    assert meeting_of(tmp_path, conf, awaits_nodes=awaits_nodes).rules.rejoin_timeout_s == rejoin
 
 
-def test_a_claim_whose_node_died_before_it_served_is_passed_over(tmp_path, short):
-    (tmp_path / "coordinator-0.json").touch()
-    assert plan(tmp_path).is_host
-    assert (tmp_path / "coordinator-1.json").exists()
+def test_of_two_nodes_that_claim_a_number_at_once_one_does_not_serve(tmp_path, store):
+    meeting = meeting_of(tmp_path)
+    assert meeting._claim(tmp_path / "coordinator-0.json") is None
+    assert meeting.served is None
 
 
-def test_of_two_nodes_that_serve_at_once_one_goes_to_the_other_s(tmp_path, store, monkeypatch):
-    slow: list[CoordinatorProcess] = []
-
-    def serve_late(*given: Any, **named: Any) -> CoordinatorProcess:
-        slow.append(serve_forked(*given, **named))
-        announce(tmp_path, store)
-        return slow[-1]
-
-    (tmp_path / "coordinator-0.json").unlink()
-    monkeypatch.setattr(candidates, "serve_forked", serve_late)
-    rendezvous = plan(tmp_path)
-    assert (rendezvous.endpoint_port, rendezvous.is_host) == (store.port, False)
-    assert not psutil.pid_exists(slow[0].pid)
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_host_of_a_plan_serves_for_this_machine_alone_unless_something_serves(store, is_taken):
+    at = {"endpoint_host": LOOPBACK, "endpoint_port": store.port if is_taken else 0}
+    task = NodeTask(node=node_plan({**at, "is_host": True}))
+    of_plan = Candidates(task, SystemClock())
+    rendezvous = of_plan.plan_round().node.rendezvous
+    assert isinstance(rendezvous, Elastic)
+    if is_taken:
+        assert (rendezvous.endpoint_port, of_plan.served) == (store.port, None)
+        return
+    assert of_plan.served
+    ports = psutil.Process(of_plan.served.pid).net_connections("tcp")
+    heard = [one.laddr for one in ports if one.status == psutil.CONN_LISTEN]
+    assert heard == [(LOOPBACK, rendezvous.endpoint_port)]
+    of_plan.served.stop()
 
 
 def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(store):
-    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=0) for port in (1, store.port)]
+    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=1) for port in (1, store.port)]
     task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
     of_plan = Candidates(task, SystemClock())
-    planned = [of_plan.plan_round({"last": "{}"}).node.rendezvous for _ in range(2)]
-    assert [one.endpoint_port for one in planned if isinstance(one, Elastic)] == [store.port, 1]
+    assert [port_of(of_plan)[0] for _ in range(2)] == [store.port, 1]
+    assert of_plan.rules.connect_timeout_s == candidates.CONNECT_LIMIT_S
+
+
+def test_after_a_loss_comes_the_next_candidate_and_the_first_one_again():
+    ports = [free_port(), free_port()]
+    stores = [
+        StoreEndpoint(host=LOOPBACK, port=port, node_index=index)
+        for index, port in enumerate(ports)
+    ]
+    first = {"endpoint_host": LOOPBACK, "endpoint_port": ports[0], "is_host": True}
+    task = NodeTask(node=node_plan(first), settings=AgentSettings(stores=tuple(stores)))
+    of_plan = Candidates(task, SystemClock())
+    expected = [(ports[0], True), (ports[1], False), (ports[0], True)]
+    assert [port_of(of_plan) for _ in expected] == expected

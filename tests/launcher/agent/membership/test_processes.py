@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from launcher.agent.membership import handler, wire
+from launcher.agent.membership import client, wire
 from launcher.agent.membership.group import RoundCause
-from launcher.agent.membership.process import ask
-from tests.launcher.agent.membership.conftest import RUN, TOKEN, Bench
+from tests.launcher.agent.membership.conftest import RUN, Bench
 from tests.waiting import wait_until
 
 
@@ -26,7 +25,7 @@ def at_port(monkeypatch) -> Iterator[Callable[[bool], None]]:
         def choose(refuses: bool) -> None:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
             port = listener.getsockname()[1]
-            monkeypatch.setattr(handler, "answering_port", lambda _: port)
+            monkeypatch.setattr(client, "answering_port", lambda _: port)
             if refuses:
                 listener.close()
             for _ in range(0 if refuses else 3):
@@ -46,7 +45,7 @@ def test_a_node_whose_process_has_ended_is_lost_at_once(make, at_port, refuses, 
     stays, ends = make(1, 2).meet(0, 1)
     began = time.monotonic()
     ends.end()
-    wait_until(stays.num_nodes_waiting)
+    wait_until(stays.must_meet)
     assert time.monotonic() - began < 1.5
     assert stays.status.cause is RoundCause.LOST
     assert stays.take_losses() == (f"node 1 is lost: its connection closed and {why}",)
@@ -62,7 +61,7 @@ def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make
         node._socket.shutdown(socket.SHUT_RDWR)
     time.sleep(1.5)
     for node in nodes:
-        assert node.num_nodes_waiting() == 0
+        assert node.must_meet() is False
         assert (node.status.sealed, node.status.generation) == (True, 1)
         assert node._socket
 
@@ -71,7 +70,7 @@ def test_what_was_said_while_the_connection_was_cut_is_said_again(make):
     nodes = make(2, 2).meet(0, 1)
     nodes[0]._socket.shutdown(socket.SHUT_RDWR)
     for node in nodes:
-        node.finish()
+        node.say("finish")
     for node in nodes:
         node.wait_until_closed()
         assert node.status.closed == "finished"
@@ -81,32 +80,34 @@ def take_part(bench: Bench) -> None:
     """A node that joins whenever a round is open, until it is killed."""
     node = bench.node(1)
     while True:
-        node.next_rendezvous()
-        wait_until(node.num_nodes_waiting)
+        node.meet()
+        wait_until(node.must_meet)
 
 
 def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(make, tmp_path):
-    bench = make(1, 2, fence_dir=str(tmp_path), last_call_s=0.2, admit_limit_s=0.25)
+    bench = make(1, 2, fence_dir=str(tmp_path), last_call_s=0.2)
     process = multiprocessing.get_context("fork").Process(target=take_part, args=(bench,))
     process.start()
     stays = bench.node(0)
 
     def meet_as(size: int) -> None:
-        while stays.next_rendezvous().world_size != size:
-            wait_until(stays.num_nodes_waiting)
+        while stays.meet().size != size:
+            wait_until(stays.must_meet)
 
     try:
         meet_as(2)
         both = stays.membership.generation
         os.kill(process.pid, signal.SIGSTOP)
         began = time.monotonic()
-        wait_until(stays.num_nodes_waiting)
+        wait_until(stays.must_meet)
         assert 1.4 < time.monotonic() - began < 3.5
         assert "node 1 is lost: silent for 2" in stays.take_losses()[-1]
         meet_as(1)
         assert stays.membership.generation == both + 1
         os.kill(process.pid, signal.SIGCONT)
-        wait_until(stays.num_nodes_waiting)
+        wait_until(lambda: stays.status.newcomers)
+        stays.say("admit")
+        wait_until(stays.must_meet)
         meet_as(2)
     finally:
         process.kill()
@@ -124,7 +125,7 @@ def test_a_coordinator_that_is_gone_is_known_at_once_and_a_frozen_one_after_the_
     os.kill(bench.served.pid, sent)
     began = time.monotonic()
     with pytest.raises(RendezvousConnectionError, match=why):
-        wait_until(node.num_nodes_waiting)
+        wait_until(node.must_meet)
     assert time.monotonic() - began < most_s
 
 
@@ -179,15 +180,3 @@ def test_who_is_no_node_is_told_once_and_disturbs_nobody(make, capfd, line, told
     (said,) = "".join(capfd.readouterr()).splitlines()
     assert "a connection from 127.0.0.1" in said
     assert told in said
-
-
-def test_who_serves_a_run_is_found_by_whoever_knows_it(make):
-    bench = make()
-    port = bench.served.port
-    assert ask("127.0.0.1", port, RUN, 2.0, TOKEN) == bench.served.origin
-    for wrong in (("digits-2", 2.0, TOKEN), (RUN, 2.0, "other")):
-        with pytest.raises(wire.WireError, match="another run, or another token"):
-            ask("127.0.0.1", port, *wrong)
-    bench.served.stop()
-    with pytest.raises(ConnectionRefusedError):
-        ask("127.0.0.1", port, RUN, 2.0, TOKEN)

@@ -21,7 +21,7 @@ lossy = ["-m", "statistic", "--mode", "random", "--probability", "0.05", "-j", "
 subprocess.run(["iptables", "-A", "INPUT", "-i", "lo", *lossy], check=True)
 from launcher.agent.membership.client import Client
 from launcher.agent.membership.process import serve_forked
-from launcher.agent.membership.settings import Rules
+from launcher.agent.membership.group import Rules
 
 def rules(index):
     return Rules(min_nodes=1, max_nodes=nodes, node_index=index, last_call_s=60.0)
@@ -46,10 +46,8 @@ async def proxy(write):
 
 def node(index, port):
     client = Client("127.0.0.1", port, "run", rules(index), "token")
-    client.begin(60.0)
-    client.join(60.0, addr="127.0.0.1", port=1)
-    client.wait_for(lambda: client.answer)
-    sealed = client.answer
+    client.begin()
+    sealed = client.meet()
     end = time.monotonic() + run_s
     try:
         while time.monotonic() < end:

@@ -1,0 +1,131 @@
+"""Clients of a real coordinator, in threads: ranks, endings, and what is refused."""
+
+import json
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+from launcher.agent.engine.rendezvous import describe
+from launcher.agent.membership import coordinator
+from launcher.agent.membership.client import Client, ReplacedError
+from launcher.contract.generations import Fence
+from tests.launcher.agent.membership.conftest import RUN, together
+from tests.waiting import wait_until
+
+
+def test_all_nodes_get_ranks_by_index_and_one_master_address(make):
+    bench = make(3, 3)
+    told = together(*(bench.node(index, workers=1 + index) for index in (2, 0, 1)))
+    assert [mine.rank for mine in told] == [2, 0, 1]
+    assert {mine.size for mine in told} == {3}
+    assert len({str(mine.first) for mine in told}) == 1
+    # What torch's agent reads: its first worker's rank and the number of workers, twice.
+    ranks = [json.loads(describe(mine).store.get("assigned")) for mine in told]
+    assert ranks == [[3, 6, 3, 6], [0, 6, 0, 6], [1, 6, 1, 6]]
+
+
+@pytest.mark.parametrize("ends", [lambda node: node.close("finished"), Client.shutdown])
+def test_a_run_that_a_node_closes_or_completes_is_closed_for_all_who_ask(make, ends):
+    bench = make()
+    first, second = bench.node(), bench.node(1)
+    first.meet()
+    assert not first.is_closed()
+    ends(first)
+    assert first.is_closed()
+    with pytest.raises(RendezvousClosedError):
+        second.meet()
+
+
+def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make):
+    bench = make(2, 2, join_timeout_s=0.5)
+    node = bench.node()
+    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
+        node.meet()
+    node.shutdown()
+    bench.meet(0, 1)
+
+
+def wait_in_vain(node: Client) -> type[Exception] | None:
+    """As torch's launcher goes when there is no rendezvous."""
+    try:
+        node.meet()
+    except Exception as error:
+        node.shutdown()
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "error"), [((1, 1), RendezvousClosedError), ((3, 3), RendezvousTimeoutError)]
+)
+def test_what_a_host_serves_stays_until_who_waits_has_heard_how_it_ends(make, nnodes, error):
+    bench = make(*nnodes)
+    host = bench.node(served=bench.serve(), join_timeout_s=0.5)
+    if nnodes == (1, 1):
+        host.meet()
+    other = bench.node(1, port=host.port, join_timeout_s=2.0)
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(wait_in_vain, other)
+        wait_until(lambda: other._wishes)
+        if nnodes == (1, 1):
+            time.sleep(0.2)
+            assert host.shutdown()
+        else:
+            assert wait_in_vain(host) is error
+        assert waits.result(10) is error
+
+
+def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(make, tmp_path):
+    bench = make(1, 2, fence_dir=str(tmp_path))
+    (first,) = bench.meet(0)
+    second = bench.node(0)
+    joining = threading.Thread(target=second.meet, daemon=True)
+    joining.start()
+    wait_until(first.must_meet)
+    with pytest.raises(ReplacedError, match="node_index 0"):
+        first.meet()
+    joining.join(10)
+    assert second.membership is not None
+
+
+def test_a_fence_that_cannot_be_written_is_a_state_error(make, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RendezvousStateError, match="generation"):
+        make(fence_dir=str(tmp_path / "file")).meet(0)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
+    make, tmp_path, monkeypatch, looks
+):
+    """Also if it re-forms before it is time to look: it takes no generation beyond the other's."""
+    monkeypatch.setattr(coordinator, "RARE_LOOK_S", 0.05 if looks else 100.0)
+    (node,) = make(fence_dir=str(tmp_path)).meet(0)
+    assert node.must_meet() is False
+    others = Fence(tmp_path, RUN).take("another coordinator")
+    if looks:
+        wait_until(node.must_meet)
+    with pytest.raises(RendezvousClosedError, match="fenced"):
+        node.meet()
+    assert node.status.closed == "fenced"
+    newest = Fence(tmp_path, RUN).newest()
+    assert newest is not None
+    assert newest.number == others
+
+
+def test_without_a_fence_the_majority_rule_is_said_aloud(make, caplog):
+    with caplog.at_level(logging.WARNING):
+        make(1, 3).node()
+    assert "only more than half of the last nodes, or more than 2, can go on" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        make(2, 3).node()
+    assert "fences" not in caplog.text, "any two groups of 2 of 3 share a node"
