@@ -82,9 +82,9 @@ def test_a_node_index_is_replaced_as_often_as_max_restarts_allows(make_plan):
 
 
 def test_fewer_nodes_than_min_cannot_go_on(make_plan):
-    plan = make_plan(nnodes="2:3", max_restarts=1)
-    action = decide(plan, RUNS, 137, GONE, replaced={1: 1, 2: 1})
-    assert isinstance(action, Restart)
+    plan = make_plan(nnodes="3:4", max_restarts=1)
+    for nodes in ((RUNS, 137, GONE), (RUNS, 137, RUNS)):
+        assert isinstance(decide(plan, *nodes, replaced={1: 1, 2: 1}), Restart)
 
 
 def test_nobody_is_replaced_once_a_node_has_finished(make_plan):

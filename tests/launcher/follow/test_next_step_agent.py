@@ -154,7 +154,7 @@ def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(make
     assert reason_of(ended) is Cause.NODE_LOST
 
 
-@pytest.mark.parametrize(("nnodes", "nodes"), [("1:2", (0, RUNS)), ("2:3", (0, 0, RUNS))])
+@pytest.mark.parametrize(("nnodes", "nodes"), [("1:3", (0, 0, RUNS)), ("2:3", (0, 0, RUNS))])
 def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(make_plan, nnodes, nodes):
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()
