@@ -1,9 +1,11 @@
-"""Training in one world after the other: what needs no agent. Real losses: ``launcher/agent``."""
+"""Training in one world after the other; the agent is played. Real losses: ``launcher/agent``."""
 
+import json
 import os
 import random
 import socket
 import threading
+from typing import Any
 
 import numpy
 import pytest
@@ -11,9 +13,192 @@ import torch
 from torch import nn
 
 from fabric_train.breaking import Breaker, is_group_failure, list_connections
+from fabric_train.errors import DivergedError, InputError
 from fabric_train.handover import _put_back, _take_out, cut
-from fabric_train.worlds import Worlds, find_newest, read_random_states, write_random_states
+from fabric_train.lineage import FencedError
+from fabric_train.worlds import (
+    StateLostError,
+    WorldLostError,
+    Worlds,
+    find_newest,
+    read_random_states,
+    write_random_states,
+)
+from tests.fabric_train.forked import find_free_port, run_forked, torchrun_variables
 from tests.waiting import wait_until
+
+
+class Agent:
+    """Each time the worker is ready for a world it gets the next of ``worlds``, None is nothing."""
+
+    def __init__(self, path, *worlds: dict | None) -> None:
+        self.heard: list[dict] = []
+        self._listener, self._worlds = socket.socket(socket.AF_UNIX), [*worlds]
+        self._listener.bind(str(path))
+        self._listener.listen()
+        os.environ["LAUNCHER_AGENT_SOCKET"] = str(path)
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        self._worker, _ = self._listener.accept()
+        for line in self._worker.makefile("rb"):
+            self.heard.append(json.loads(line))
+            if "ready" in self.heard[-1] and (world := self._worlds.pop(0)):
+                self.say(**world)
+
+    def say(self, **message: object) -> None:
+        self._worker.sendall(json.dumps(message).encode() + b"\n")
+
+
+def told(generation: int, rank: int, size: int, port: int, *, joined: bool = False) -> dict:
+    return {
+        "world": {
+            **torchrun_variables(rank, size, port, nodes=size),
+            "LAUNCHER_GENERATION": str(generation),
+        },
+        "generation": generation,
+        "joined": joined,
+    }
+
+
+def train_four_steps(worlds: Worlds, in_third=lambda world: None) -> list[list[Any]]:
+    """The weights and statistics after each step, of a model whose input is random."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for world in worlds:
+        with world:
+            world.share(model, optimizer)
+            while (worlds.step or 0) < 4:
+                with world.step():
+                    model(torch.rand(8, 2)).sum().backward()
+                    if worlds.step == 2:
+                        in_third(world)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                seen.append(
+                    [n for one in model.state_dict().values() for n in one.view(-1).tolist()]
+                )
+    return seen
+
+
+def test_a_step_that_a_loss_breaks_off_leaves_nothing_and_is_made_again(tmp_path):
+    def lose() -> tuple[list[list[Any]], list[int], list[dict]]:
+        agent = Agent(tmp_path / "agent", None, told(2, 0, 1, find_free_port()))
+        worlds, generations = Worlds(), []
+
+        def in_third(world) -> None:
+            generations.append(worlds.newest_generation())
+            if len(generations) == 1:
+                agent.say(lost="of an earlier world", generation=0)
+                agent.say(lost="a node has gone", generation=1)
+                wait_until(lambda: worlds._lost == "a node has gone")
+
+        seen = train_four_steps(worlds, in_third)
+        wait_until(lambda: "healed" in agent.heard[-1])
+        return seen, generations, agent.heard
+
+    environ = {"LAUNCHER_GENERATION": "1"}
+    ((seen, generations, heard),) = run_forked(lose, 1, group=False, environ=environ)
+    (alone,) = run_forked(lambda: train_four_steps(Worlds()), 1, group=False)
+    assert seen == alone
+    assert generations == [1, 2]
+    *heard, healed = heard
+    assert heard == [
+        {"worker": 0}, {"ready": True}, {"formed": 1}, {"ready": True}, {"formed": 2}
+    ]  # fmt: skip
+    assert (healed["healed"], healed["step"]) == (2, 3)
+    assert 0 < healed["paused_s"] < 60
+
+
+def test_a_newcomer_gets_the_state_and_when_it_has_gone_the_other_goes_on(tmp_path):
+    port, last = find_free_port(), 9
+
+    def train() -> tuple[list[tuple[int, bool]], dict[int, list[float]], int, str]:
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            os.environ |= torchrun_variables(0, 1, find_free_port(), 1)
+            agent = Agent(tmp_path / "0", None, None, told(3, 0, 1, find_free_port()))
+        else:
+            os.environ["LAUNCHER_JOINS"] = "1"
+            agent = Agent(tmp_path / "1", told(2, 1, 2, port, joined=True))
+        torch.manual_seed(rank)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        worlds, seen = Worlds(), dict[int, list[float]]()
+        formed = []
+        for world in worlds:
+            with world:
+                formed.append((world.env.world_size, world.share(model, optimizer, schedule)))
+                if world.is_live:
+                    assert world.from_source(rank) == 0
+                while (worlds.step or 0) < last - 3 * rank:
+                    with world.step():
+                        model(torch.ones(1, 2)).sum().backward()
+                        for each in model.parameters():
+                            torch.distributed.all_reduce(each.grad)
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    schedule.step()
+                    seen[worlds.step] = [*model.weight.view(-1).tolist(), schedule.get_last_lr()[0]]
+                    if worlds.step == 2:
+                        agent.say(**told(2, 0, 2, port, joined=True))
+                        wait_until(lambda: worlds.newest_generation() == 2)
+        wait_until(lambda: len(agent.heard) == (10, 3)[rank], agent.heard)
+        said = [next(iter(message)) for message in agent.heard]
+        return formed, seen, worlds.heals, " ".join(said)
+
+    environ = {"LAUNCHER_GENERATION": "1"}
+    one, other = run_forked(train, 2, group=False, environ=environ, nodes=2)
+    assert one[0] == [(1, False), (2, True), (1, True)]
+    assert [*one[1]] == [*range(1, last + 1)]
+    assert other[0] == [(2, True)]
+    assert other[1] == {step: one[1][step] for step in (4, 5, 6)}
+    assert (one[2], other[2]) == (2, 0)
+    assert one[3] == "worker ready formed ready formed healed broken ready formed healed"
+    assert other[3] == "worker ready formed"
+
+
+def test_a_training_whose_weights_a_loss_left_half_changed_starts_anew(tmp_path):
+    def train() -> None:
+        Agent(tmp_path / "agent", None, told(2, 0, 1, find_free_port()))
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        worlds = Worlds()
+        for world in worlds:
+            try:
+                with world, world.step():
+                    optimizer.step()
+                    raise RuntimeError("Connection closed by peer")
+            finally:
+                assert worlds.step is None
+
+    with pytest.raises(AssertionError, match="StateLostError: those who had the training's state"):
+        run_forked(train, 1, group=False, environ={"LAUNCHER_GENERATION": "1"})
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "leaves"),
+    [
+        (WorldLostError("gone"), "", True),
+        (RuntimeError("gloo"), "", True),
+        (FencedError("generation 2 has taken over"), "", True),
+        (RuntimeError("a mistake"), "", False),
+        (RuntimeError("what a broken sum led to"), "gone", True),
+        (ValueError("what a broken sum led to"), "gone", True),
+        (KeyError("a mistake"), "gone", False),
+        (InputError("a mistake", "a fix"), "gone", False),
+        (DivergedError("a mistake"), "gone", False),
+        (StateLostError("all are gone"), "gone", False),
+    ],
+)
+def test_only_what_a_loss_explains_is_not_the_scripts_own_error(error, lost, leaves):
+    worlds = Worlds()
+    assert not worlds._may_leave(error), "without an agent nothing is left"
+    worlds._link, worlds._lost = object(), lost
+    assert worlds._may_leave(error) is leaves
 
 
 def test_without_an_agent_there_is_one_world_and_steps_are_counted(monkeypatch):
