@@ -174,6 +174,8 @@ def test_workers_leave_a_lost_world_and_are_told_their_places_in_the_next(played
     played.roster.answers += [RendezvousConnectionError("gone"), None, met]
     played.workers[1].say(ready=True)
     assert played.hear() == [world(0, 2), world(1, 2)], "lost is said once"
+    played.roster.status = GroupStatus(sealed=True, generation=2, finished=1)
+    assert not played.healer.comes_too_late, "they have been in a world"
     for worker in played.workers:
         worker.say(formed=2)
         worker.say(healed=2, step=7, paused_s=0.5)
