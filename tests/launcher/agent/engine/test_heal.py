@@ -106,7 +106,10 @@ class Played:
         )
         self.healer = Healer(self.node, path, self.clock)
         self.healer.start()
-        self.workers = [Worker(self.healer, local_rank) for local_rank in range(2)]
+        self.workers = [Worker(self.healer, 0)]
+        wait_until(lambda: self.healer._workers)
+        assert not self.roster.said, "one of two cannot heal"
+        self.workers.append(Worker(self.healer, 1))
         wait_until(lambda: self.healer.can_heal)
 
     def say(self, **message: object) -> None:
@@ -215,11 +218,13 @@ def test_a_newcomer_whose_world_is_over_before_it_came_in_comes_too_late(played)
 def test_a_worker_that_does_not_leave_is_started_anew_at_the_limit(
     played, left_behind, limit_s, capsys
 ):
-    played.work()
+    played.say(ready=True)
+    wait_until(lambda: played.healer.waits)
+    played.workers[0].say(formed=1)  # the other still forms
+    wait_until(lambda: not played.healer.waits)
     played.roster.is_left_behind = left_behind
     played.lose()
     assert played.hear() == [LOST] * 2
-    played.workers[0].say(ready=True)
     played.clock.ahead_s += limit_s - 3
     played.look()
     assert played.healer.can_heal
