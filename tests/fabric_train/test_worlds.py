@@ -88,7 +88,7 @@ def train_four_steps(worlds: Worlds, in_third=lambda world: None) -> list[list[A
 def test_a_step_that_a_loss_breaks_off_leaves_nothing_and_is_made_again(tmp_path):
     def lose() -> tuple[list[list[Any]], list[int], list[dict]]:
         agent = Agent(tmp_path / "agent", None, told(2, 0, 1, find_free_port()))
-        worlds, generations = Worlds(), []
+        worlds, generations = Worlds(backend="gloo"), []
 
         def in_third(world) -> None:
             generations.append(worlds.newest_generation())
@@ -103,7 +103,7 @@ def test_a_step_that_a_loss_breaks_off_leaves_nothing_and_is_made_again(tmp_path
 
     environ = {"LAUNCHER_GENERATION": "1"}
     ((seen, generations, heard),) = run_forked(lose, 1, group=False, environ=environ)
-    (alone,) = run_forked(lambda: train_four_steps(Worlds()), 1, group=False)
+    (alone,) = run_forked(lambda: train_four_steps(Worlds(backend="gloo")), 1, group=False)
     assert seen == alone
     assert generations == [1, 2]
     *heard, healed = heard
@@ -129,7 +129,7 @@ def test_a_newcomer_gets_the_state_and_when_it_has_gone_the_other_goes_on(tmp_pa
         model = nn.Linear(2, 1)
         optimizer = torch.optim.AdamW(model.parameters())
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        worlds, seen = Worlds(), dict[int, list[float]]()
+        worlds, seen = Worlds(backend="gloo"), dict[int, list[float]]()
         formed = []
         for world in worlds:
             with world:
@@ -168,7 +168,7 @@ def test_a_training_whose_weights_a_loss_left_half_changed_starts_anew(tmp_path)
         Agent(tmp_path / "agent", None, told(2, 0, 1, find_free_port()))
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        worlds = Worlds()
+        worlds = Worlds(backend="gloo")
         for world in worlds:
             try:
                 with world, world.step():
@@ -219,6 +219,40 @@ def test_without_an_agent_there_is_one_world_and_steps_are_counted(monkeypatch):
                     optimizer.step()
     assert (sizes, worlds.step, worlds.heals) == ([1], 3, 0)
     assert worlds.newest_generation() is None
+
+
+@pytest.mark.parametrize(("in_place", "size"), [(True, 2), (False, 1)])
+def test_ranks_whom_no_agent_heals_are_in_one_world_if_they_want_one(tmp_path, in_place, size):
+    def train() -> tuple[int, bool, list[float], int | None]:
+        if not in_place:
+            Agent(tmp_path / os.environ["RANK"])
+        torch.manual_seed(int(os.environ["RANK"]))
+        model = nn.Linear(2, 1)
+        worlds = Worlds(backend="gloo", in_place=in_place)
+        world = next(iter(worlds))
+        world.share(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        is_formed = torch.distributed.is_initialized()
+        return world.ranks.size, is_formed, model.bias.tolist(), worlds.newest_generation()
+
+    one, other = run_forked(train, 2, group=False, environ={"LAUNCHER_GENERATION": "1"})
+    assert one[:2] == other[:2] == (size, in_place)
+    assert (one[2] == other[2]) is in_place
+    assert one[3] is None
+    default = "nccl" if torch.cuda.is_available() else "gloo"
+    assert Worlds()._backend == default
+
+
+@pytest.mark.parametrize(
+    ("forms", "joined", "leaves"),
+    [(False, False, True), (False, True, False), (True, True, True)],
+)
+def test_a_next_world_ends_the_present_one_at_once_unless_it_only_lets_others_in(
+    forms, joined, leaves
+):
+    worlds = Worlds()
+    worlds._is_forming = forms
+    worlds._hear(told(1, 0, 1, 1, joined=joined))
+    assert bool(worlds._lost) is leaves
 
 
 def test_an_error_of_the_script_is_raised_as_always():
