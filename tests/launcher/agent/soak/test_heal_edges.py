@@ -1,7 +1,5 @@
 """What scripts do that makes a heal hard, while a node is lost."""
 
-import textwrap
-
 import pytest
 
 from tests.launcher.agent.group import kill, tree
