@@ -261,7 +261,7 @@ LOST = rdzv.RendezvousConnectionError("gone")
         (CHILD_FAILED, "failed", "training-failed: "),
         (CHILD_FAILED, "full", "disk-full: OSError: No space left on device"),
         (preload.ServerGoneError("it went away"), "", "agent-failed: it went away"),
-        (GpuBusyError("12 GiB held"), "", "gpu-busy: 12 GiB held"),
+        (GpuBusyError("12 GiB held"), "succeeded", "gpu-busy: 12 GiB held"),
         (ReplacedError("another came"), "", "rendezvous-closed: another came"),
         (rdzv.RendezvousClosedError("x"), "", "rendezvous-closed: another node ended the run"),
         (rdzv.RendezvousTimeoutError("x"), "",
