@@ -318,11 +318,10 @@ class TrainingWorld:
         worlds = self._worlds
         if error is None:
             worlds._is_done, worlds._breaker = True, None
-            return False
-        if not worlds._may_leave(error):
-            return False
-        worlds._leave(error)
-        return True
+        elif worlds._may_leave(error):
+            worlds._leave(error)
+            return True
+        return False
 
     @property
     def is_live(self) -> bool:

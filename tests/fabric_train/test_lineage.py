@@ -67,7 +67,7 @@ def test_a_storage_that_fails_is_told_and_costs_no_note(tmp_path, monkeypatch):
         Lineage(tmp_path).read_starts()
 
 
-def test_a_listing_that_the_network_kept_for_too_long_makes_no_two_writers_of_one(
+def test_a_listing_that_the_network_kept_too_long_fences_nobody_and_makes_no_two_writers_of_one(
     tmp_path, monkeypatch
 ):
     lineage = Lineage(tmp_path)
@@ -80,6 +80,8 @@ def test_a_listing_that_the_network_kept_for_too_long_makes_no_two_writers_of_on
         )
         taken.append(lineage.begin(generation, None))
     assert taken == [Writer(1, 0), Writer(2, 0), Writer(2, 1)]
+    monkeypatch.setattr(os, "listdir", lambda folder: [])
+    lineage.check(taken[-1])
 
 
 @pytest.mark.parametrize("later", ["a generation of the agent's", "a start", "an attempt"])

@@ -1,13 +1,47 @@
-"""The store of a world whose rank 0 dies while the others come."""
+"""The store of a world: rank 0 comes late, dies while the others come, or cannot serve."""
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
-from fabric_train.store import open_store
+from fabric_train.store import STORE_LIMIT_S, open_store, wait_for_all
 from fabric_train.worker_env import World
+from tests.fabric_train.forked import find_free_port
+from tests.waiting import wait_until
+
+
+def place(rank: int, port: int) -> World:
+    numbers = {"rank": rank, "local_rank": 0, "world_size": 2, "local_world_size": 1}
+    return World(**numbers, master_addr="127.0.0.1", master_port=port)
+
+
+def test_all_wait_for_rank_0_and_then_for_all():
+    port = find_free_port()
+    first, second = place(0, port), place(1, port)
+    dials: list[None] = []
+    with ThreadPoolExecutor() as others:
+        other = others.submit(open_store, second, lambda: bool(dials.append(None)))
+        wait_until(lambda: len(dials) > 1, "dialled again")
+        store = open_store(first, lambda: False)
+        client = other.result(60.0)
+    assert store.timeout == client.timeout == timedelta(seconds=STORE_LIMIT_S)
+    store.set_timeout(timedelta(seconds=0.05))
+    with pytest.raises(dist.DistError):
+        wait_for_all(store, first)
+    wait_for_all(client, second)
+    wait_for_all(store, first)
+
+
+def test_a_rank_0_whose_port_is_taken_says_so_at_once():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(dist.DistNetworkError, match="EADDRINUSE"),
+    ):
+        open_store(place(0, taken.getsockname()[1]), lambda: False)
 
 
 def test_a_rank_0_that_dies_after_it_was_dialled_is_not_waited_for():
@@ -21,7 +55,5 @@ def test_a_rank_0_that_dies_after_it_was_dialled_is_not_waited_for():
 
     threading.Thread(target=die).start()
     port = server.getsockname()[1]
-    place = {"rank": 1, "local_rank": 0, "world_size": 2, "local_world_size": 1}
-    world = World(**place, master_addr="127.0.0.1", master_port=port)
     with pytest.raises(dist.DistNetworkError, match=f"no store at 127.0.0.1:{port}"):
-        open_store(world, died.is_set)
+        open_store(place(1, port), died.is_set)

@@ -28,9 +28,9 @@ from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkResult
 
 from tests.breaks.apply import ROOT, copy_project
 
-LIMIT_S = 240
-"""For one fault; a room's tests that run longer count as having noticed it. Cosmic Ray's client of
-its workers waits 300 s."""
+LEAST_LIMIT_S, LIMIT_S = 20, 240
+"""For one fault, four times as long as the tests take without one, within these; tests that run
+longer count as having noticed it. Cosmic Ray's client of its workers waits 300 s."""
 START_LIMIT_S = 60
 WITHOUT_EFFECT = re.compile(
     "core/ReplaceBinaryOperator_BitOr_|"
@@ -128,18 +128,20 @@ def try_faults(words: argparse.Namespace, tests: list[str], folder: Path) -> Pat
     pytest = ("-m", "pytest", "-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider")
     command = shlex.join((sys.executable, *pytest, *tests))
     environment = {**os.environ, "PYTHONPATH": str(copies[0])}
+    began_at = time.monotonic()
     whole = subprocess.run(
         shlex.split(command), cwd=copies[0], env=environment, capture_output=True, text=True
     )
     if whole.returncode:
         raise ValueError(f"{' '.join(tests)} fails without a fault:\n{whole.stdout[-2000:]}")
+    limit_s = min(LIMIT_S, LEAST_LIMIT_S + 4 * (time.monotonic() - began_at))
     database, config = folder / "faults.sqlite", folder / "cosmic-ray.toml"
     with start_workers(copies, folder / "workers.log") as urls:
         # JSON's strings and lists are TOML's too.
         config.write_text(
             "[cosmic-ray]\n"
             f"module-path = {json.dumps(words.room)}\n"
-            f"timeout = {LIMIT_S}\nexcluded-modules = []\n"
+            f"timeout = {limit_s:.0f}\nexcluded-modules = []\n"
             f"test-command = {json.dumps(command)}\n"
             '[cosmic-ray.distributor]\nname = "http"\n'
             f"[cosmic-ray.distributor.http]\nworker-urls = {json.dumps(urls)}\n"

@@ -125,7 +125,7 @@ class Healer:
             self._node.roster.wake()
         with self._meeting, self._lock:
             for worker in self._workers.values():
-                worker.connection.close()
+                worker.connection.shutdown(socket.SHUT_RDWR)  # its thread reads, and closes it
             self._workers, self.refused, self._told = {}, "", 0
             self._broken_at = self._lost_at = None
         try:

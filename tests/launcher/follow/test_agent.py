@@ -399,7 +399,7 @@ class SlowToEnd(ScriptedTarget):
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         self.told: list[list[str]] = []
-        for slept_s in (4.9, 0.1, 4.9, 0.1):
+        for slept_s in (4.9, 0.1, 4.9, 0.2):
             self._clock.sleep(slept_s)
             for number in (1, 2):  # The second is shown a turn later.
                 line = f"line {number} at {self._clock.now:.1f} s\n"

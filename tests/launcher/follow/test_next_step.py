@@ -68,13 +68,6 @@ def decide(
     )
 
 
-def test_a_lost_elastic_node_is_replaced_at_once_and_the_others_go_on(make_plan):
-    plan = make_plan(nnodes="1:3", max_restarts=1)
-    action = decide(plan, RUNS, 137, RUNS, since=0)
-    assert isinstance(action, Replace)
-    assert action.node_index == 1
-
-
 def test_a_node_index_is_replaced_as_often_as_max_restarts_allows(make_plan):
     plan = make_plan(nnodes="1:3", max_restarts=1)
     assert decide(plan, RUNS, 137, RUNS, replaced={1: 1}) == Wait()
@@ -82,14 +75,9 @@ def test_a_node_index_is_replaced_as_often_as_max_restarts_allows(make_plan):
 
 
 def test_fewer_nodes_than_min_cannot_go_on(make_plan):
-    plan = make_plan(nnodes="2:3", max_restarts=1)
-    action = decide(plan, RUNS, 137, GONE, replaced={1: 1, 2: 1})
-    assert isinstance(action, Restart)
-
-
-def test_nobody_is_replaced_once_a_node_has_finished(make_plan):
-    plan = make_plan(nnodes="1:3", max_restarts=3)
-    assert not isinstance(decide(plan, 0, 137, 0), Replace)
+    plan = make_plan(nnodes="3:4", max_restarts=1)
+    for nodes in ((RUNS, 137, GONE), (RUNS, 137, RUNS)):
+        assert isinstance(decide(plan, *nodes, replaced={1: 1, 2: 1}), Restart)
 
 
 PLANS: dict[str, dict[str, Any]] = {

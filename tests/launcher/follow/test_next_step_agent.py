@@ -58,18 +58,6 @@ def reason_of(action: Action) -> Cause | None:
     return action.cause if isinstance(action, Ending) else None
 
 
-@pytest.mark.parametrize("code", [1, 2, 127, 128, 137, 143, 193, 194, 195, 198, 255])
-@pytest.mark.parametrize("nnodes", [2, "1:2"])
-def test_every_exit_code_of_one_node_has_its_step(make_plan, nnodes, code):
-    plan = make_plan(nnodes=nnodes, max_restarts=3)
-    action = decide(plan, RUNS, code, since=0)
-    if code < 128 or code in (CLOSED, int(ExitCode.DISK_FULL)):
-        assert action == Wait()
-    else:
-        assert isinstance(action, Replace)
-        assert action.node_index == 1
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -87,7 +75,7 @@ def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(make_pl
     assert reason_of(decide(make_plan(nnodes=1, max_restarts=9), code, since=0)) is reason
 
 
-@pytest.mark.parametrize("ending", [129, 137, 143, 193, 195, 196, 197, GONE])
+@pytest.mark.parametrize("ending", [128, 137, 143, 193, 195, 196, 197, GONE])
 @pytest.mark.parametrize("nnodes", [3, "1:3", "2:3"])
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_lost_node_is_replaced_whichever_it_is_and_uses_up_no_restart(
@@ -119,15 +107,6 @@ def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(mak
     assert isinstance(ended, Ending)
 
 
-def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan):
-    plan = make_plan(nnodes=2, max_restarts=1)
-    assert decide(plan, RUNS, CLOSED, since=FINISH_S - 1) == Wait()
-    # Where all had finished, the roster lets a latecomer end well: this one's work is not done.
-    assert isinstance(decide(plan, 0, CLOSED), Restart)
-    # No other node ended after all: it is simply missing.
-    assert isinstance(decide(plan, RUNS, CLOSED, since=LATE), Replace)
-
-
 @pytest.mark.parametrize(
     ("nnodes", "nodes", "since", "expected"),
     [
@@ -154,7 +133,7 @@ def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(make
     assert reason_of(ended) is Cause.NODE_LOST
 
 
-@pytest.mark.parametrize(("nnodes", "nodes"), [("1:2", (0, RUNS)), ("2:3", (0, 0, RUNS))])
+@pytest.mark.parametrize(("nnodes", "nodes"), [("1:3", (0, 0, RUNS)), ("2:3", (0, 0, RUNS))])
 def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(make_plan, nnodes, nodes):
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()

@@ -2,7 +2,9 @@
 
 import pytest
 
-from launcher.contract.look import Frame, RankStacks, ThreadStack
+from launcher.contract.look import Frame, Look, RankLook, RankStacks, ThreadStack
+from launcher.runs.folder import RunFolder
+from launcher.verdict.looks import Seen, tell_standing
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group, shorten
 
 LIBRARY = "/venv/lib/python3.11/site-packages/torch"
@@ -95,3 +97,23 @@ def test_groups_come_with_main_threads_and_large_ones_first():
     assert render_group(merge_stacks(found, all_threads=True)[3]).startswith(
         "ranks 5-6, thread (no name): get <- "
     )
+
+
+@pytest.mark.parametrize(
+    ("ends_in", "threads", "thread", "frames"),
+    [
+        ("main", [("pin", LOADS)], "", 1),
+        ("_shutdown", [], "", 1),
+        ("_shutdown", [("pin", LOADS[:1]), ("upload", LOADS)], "upload", 3),  # the script's own
+        ("_shutdown", [("", LOADS)], "(no name)", 3),
+    ],
+)
+def test_a_rank_that_ends_stands_where_the_thread_does_that_it_waits_for(
+    tmp_path, ends_in, threads, thread, frames
+):
+    others = tuple(ThreadStack(name=name, frames=found) for name, found in threads)
+    main = Frame(function=ends_in, file="/usr/lib/python3.11/threading.py", line=1590)
+    look = Look(id="", at=0.0, why="hang", attempt=0, ranks=(RankLook(rank=0, pid=1),))
+    seen = Seen(folders={0: tmp_path}, looks={0: look}, stacks={0: stacks(0, main, others=others)})
+    (found,) = tell_standing(RunFolder(tmp_path), seen)
+    assert (found.thread, len(found.frames)) == (thread, frames)

@@ -1,7 +1,5 @@
 """What scripts do that makes a heal hard, while a node is lost."""
 
-import textwrap
-
 import pytest
 
 from tests.launcher.agent.group import kill, tree
@@ -98,36 +96,6 @@ def test_a_script_that_catches_the_groups_error_does_not_spoil_the_weights(place
     group.make_steps()
     last, told = group.finish_soon(places[0], places[1])
     assert told == {train_alone(group.folder / "alone", last)}
-
-
-def test_random_numbers_and_batch_norms_are_those_from_before_a_step_that_was_broken_off(places):
-    """One sample of each generator is drawn, and one forward pass made, before the sum."""
-    drawing = """
-drawn = random.random(), float(numpy.random.rand()), float(torch.rand(()))
-norm(torch.full((2, 4), float(step)))
-"""
-    telling = """
-with open(f"drawn-{node}", "a") as file:
-    print(step, *drawn, float(norm.running_mean.sum()), file=file)
-"""
-    training = change(
-        once="norm = nn.BatchNorm1d(4)\nrandom.seed(1); numpy.random.seed(1)", in_step=drawing
-    )
-    training = training.replace("world.share(model,", "world.share(nn.ModuleList([model, norm]),")
-    training = training.replace("seed_generators(0, step, shard)", "pass")
-    told = textwrap.indent(telling.strip(), " " * 12)
-    training = training.replace("            steps.write(", f"{told}\n            steps.write(", 1)
-    training = training.replace("nn.Dropout(0.2)", "nn.Identity()")
-    group = HealingGroup(places, training)
-    group.start_all()
-    group.make_steps(20)
-    kill(places[2])
-    group.wait_for(places[0], places[1])
-    group.make_steps(20)
-    group.finish_soon(places[0], places[1])
-    lines = [(group.folder / f"drawn-{index}").read_text().splitlines() for index in (0, 1)]
-    assert lines[0] == lines[1]
-    assert len(lines[0]) == len({line.split()[1] for line in lines[0]}), "no number came twice"
 
 
 def test_where_no_rank_has_the_state_any_more_the_workers_start_anew(places):
