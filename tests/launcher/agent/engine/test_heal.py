@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from launcher.agent.membership.settings import Member
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
 from launcher.agent.engine import rendezvous
 from launcher.agent.engine.heal import Healer
 from launcher.agent.membership.group import GroupStatus, Membership, RoundCause
-from launcher.agent.membership.settings import Member
 from launcher.contract.clock import SystemClock
 from tests.waiting import wait_until
 
