@@ -1,5 +1,6 @@
 """Real processes of the training, in an environment that holds nothing of the caller's."""
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -96,6 +97,8 @@ def run_program(
     """What ``python ARGUMENTS`` would do, in a copy of the process that has forked this one."""
     import torch
 
+    # Stores and groups that a test has left: to free one waits for its threads, which are not here.
+    gc.freeze()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)

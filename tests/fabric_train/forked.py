@@ -11,6 +11,7 @@ function may be a closure; its result must be one that can be pickled.
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -133,6 +134,8 @@ def enter(
     writer: Connection,
 ) -> NoReturn:
     """One rank, from its fork to its end."""
+    # Stores and groups that a test has left: to free one waits for its threads, which are not here.
+    gc.freeze()
     os.environ |= world
     rank, world_size = int(world["RANK"]), int(world["WORLD_SIZE"])
     # Several threads would hang here: those of the process that forked do not exist in this one.

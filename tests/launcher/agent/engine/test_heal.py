@@ -8,12 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from launcher.agent.membership.settings import Member
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
-from launcher.agent.engine import rendezvous
 from launcher.agent.engine.heal import Healer
-from launcher.agent.membership.group import GroupStatus, Membership, RoundCause
+from launcher.agent.membership.group import GroupStatus, Member, Membership, RoundCause
 from launcher.contract.clock import SystemClock
 from tests.waiting import wait_until
 
@@ -31,7 +29,7 @@ def membership(generation: int, cause: RoundCause = RoundCause.LOST) -> Membersh
     """Of the second of two nodes, each with two workers."""
     first = Member("0.a", "10.0.0.1", 1234)
     place = {"rank": 1, "size": 2, "before": 2, "workers": 4}
-    return Membership(generation=generation, cause=cause, first=first, host=first, **place)
+    return Membership(generation=generation, cause=cause, first=first, **place)
 
 
 class Roster:
@@ -254,12 +252,13 @@ def test_a_group_that_broke_meets_again_where_the_coordinator_knows_of_no_loss(p
 
 
 @pytest.mark.parametrize("follows", [True, False])
-def test_the_coordinator_that_follows_one_that_is_gone_is_asked(
-    played, follows, monkeypatch, capsys
-):
+def test_the_coordinator_that_follows_one_that_is_gone_is_asked(played, follows, capsys):
     new = Roster(answers=[membership(2)], is_member=False)
-    monkeypatch.setattr(rendezvous, "follow", lambda *_: new)
-    played.healer.rounds = SimpleNamespace(on_lost=lambda cause: follows and cause == "store-lost")
+    played.healer.rounds = SimpleNamespace(
+        on_lost=lambda cause: follows and cause == "store-lost",
+        plan_next=lambda: None,
+        open_roster=lambda: new,
+    )
     played.work()
     played.roster.is_gone = True
     assert played.hear() == [LOST | {"lost": "the group has to form again: first"}] * 2
