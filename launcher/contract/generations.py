@@ -15,7 +15,9 @@ from pathlib import Path
 from launcher.contract.records import read_object
 
 FOLDER = "generations"
-"""Below the checkpoint folder; files are called ``<8 digits>.json``."""
+"""Below the checkpoint folder; files are called ``<8 digits>.json``, and ``.finished`` as well for
+a group that has trained to the end."""
+FINISHED = ".finished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,14 @@ class Fence:
                 os.fsync(handle)
             os.close(handle)
             return number
+
+    def finish(self, number: int) -> None:
+        """The group of this generation has trained to the end. Raises ``OSError``."""
+        self._path(number).with_suffix(FINISHED).touch()
+
+    def is_finished(self, since: int) -> bool:
+        """Whether a group of this generation or a later one has trained to the end."""
+        return any(int(path.stem) >= since for path in self._folder.glob(f"*{FINISHED}"))
 
     def newest(self) -> TakenGeneration | None:
         """The last generation taken; its origin is empty while it is being written."""

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.membership import belonging, wire
-from launcher.agent.membership.group import FENCED_OUT, GroupState, Join, Member, RoundCause, Rules
+from launcher.agent.membership.group import (
+    FENCED_OUT,
+    FINISHED,
+    GroupState,
+    Join,
+    Member,
+    RoundCause,
+    Rules,
+)
 from launcher.agent.streams import say
 from launcher.contract.clock import SystemClock
 from launcher.contract.generations import Fence
@@ -252,7 +260,10 @@ class Coordinator:
 
     def _settle(self) -> None:
         events, self._events, self._settling = self._events, [], False
-        self._group, actions = belonging.step(self._group, events, self._clock.monotonic())
+        before = self._group
+        self._group, actions = belonging.step(before, events, self._clock.monotonic())
+        if self.rules.fence_dir and self._group.closed == FINISHED != before.closed:
+            self._spawn(asyncio.to_thread(self._fence.finish, self._group.generation))
         # First: whoever is answered looks at it.
         self._tell_status()
         for action in actions:
@@ -288,9 +299,15 @@ class Coordinator:
         """Ends where another took a later generation than that of the group that was sealed here.
 
         Else takes the next one, if asked to: a coordinator that was frozen must not take a number
-        above that of the others.
+        above that of the others. A node that was frozen until the others had finished trains no
+        more.
         """
         try:
+            # Nodes that have been in no group begin another training of the job.
+            since = self._group.generation
+            if take and since and await asyncio.to_thread(self._fence.is_finished, since):
+                self._post(belonging.Close(FINISHED))
+                return
             newest, group = await asyncio.to_thread(self._fence.newest), self._group
             is_of_another = newest is not None and newest.origin not in ("", self.origin)
             if newest and is_of_another and group.members and newest.number > group.generation:

@@ -40,3 +40,11 @@ def test_foreign_files_in_the_folder_are_no_generations(tmp_path):
         (tmp_path / FOLDER / name).touch()
     assert fence.take("two") == 2
     assert len(os.listdir(tmp_path / FOLDER)) == 5
+
+
+def test_what_a_group_has_finished_is_finished_for_those_that_it_left_behind(tmp_path):
+    fence = Fence(tmp_path, "run")
+    assert [fence.take("here") for _ in range(3)] == [1, 2, 3]
+    fence.finish(2)
+    assert [fence.is_finished(since) for since in (1, 2, 3)] == [True, True, False]
+    assert fence.take("there") == 4, "the mark is no generation"

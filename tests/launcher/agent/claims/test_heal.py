@@ -14,7 +14,7 @@ import pytest
 from tests.launcher.agent.conftest import end
 from tests.launcher.agent.group import kill, tree
 from tests.launcher.agent.healing import HealingGroup, train_alone
-from tests.launcher.agent.place import Place
+from tests.launcher.agent.place import LIMIT_S, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,3 +132,20 @@ def test_one_that_was_frozen_gets_the_state_of_the_only_one_that_went_on(places)
     last, told = group.finish_soon(first, second)
     assert [step.number for step in group.steps(0)] == [*range(1, last + 1)]
     assert told == {train_alone(group.folder / "alone", last)}
+
+
+def test_one_that_was_frozen_until_the_others_had_finished_trains_no_more(places):
+    first, second, _ = places
+    group = HealingGroup(places[:2])
+    group.start_all()
+    group.make_steps()
+    frozen = tree(second)
+    for process in frozen:
+        process.suspend()
+    group.wait_for(first)
+    last, _ = group.finish_soon(first)
+    for process in frozen:
+        process.resume()
+    assert second.process.wait(LIMIT_S) == 0, second.console()
+    assert second.outcome()["cause"] == "completed"
+    assert {step.number for step in group.steps(1)} < set(range(last - 50))
