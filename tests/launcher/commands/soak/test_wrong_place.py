@@ -24,7 +24,6 @@ def test_a_closed_stderr_and_stdin_harm_nothing(folder):
 @pytest.mark.parametrize(
     "line",
     ["ps", "docs schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"],
-    ["ps", "docs schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"],
 )
 def test_a_reader_that_goes_early_is_no_error(folder, line):
     done = shell(f"launcher {line} | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}", folder)
