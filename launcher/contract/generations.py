@@ -60,8 +60,13 @@ class Fence:
         self._path(number).with_suffix(FINISHED).touch()
 
     def is_finished(self, since: int) -> bool:
-        """Whether a group of this generation or a later one has trained to the end."""
-        return any(int(path.stem) >= since for path in self._folder.glob(f"*{FINISHED}"))
+        """Whether a group of this run, of this generation or a later one, trained to the end."""
+        done = (int(path.stem) for path in self._folder.glob(f"*{FINISHED}"))
+        return any(
+            read_object(self._path(number)).get("run_id") == self._run_id
+            for number in done
+            if number >= since
+        )
 
     def newest(self) -> TakenGeneration | None:
         """The last generation taken; its origin is empty while it is being written."""

@@ -47,4 +47,5 @@ def test_what_a_group_has_finished_is_finished_for_those_that_it_left_behind(tmp
     assert [fence.take("here") for _ in range(3)] == [1, 2, 3]
     fence.finish(2)
     assert [fence.is_finished(since) for since in (1, 2, 3)] == [True, True, False]
+    assert not Fence(tmp_path, "another run").is_finished(1)
     assert fence.take("there") == 4, "the mark is no generation"

@@ -115,7 +115,8 @@ def test_each_heal_is_told_with_its_cause_and_its_pause(story):
     assert all(event["paused_s"] > 0 for event in healed)
 
 
-def test_one_that_was_frozen_gets_the_state_of_the_only_one_that_went_on(places):
+def freeze_one_of_two(places: list[Place]) -> tuple[HealingGroup, list[psutil.Process]]:
+    """The other goes on alone."""
     first, second, _ = places
     group = HealingGroup(places[:2])
     group.start_all()
@@ -124,6 +125,12 @@ def test_one_that_was_frozen_gets_the_state_of_the_only_one_that_went_on(places)
     for process in frozen:
         process.suspend()
     group.wait_for(first)
+    return group, frozen
+
+
+def test_one_that_was_frozen_gets_the_state_of_the_only_one_that_went_on(places):
+    first, second, _ = places
+    group, frozen = freeze_one_of_two(places)
     group.make_steps(50)
     for process in frozen:
         process.resume()
@@ -136,13 +143,7 @@ def test_one_that_was_frozen_gets_the_state_of_the_only_one_that_went_on(places)
 
 def test_one_that_was_frozen_until_the_others_had_finished_trains_no_more(places):
     first, second, _ = places
-    group = HealingGroup(places[:2])
-    group.start_all()
-    group.make_steps()
-    frozen = tree(second)
-    for process in frozen:
-        process.suspend()
-    group.wait_for(first)
+    group, frozen = freeze_one_of_two(places)
     last, _ = group.finish_soon(first)
     for process in frozen:
         process.resume()
