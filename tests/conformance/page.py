@@ -11,7 +11,7 @@ HEAD = """\
 The table shows torch's own elastic agent (`elastic_launch`, torch 2.13) on the rendezvous of this
 project, `roster`, and on two of torch's, `c10d` and `etcd-v2`. Each scenario runs with real
 processes, one for each node; each cell is a test (`tests/conformance/`), which `make soak` runs.
-Only what a job relies on, or where they differ, is shown.
+Only what they do, tell or take differently is shown.
 
 All detection limits are the defaults: 10 s on the roster, 15 s on torch's backends. The last call
 is 1 s instead of 30 s, and the exit barrier is shorter than 300 s where the scenario is about it.

@@ -42,32 +42,6 @@ def ends(section: str, roster: str, torchs: str = "", **others: str) -> Callable
     return add
 
 
-# -- starting and failing ------------------------------------------------------------------------
-@ends("Starting", "completes")
-def the_environment(group: Group) -> str:
-    """Two nodes of two workers: ranks, sizes, restart counts and the run's id are right, and all
-    workers have the same master."""
-    nodes = group.start_all(2, workers.obey, nproc=2, max_restarts=3)
-    group.finish()
-    ending = group.endings()
-    starts = [start for node in nodes for start in node.starts()]
-    assert sorted(start["RANK"] for start in starts) == ["0", "1", "2", "3"]
-    assert {start["MASTER_ADDR"] for start in starts} == {"127.0.0.1"}
-    assert len({start["MASTER_PORT"] for start in starts}) == 1
-    for start in starts:
-        assert start["LOCAL_RANK"] in ("0", "1")
-        assert int(start["RANK"]) == 2 * int(start["GROUP_RANK"]) + int(start["LOCAL_RANK"])
-        assert start["ROLE_RANK"] == start["RANK"]
-        assert (start["WORLD_SIZE"], start["ROLE_WORLD_SIZE"]) == ("4", "4")
-        assert (start["LOCAL_WORLD_SIZE"], start["GROUP_WORLD_SIZE"]) == ("2", "2")
-        assert (start["ROLE_NAME"], start["TORCHELASTIC_RUN_ID"]) == ("trainer", group.run_id)
-        assert start["TORCHELASTIC_RESTART_COUNT"] == "0"
-        assert start["TORCHELASTIC_MAX_RESTARTS"] == "3"
-        assert start["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-        assert start["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
-    return ending
-
-
 @ends(
     "Failing",
     "node 0 RendezvousClosedError, node 1 exit code 7",
@@ -81,26 +55,6 @@ def a_node_fails_and_the_others_work(group: Group) -> str:
     group.order(nodes[1].ranks()[0], "exit 7")
     group.wait(nodes[1].ended)
     return group.endings()
-
-
-@ends("Failing", "starts again, completes")
-def a_failure_beside_working_nodes_restarts(group: Group) -> str:
-    """A worker fails once, a restart is allowed, the other node only works."""
-    return _restarts(group, group.start_all(2, workers.obey, max_restarts=1))
-
-
-@ends("Failing", "starts again, completes")
-def a_failure_in_a_collective_restarts(group: Group) -> str:
-    """A worker fails once, a restart is allowed, both take part in collectives."""
-    return _restarts(group, group.start_all(2, workers.obey_together, max_restarts=1))
-
-
-def _restarts(group: Group, nodes: list[Node]) -> str:
-    group.told(nodes, 1)
-    group.order(nodes[1].ranks()[0], "exit 7")
-    group.wait(lambda: all(node.runs_in(2, rounds=2) for node in nodes))
-    group.finish()
-    return "starts again, " + group.endings()
 
 
 @ends(
@@ -142,44 +96,8 @@ def _one_is_done(group: Group, barrier_s: float, **more: int) -> tuple[list[Node
     return nodes, last
 
 
-# -- signals -------------------------------------------------------------------------------------
-@ends("Told to end", "SignalException")
-def all_are_told_to_end(group: Group) -> str:
-    """All agents get SIGTERM while workers run; no worker is left."""
-    nodes = group.start_all(2, workers.obey, nproc=2)
-    group.told(nodes, 2)
-    # The store's host last: on a busy machine it may end before another node has got its signal.
-    for node in reversed(nodes):
-        node.terminate()
-    ending = group.endings()
-    group.wait(lambda: not any(node.workers() for node in nodes), 10)
-    return ending
-
-
-@ends("Told to end", "dies by SIGTERM")
-def told_to_end_in_the_first_rendezvous(group: Group) -> str:
-    """SIGTERM while the first other node is awaited: torch handles signals only from the first
-    start of workers on."""
-    node = group.start(workers.obey, least=2, most=2)
-    group.wait(node.rendezvous)
-    node.terminate()
-    return group.endings()
-
-
 # -- nodes that come, are lost, are kept out -----------------------------------------------------
 CHANGING = "Nodes that come and go"
-
-
-@ends(CHANGING, "grows to 2 nodes, completes")
-def grows(group: Group) -> str:
-    """A second node comes to a run of 1 to 2 nodes; no restart is used up."""
-    first = group.start(workers.obey, least=1, most=2)
-    group.wait(lambda: first.runs_in(1))
-    second = group.start(workers.obey, least=1, most=2)
-    group.wait(lambda: first.runs_in(2, rounds=2) and second.runs_in(2))
-    assert first.starts()[-1]["TORCHELASTIC_RESTART_COUNT"] == "0"
-    group.finish()
-    return "grows to 2 nodes, " + group.endings()
 
 
 @ends(CHANGING, "starts again, completes")
@@ -200,12 +118,6 @@ def a_lost_node_is_done_without_while_workers_work(group: Group) -> str:
     """An agent and its workers are killed in a run of 1 to 2 nodes; the other's workers only work.
     torch's backends drop the lost node and tell nobody."""
     return _does_without(group, workers.obey, lambda node: node.kill())
-
-
-@ends(CHANGING, ALONE)
-def a_lost_node_is_done_without_in_a_collective(group: Group) -> str:
-    """The same while all take part in collectives."""
-    return _does_without(group, workers.obey_together, lambda node: node.kill())
 
 
 @ends(CHANGING, ALONE, torchs=f"takes no notice, {STILL}")
@@ -269,16 +181,3 @@ def more_than_the_most(group: Group) -> str:
         assert spare.ending() == "RendezvousClosedError", group.logs()
     told = spare.ending() if spare.ending() in ("completes", STILL) else "gives up"
     return f"{nodes[0].ending()}, {nodes[1].ending()}, the spare one {told}"
-
-
-@ends(CHANGING, "it steps in, completes")
-def a_spare_steps_in(group: Group) -> str:
-    """Such a third node takes the place of one that is killed."""
-    nodes = group.start_all(2, workers.obey, least=2, max_restarts=2)
-    group.told(nodes, 1)
-    spare = group.start(workers.obey, least=2, most=2, max_restarts=2)
-    group.wait(spare.rendezvous)
-    nodes[1].kill()
-    in_it = group.comes_true(lambda: nodes[0].runs_in(2, rounds=2) and spare.runs_in(2), NOTICE_S)
-    group.finish()
-    return ("it steps in, " if in_it else "it goes on waiting, ") + group.endings()

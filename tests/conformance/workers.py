@@ -25,23 +25,6 @@ def obey() -> str:
     return f"rank {rank}"
 
 
-def obey_together() -> str:
-    """Waits for orders while it takes part in one collective after the other; tells after one."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    done = torch.zeros(1)
-    dist.all_reduce(done)
-    rank = tell()
-    while not done:
-        done = torch.tensor(float(carry_out(rank)))
-        dist.all_reduce(done, op=dist.ReduceOp.MIN)
-        time.sleep(0.02)
-    dist.destroy_process_group()
-    return f"rank {rank}"
-
-
 def meet_late() -> str:
     """Rank 0 waits for the others in ``init_process_group``, to which nobody else comes."""
     import torch.distributed as dist

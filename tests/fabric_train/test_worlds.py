@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,7 +87,8 @@ def train_four_steps(worlds: Worlds, in_third=lambda world: None) -> list[list[A
     return seen
 
 
-def test_a_step_that_a_loss_breaks_off_leaves_nothing_and_is_made_again(tmp_path):
+@pytest.mark.parametrize("peer_hung_up", [False, True])
+def test_a_step_that_a_loss_breaks_off_leaves_nothing_and_is_made_again(tmp_path, peer_hung_up):
     def lose() -> tuple[list[list[Any]], list[int], list[dict]]:
         agent = Agent(tmp_path / "agent", None, told(2, 0, 1, find_free_port()))
         worlds, generations = Worlds(backend="gloo"), []
@@ -95,7 +97,12 @@ def test_a_step_that_a_loss_breaks_off_leaves_nothing_and_is_made_again(tmp_path
             generations.append(worlds.newest_generation())
             if len(generations) == 1:
                 agent.say(lost="of an earlier world", generation=0)
-                agent.say(lost="a node has gone", generation=1)
+                lose = partial(agent.say, lost="a node has gone", generation=1)
+                if peer_hung_up:  # before the update it is seen; the agent tells a little later
+                    later = threading.Timer(0.2, lose)
+                    worlds._breaker.has_hung_up = lambda: later.start() or True
+                    return
+                lose()
                 wait_until(lambda: worlds._lost == "a node has gone")
 
         seen = train_four_steps(worlds, in_third)

@@ -111,6 +111,7 @@ ROWS = (
     Row(name="bagua:async", like_one=None, like_undisturbed=None, saves_show=True),
     Row(name="deepspeed", needs="deepspeed"),
     Row(name="deepspeed", options=("--strategy_options.stage=1",), needs="deepspeed"),
+    Row(name="deepspeed", options=("--strategy_options.offload=true",), needs="deepspeed"),
 )  # fmt: skip
 ONE = Row(name="ddp", worlds=(1,))
 """What all are compared with, in a process without a world."""

@@ -117,8 +117,8 @@ def test_a_strategy_is_asked_for_each_save_gets_its_memory_back_and_is_closed(en
 
 def test_an_interrupted_training_ends_with_the_same_bits_as_an_uninterrupted_one(env, tmp_path):
     config = TrainConfig(epochs=2)
-    train(TrainConfig(epochs=2, max_steps=7), env)
-    train(TrainConfig(epochs=2, max_steps=22), env)
+    for max_steps in (5, 7, 22):  # two within one epoch
+        train(TrainConfig(epochs=2, max_steps=max_steps), env)
     resumed = train(config, env)
     whole_env = WorkerEnv(run_dir=tmp_path / "whole")
     whole = train(config, whole_env)
@@ -127,6 +127,7 @@ def test_an_interrupted_training_ends_with_the_same_bits_as_an_uninterrupted_one
     weights, expected = newest_weights(env), newest_weights(whole_env)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert resumed["test_loss"] == whole["test_loss"]
+    assert resumed["train_loss"] == pytest.approx(whole["train_loss"])
 
 
 def test_a_finished_training_only_tests_again_and_says_so(env, capsys):

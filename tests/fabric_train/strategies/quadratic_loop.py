@@ -62,7 +62,5 @@ def train(
         key: (each.to_local() if isinstance(each, DTensor) else each).numpy()
         for key, each in strategy.memory().items()
     }
-    end = quadratic.flat(strategy.bare)
     strategy.close()
-    told = {"memory": memory, "warnings": shown, "first": first}
-    return {"losses": losses, "weights": weights, "end": end, **told}
+    return {"losses": losses, "weights": weights, "memory": memory, "warnings": shown}

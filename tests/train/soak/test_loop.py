@@ -11,16 +11,6 @@ from train.config import TrainConfig
 from train.loop import train
 
 
-def test_a_second_resume_within_one_epoch_ends_with_the_same_bits_and_loss(env, tmp_path):
-    for max_steps in (3, 5, 11):
-        resumed = train(TrainConfig(max_steps=max_steps, reduction="exact"), env)
-    assert resumed["resumed_from_step"] == 5
-    whole_env = WorkerEnv(run_dir=tmp_path / "whole")
-    whole = train(TrainConfig(max_steps=11, reduction="exact"), whole_env)
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
-    assert resumed["train_loss"] == pytest.approx(whole["train_loss"])
-
-
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
 def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint(env, precision):
     with pytest.raises(DivergedError, match="--lr"):

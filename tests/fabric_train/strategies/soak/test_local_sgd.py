@@ -96,22 +96,3 @@ def every_tensor(strategy: LocalSgd) -> dict[str, Tensor]:
         if key.startswith(("anchor", "velocity"))
     }
     return found | outer
-
-
-@pytest.mark.parametrize("name", ONE_IN_EVERY_CI)
-def test_it_takes_ddps_checkpoint_and_ddp_takes_its(tmp_path, name):
-    def run(strategy: str, stop: int) -> tuple[int, dict[str, Tensor], list[str]]:
-        options = {} if strategy == "ddp" else {"every": 4}
-        training = Training(make_strategy(strategy, options), folder=tmp_path)
-        step, started = training.step, training.weights()
-        training.train(stop)
-        training.save()
-        return step, started, training.said
-
-    mean = run_forked(run, 2, name, 6)
-    assert mean[0][0] == 0
-    for step, _, said in run_forked(run, 2, "ddp", 9):
-        assert step == 6
-        assert all(f"state of strategy {name}, which ddp cannot use" in line for line in said)
-    for step, _, said in run_forked(run, 2, name, 12):
-        assert (step, said) == (9, [])

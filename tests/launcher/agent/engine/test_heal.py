@@ -44,6 +44,8 @@ class Roster:
         self.answers: list[Membership | Exception | None] = []
         self.said: list[str] = []
         self.looks = self.wakes = 0
+        self.has_to_meet: Callable[[], bool] = lambda: False
+        """What ends the present look before its time."""
         vars(self).update(values)
 
     def say(self, word: str) -> None:
@@ -53,7 +55,7 @@ class Roster:
         self.wakes += 1
 
     def settle(self, condition: Callable[[], bool], limit_s: float) -> None:
-        self.looks += 1
+        self.looks, self.has_to_meet = self.looks + 1, condition
         time.sleep(0.002)
 
     def meet(self, is_over: Callable[[], bool]) -> Membership | None:
@@ -177,12 +179,12 @@ def test_workers_leave_a_lost_world_and_are_told_their_places_in_the_next(played
     assert played.hear() == [world(0, 2), world(1, 2)], "lost is said once"
     played.roster.status = GroupStatus(sealed=True, generation=2, finished=1)
     assert not played.healer.comes_too_late, "they have been in a world"
-    for worker in played.workers:
+    for worker, paused_s in zip(played.workers, (0.5, 0.6), strict=True):
         worker.say(formed=2)
-        worker.say(healed=2, step=7, paused_s=0.5)
+        worker.say(healed=2, step=7, paused_s=paused_s)
     wait_until(lambda: len(played.told) > 1)
     played.look()
-    assert played.told == [met, (2, 7, 0.5)]
+    assert played.told == [met, (2, 7, 0.5)], "the node's first worker says it for all"
     assert played.roster.said == ["heals"]
     assert played.roster.wakes >= 4
     # The next loss is told too.
@@ -288,6 +290,7 @@ def test_a_group_that_does_not_form_again_is_left_to_torchs_agent(played, error)
         played.say(ready=True)
         wait_until(lambda: played.healer.waits)
         played.look()  # nobody is asked
+        assert not played.roster.has_to_meet(), "each look takes its time"
     played.roster.answers.append(membership(2))
     assert played.hear() == [world(0, 2), world(1, 2)]
 
@@ -301,9 +304,14 @@ def test_a_worker_that_ended_or_says_nonsense_does_not_heal_and_its_successor_do
     assert first.hear() is None
     played.look()
     assert played.healer.can_heal
+    again.say(ready=True)
+    played.workers[1].say(ready=True)
+    wait_until(lambda: played.healer.waits)
     again.end()
     wait_until(lambda: not played.healer.can_heal)
     assert not played.healer.waits
+    played.lose()
+    assert not played.roster.has_to_meet(), "it ended in the middle of a look"
 
 
 def test_without_a_socket_nothing_heals_and_it_is_told_once(tmp_path, capsys):

@@ -374,7 +374,7 @@ def test_a_file_that_is_no_script_is_one_message_and_code_2(name, tmp_path, caps
     assert len(glance_at(script)) <= 1
 
 
-@pytest.mark.parametrize("base", ["argparse_helpers", "imagenet", "lightning_classifier"])
+@pytest.mark.parametrize("base", ["ddp_trainer", "imagenet", "lightning_classifier"])
 def test_a_script_that_is_cut_off_at_any_line_never_breaks_the_check(base):
     lines = read(f"right/{base}").splitlines(keepends=True)
     for end in range(0, len(lines), 3):

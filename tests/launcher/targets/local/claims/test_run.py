@@ -3,9 +3,7 @@
 import signal
 import subprocess
 
-import pytest
-
-from tests.launcher.runner import ROOT, WAITING
+from tests.launcher.runner import ROOT, WAITING, Runner
 from tests.launcher.targets.local.test_run import is_up
 from tests.waiting import wait_until
 
@@ -26,8 +24,11 @@ def test_under_nohup_a_run_goes_on_without_its_terminal_and_without_a_reader(lau
     assert launcher.outcome["cause"] == "completed"
 
 
-@pytest.mark.parametrize("example", ["trainer.py"])
-def test_a_script_that_knows_nothing_of_this_project_runs(launcher, example):
-    launcher.write((ROOT / "tests/examples" / example).read_text())
+def test_a_script_that_knows_nothing_of_this_project_runs(launcher):
+    run_example(launcher, "trainer.py")
+
+
+def run_example(launcher: Runner, name: str) -> None:
+    launcher.write((ROOT / "tests/examples" / name).read_text())
     done = launcher.well("run", "job.yaml", "--on", "local", "--nnodes", "2")
     assert "done world_size=2" in done.stdout
