@@ -36,7 +36,6 @@ _TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false
 
 _FAMILIAR = {
     "args": "command",
-    "entrypoint": "command",
     "script": "command",
     "environment": "env",
     "volumes": "mounts",

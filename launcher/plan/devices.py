@@ -108,18 +108,6 @@ def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFact
         )
 
 
-CROWDED = 4
-"""Workers per core of one machine from which on a person may not have meant so many."""
-
-
-def describe_crowd(nodes: int, nproc_per_node: int, machine: MachineFacts) -> str:
-    """A line on more workers than one machine's cores can serve; empty if there are not."""
-    workers, cores = nodes * nproc_per_node, machine.cpu_count
-    if machine.most_processes is None or not cores or workers <= CROWDED * cores:
-        return ""
-    return f"{workers} workers share the {cores} CPU cores of this machine: they are slow"
-
-
 def check_capacity(job: JobSpec, facts: TargetFacts, nproc_per_node: int) -> None:
     """Raises ``KeyInputError`` if one machine would have to start too many processes."""
     nodes, agents_too, most = job.nnodes.max, nproc_per_node + 1, facts.machine.most_processes

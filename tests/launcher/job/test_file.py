@@ -343,10 +343,10 @@ def test_the_place_of_a_value_is_that_of_the_last_who_gave_it():
 def test_a_job_of_no_file_is_checked_alike():
     assert check_job("{name: a, command: t.py}", "Job").name == "a"
     with pytest.raises(InputError) as refused:
-        check_job("{name: a, command: t.py, entrypoint: t.py, nnodes: 2:1}", "Job")
+        check_job("{name: a, command: t.py, nodes: 2, nnodes: 2:1}", "Job")
     assert str(refused.value) == (
         "Job: nnodes: found 2:1; accepted: MIN:MAX with MIN not above MAX\n  fix: write 1:2\n"
-        "Job: entrypoint: unknown key\n  fix: did you mean command?"
+        "Job: nodes: unknown key\n  fix: did you mean nnodes?"
     )
 
 

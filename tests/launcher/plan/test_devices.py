@@ -10,7 +10,7 @@ import pytest
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.plan.devices import describe_crowd, plan_devices
+from launcher.plan.devices import plan_devices
 from launcher.plan.launch_plan import plan_run
 from launcher.plan.nnodes import NodesThere, decide_nnodes
 from launcher.plan.target_facts import MachineFacts, NodeFacts, TargetFacts
@@ -177,18 +177,3 @@ def test_a_gpu_with_a_process_is_used(tmp_path, monkeypatch):
     job = parse_job("name: a\ncommand: [t.py]\ndevices: free:1\n", "job.yaml")
     (node,) = plan_devices(job, replace(FOUR, machine=machine))
     assert node.device_ids == ("GPU-a",)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "nproc", "most_processes", "is_told"),
-    [(8, 1, 400, False), (9, 1, 400, True), (3, 3, 400, True), (50, 1, None, False)],
-)
-def test_more_workers_than_a_machine_s_cores_can_serve_are_told(
-    nodes, nproc, most_processes, is_told
-):
-    machine = MachineFacts(cpu_count=2, most_processes=most_processes)
-    told = describe_crowd(nodes, nproc, machine)
-    assert bool(told) == is_told
-    if is_told:
-        assert f"{nodes * nproc} workers" in told
-        assert "2 CPU cores" in told
