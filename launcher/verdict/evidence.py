@@ -163,9 +163,7 @@ def read_run(
     waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
     first = failure.first if failure else None
     reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=not outcome)
-    for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
-        if name.lower() in _PROXIES:
-            reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
+    reading.lines += _tell_proxies(plan) if plan else ()
     for log in logs:
         _read_worker(reading, run, log, plan)
     _read_others(reading, run, consoles, has_workers=bool(logs))
@@ -192,6 +190,12 @@ def read_run(
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _tell_proxies(plan: LaunchPlan) -> Iterator[LogLine]:
+    for name in {name for node in plan.nodes for name, _ in node.env}:
+        if name.lower() in _PROXIES:
+            yield LogLine(file=SETTING, text=f"{name} is set")
 
 
 def _see(
