@@ -256,7 +256,8 @@ def render_status(status: RunStatus) -> str:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"
         detail = f"; {node.detail}" if node.detail else ""
-        where = f"node {node.node_index}.{node.incarnation}{_on_host(status, node)}"
+        again = f", started {node.incarnation + 1} times" if node.incarnation else ""
+        where = f"node {node.node_index}{_on_host(status, node)}{again}"
         lines.append(f"  {where}: {node.state.value}{ended}{detail}")
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
     lines += [f"  folder: {status.folder}"] if status.folder else []

@@ -23,6 +23,7 @@ from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.job.values import IN_IMAGE
 from launcher.plan.agent_task import TRAINING, Purpose
+from launcher.plan.devices import describe_crowd
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.runs.folder import RunFolder, find_run
@@ -147,12 +148,16 @@ def plan_job(
 def _describe_surprises(
     choice: Choice, job: JobSpec, plan: LaunchPlan, place: CodePlace | None
 ) -> list[str]:
-    """Lines on the code that is taken, the shell's variables that are not, and nodes' own disks.
+    """Lines on the code that is taken, crowded cores, the shell's variables, nodes' own disks.
 
     Raises ``KeyInputError`` for a job that these disks would break.
     """
     target, node = choice.target, plan.nodes[0]
-    lines = [place.note if place and plan.code else None]
+    workers = plan.max_nodes * plan.nproc_per_node
+    lines = [
+        place.note if place and plan.code else None,
+        describe_crowd(workers, choice.facts.machine),
+    ]
     source = read_script(job.command, Path(job.workdir or ""))
     if not target.traits.takes_shell:
         has = {*(name for name, _ in node.env), *node.secrets}

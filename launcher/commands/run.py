@@ -122,8 +122,6 @@ def _tell_end(
         ),
         extra=arguments.extra,
         resumes_by_run=not planned_run.choice.target.traits.own_checkpoints,
-        image="" if planned_run.job.image else plan.image or "",
-        python=plan.own.own_python if plan.own else "",
         resumed=arguments.resume or "",
         found=[name for name, is_there in there.items() if is_there],
     )

@@ -27,12 +27,13 @@ from launcher.follow.requests import (
     is_stop_requested,
     take_scale_request,
 )
-from launcher.follow.tails import Output, RunTails
+from launcher.follow.tails import HealTails, Output, RunTails
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_node_outcomes, read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
+from launcher.runs.heals import JOINED
 from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 
@@ -92,6 +93,7 @@ class Follower:
             keeps_returns=console.keeps_returns,
             copies=console.copies_stdout and self._is_alone,
         )
+        self._heals = HealTails(run)
         self._lock = threading.Lock()
         """Held while output is shown: as the run ends, another thread shows it."""
         self._failing_since: float | None = None
@@ -163,6 +165,7 @@ class Follower:
         # Act on a signal even if the run's folder cannot be read.
         if self.stop_reason is None:
             self._show_new()
+            self._tell_heals()
             if is_stop_requested(self._run):
                 self.stop_reason = Cause.STOP_REQUESTED
         if reason := self.stop_reason:
@@ -246,6 +249,12 @@ class Follower:
     def _tell_notes(self) -> None:
         while self._target.notes:
             self._console.note(self._target.notes.pop(0))
+
+    def _tell_heals(self) -> None:
+        """Says that the workers go on after a loss: the loss alone was told when it was seen."""
+        if self._driver.plan.agent is not None:
+            for heal in self._heals.poll(self._driver.plan):
+                self._console.note(f"{'' if heal.cause == JOINED else 'healed: '}{heal}")
 
     def _show_new(self) -> None:
         with self._lock:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.follow.lines import BlockSplitter, LineBlock
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, split_console
 from launcher.runs.folder import RunFolder
+from launcher.runs.heals import Heal
+from launcher.runs.ledger import agent_ledger, read_heals
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
@@ -90,6 +93,27 @@ _Key = tuple[Path, int]
 
 def _always(stream: Stream) -> bool:
     return True
+
+
+class HealTails:
+    """Finds in the agents' ledgers how the training went on after losses, and with newcomers."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run, self._written_bytes = run, 0
+        self._told: set[tuple[int, int]] = set()
+
+    def poll(self, plan: LaunchPlan) -> Iterator[Heal]:
+        """Those that were not told yet, oldest first. Does not wait."""
+        paths = (agent_ledger(self._run, *node) for node in self._run.incarnations())
+        written_bytes = sum(path.stat().st_size for path in paths if path.exists())
+        if written_bytes == self._written_bytes:
+            return
+        self._written_bytes = written_bytes
+        for heal in read_heals(self._run, plan):
+            # Each node writes of the same heal, one after the other.
+            if (key := (heal.step, heal.num_nodes)) not in self._told:
+                self._told.add(key)
+                yield heal
 
 
 class RunTails:

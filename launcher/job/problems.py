@@ -36,6 +36,7 @@ _TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false
 
 _FAMILIAR = {
     "args": "command",
+    "entrypoint": "command",
     "script": "command",
     "environment": "env",
     "volumes": "mounts",

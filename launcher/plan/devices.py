@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 
+CROWDED = 4
+"""Workers for each core of one machine; people try with 2."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeDevices:
     """How many workers a node runs, and on which accelerators (on CPU: none)."""
@@ -121,3 +125,11 @@ def check_capacity(job: JobSpec, facts: TargetFacts, nproc_per_node: int) -> Non
         f"this machine can start about {most} ({facts.machine.cpu_count} CPU cores)",
         f"{fix} with --on {facts.target}, or a target of several machines: --on TARGET",
     )
+
+
+def describe_crowd(workers: int, machine: MachineFacts) -> str:
+    """A line about many more workers than cores where all run on one machine; else empty."""
+    if machine.most_processes is None or workers <= CROWDED * machine.cpu_count:
+        return ""
+    cores = f"{machine.cpu_count} CPU cores"
+    return f"{workers} workers share {cores}: they train slowly, and each holds torch and the model"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ def render_summary(
     job: Sequence[str],
     extra: Sequence[str] = (),
     resumes_by_run: bool = True,
-    image: str = "",
-    python: str = "",
     resumed: str = "",
     found: Collection[str] = ("outcome", "logs"),
 ) -> str:
@@ -37,14 +34,10 @@ def render_summary(
 
     ``job`` are the words that name the job, the target and its options, ``extra`` the training's
     arguments. ``resumes_by_run``: ``--resume`` names a run.
-    ``image`` is the image that the launcher chose, empty if the job names one or has none.
-    ``python`` is this machine's Python that ran the workers, empty if they ran another.
     ``resumed`` is the run that this one resumed. ``found`` is what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = ["", *render_end(outcome)]
-    if outcome.failure:
-        lines += _fix_missing_module(outcome.failure.first, image, python)
     lines += _results(outcome.metrics)
     if "outcome" in found:
         lines.append(f"  outcome      {folder}/outcome.json")
@@ -137,24 +130,6 @@ def render_failure(failure: FailureReport, cause: str) -> list[str]:
 def _says_as_much(end: WorkerEnd) -> bool:
     """Whether a worker failed on bad input too, or was ended before it could."""
     return end.exit_code == ExitCode.BAD_INPUT or end.cause is Cause.TERMINATED
-
-
-def _fix_missing_module(first: WorkerEnd | None, image: str, python: str) -> list[str]:
-    """What to do about a package that the launcher's own image, or a local Python, lacks."""
-    missing = _NO_MODULE.search(first.exception) if first and (image or python) else None
-    if missing is None:
-        return []
-    if not image:
-        install = f"{shlex.quote(python)} -m pip install {missing[1].partition('.')[0]}"
-        fix = f"{install}; or name a Python that has it: --set local.python=PATH"
-        return [f"  fix: {python} has no {missing[1]}: {fix}"]
-    build = typed.command("build", "--base", image, "--tag", "REF")
-    fix = f"{build} puts requirements.txt into an image for --image REF"
-    fix += "; or name one that has it; or --on local"
-    return [f"  fix: {image} has no {missing[1]}: {fix}"]
-
-
-_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def _who(failure: WorkerEnd) -> str:

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,6 +26,7 @@ from launcher.runs.heals import Heal, find_survived
 from launcher.runs.ledger import agent_ledger, find_jump, read_agents, read_heals, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
+from launcher.verdict.fixes import fit_fixes
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import (
     Seen,
@@ -82,6 +83,8 @@ class Evidence:
     detail_node: int | None = None
     """The node that ``detail`` names."""
     heals: tuple[Heal, ...] = ()
+    fixes: Mapping[Cause, str] = field(default_factory=dict)
+    """Those that fit where the workers ran better than the causes' own."""
 
 
 class LogReading:
@@ -160,9 +163,7 @@ def read_run(
     waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
     first = failure.first if failure else None
     reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=not outcome)
-    for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
-        if name.lower() in _PROXIES:
-            reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
+    reading.lines += _tell_proxies(plan) if plan else ()
     for log in logs:
         _read_worker(reading, run, log, plan)
     _read_others(reading, run, consoles, has_workers=bool(logs))
@@ -184,10 +185,17 @@ def read_run(
         detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
         stood=is_stop,
+        fixes=fit_fixes(plan) if plan else {},
         heals=outcome.heals if outcome else read_heals(run, plan) if plan else (),
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _tell_proxies(plan: LaunchPlan) -> Iterator[LogLine]:
+    for name in {name for node in plan.nodes for name, _ in node.env}:
+        if name.lower() in _PROXIES:
+            yield LogLine(file=SETTING, text=f"{name} is set")
 
 
 def _see(

@@ -1,8 +1,13 @@
-"""A fix with the values that the verdict's own line names, in place of its placeholders. Pure."""
+"""The fix of a cause: for where the workers ran, with the values that a line names. Pure."""
 
 from __future__ import annotations
 
 import re
+import shlex
+
+from launcher.contract import typed
+from launcher.contract.causes import Cause
+from launcher.plan.launch_plan import LaunchPlan
 
 _HOST = (
     r"(?P<HOST>(?:\d+\.){3}\d+|(?<=\[)[\da-f:.]+(?=\])"
@@ -22,6 +27,21 @@ _VALUES = tuple(
     )
 )
 _PLACEHOLDER = re.compile(r"\b(?:HOST|PORT|NAME|FILE|SIZE|MODULE|FOLDER|PACKAGE|RUN)\b")
+
+
+def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
+    """The fixes that differ with where a plan's workers run: in an image, or by this Python."""
+    if plan.image:
+        build = typed.command("build", "--base", plan.image, "--tag", "REF")
+        fix = f"{build}, with PACKAGE in requirements.txt; then --image REF"
+        return {Cause.MISSING_MODULE: fix}
+    if plan.own and (python := plan.own.own_python):
+        install = f"{shlex.quote(python)} -m pip install PACKAGE"
+        return {
+            Cause.MISSING_MODULE: f"{install}; or another Python: --set local.python=PATH",
+            Cause.HOST_OUT_OF_MEMORY: "hold less, or fewer workers; free -h shows what there is",
+        }
+    return {}
 
 
 def fill_fix(fix: str, text: str, **known: str) -> str:

@@ -117,7 +117,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         certainty=_judge_certainty(best, node, ordered, first),
         what=_tell(best, line, rank),
         fix=fill_fix(
-            best.fix or best.cause.fix,
+            best.fix or evidence.fixes.get(best.cause, best.cause.fix),
             line.text,
             PACKAGE=best.package,
             RUN=evidence.subject if evidence.state else "",

@@ -44,6 +44,25 @@ def test_if_possible_never_fails_and_leaves_the_reason_for_the_launcher(project)
     assert "; fix: " in reason
 
 
+def test_if_possible_fails_where_a_run_would_train_in_an_image_from_before(project, tmp_path):
+    client = fake_docker(tmp_path / "bin", "28.2.2", buildx=True)
+    client.write_text(
+        "#!/bin/sh\n"
+        '[ "$1 $2" = "buildx build" ] && echo "error: no wheel of torch" && exit 1\n'
+        "echo sha256:0\n"
+    )
+    done = project.build("--if-possible", PATH=str(client.parent))
+    assert done.returncode == 1
+    what, _, fix, old = done.stderr.splitlines()
+    assert what == "error: no wheel of torch"
+    assert fix.startswith("  fix: ")
+    image = old.split()[0]
+    assert image.startswith("fabric-train:")
+    assert old.endswith(
+        f" is from before, with the old code: launcher run --image {image} trains in it"
+    )
+
+
 def test_proxies_of_the_environment_reach_the_build_and_their_values_no_log(project, tmp_path):
     client = fake_docker(tmp_path / "bin", "28.2.2", buildx=True)
     client.write_text('#!/bin/sh\n[ "$1" = image ] && echo sha256:0\nexit 0\n')

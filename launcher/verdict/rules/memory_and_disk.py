@@ -23,8 +23,10 @@ shm-too-small sure
   no space left on device.*(?:/dev/shm|torch_\d|nccl-|'/(?:psm|mp|sem)[_-])|/dev/shm.*no space left
   failed to (?:allocate|extend|create) .*(?:shared memory|/dev/shm/nccl-\S*)|posix_fallocate failed
 host-out-of-memory sure
-  ^MemoryError\b|std::bad_alloc
-  ArrayMemoryError|^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory|heap out of memory
+  heap out of memory
+# The process was refused memory; a container's limit kills instead.
+  ^MemoryError\b|ArrayMemoryError|std::bad_alloc => ulimit -v there: raise it, or hold less
+  ^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory => ulimit -v there: raise it, or hold less
 disk-full root
   low on resource: ephemeral-storage|DiskPressure\b(?!.*False)|FreeDiskSpaceFailed
   ephemeral.* storage (?:usage exceeds|limit)|EmptyDir volume .* exceeds the limit

@@ -25,6 +25,7 @@ from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder
+from launcher.runs.ledger import agent_ledger
 from launcher.verdict import evidence
 from tests.launcher.follow.test_agent import RUNS, ScriptedTarget, begin
 from tests.launcher.follow.test_console import Terminal, screen
@@ -32,6 +33,7 @@ from tests.launcher.runs.test_node_outcomes import Folder
 from tests.launcher.worker_ends import worker_end
 from tests.waiting import StoppedClock
 
+HEALED = Path(__file__).parents[1] / "runs/healed/agents.jsonl"
 ALONE = Traits(goes_on_alone=True)
 
 
@@ -349,3 +351,22 @@ def test_a_run_without_memory_is_told_the_limit_to_set(tmp_path, make_plan, deta
     assert outcome.detail == told
     assert outcome.verdict, "a failed run has one"
     assert json.loads((run.path / "outcome.json").read_text())["detail"] == told
+
+
+def test_a_loss_that_the_workers_went_on_from_is_told_once(tmp_path, make_plan):
+    run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), Ended())
+
+    def heal() -> None:
+        run.node_dir(0, 0).mkdir(parents=True)
+        ledger = agent_ledger(run, 0, 0)
+        ledger.parent.mkdir(exist_ok=True)
+        shutil.copy(HEALED, ledger)
+
+    follower.follow(heal)
+    told = [line for line in said.getvalue().splitlines() if "went on with step" in line]
+    assert told[:2] == [
+        "launcher: healed: node 2 is lost: its connection closed and its port refuses; "
+        "2 nodes went on with step 66 after 0.73 s",
+        "launcher: a node joined; 3 nodes went on with step 148 after 0.80 s",
+    ]
+    assert len(told) == 4

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.plan.devices import plan_devices
+from launcher.plan.devices import describe_crowd, plan_devices
 from launcher.plan.launch_plan import plan_run
 from launcher.plan.nnodes import NodesThere, decide_nnodes
 from launcher.plan.target_facts import MachineFacts, NodeFacts, TargetFacts
@@ -92,6 +92,12 @@ def test_what_is_not_there_is_refused_with_what_is(make_job, expect_golden):
             plan_run(make_job(**fields), facts, run_id="r")
         told += f"### {fields}\n{refused.value}\n"
     expect_golden("bad_devices.txt", told)
+
+
+def test_a_machine_with_many_more_workers_than_cores_is_told_before_the_start():
+    assert describe_crowd(32, SMALL.machine) == describe_crowd(33, NONE.machine) == ""
+    told = "33 workers share 8 CPU cores: they train slowly, and each holds torch and the model"
+    assert describe_crowd(33, SMALL.machine) == told
 
 
 def test_as_many_processes_as_a_machine_can_start_are_planned(make_job):

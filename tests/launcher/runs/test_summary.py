@@ -99,14 +99,6 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exit code 2 without words": (
         failed(**BAD, failure=report(replace(USAGE, log="/r/stdout", log_tail=("epoch 1",)))), {},
     ),
-    "the launcher's image lacks a module": (
-        failed(failure=report(NO_MODULE)), {"image": "fabric-train:cpu", "python": "/x"},
-    ),
-    "the local Python lacks a module": (
-        failed(failure=report(NO_MODULE)), {"python": "/my env/bin/python"},
-    ),
-    "the job's own image lacks a module": (failed(failure=report(NO_MODULE)), {}),
-    "the image lacks nothing": (failed(), {"image": "fabric-train:cpu"}),
 }  # fmt: skip
 """Fields of the outcome, and what else the summary is given."""
 

@@ -1,9 +1,12 @@
-"""Fixes with the values that the verdict's line names."""
+"""Fixes with the values that a line names, and for where the workers ran."""
+
+from dataclasses import replace
 
 import pytest
 
 from launcher.contract.causes import Cause
-from launcher.verdict.fixes import fill_fix
+from launcher.targets.processes import ProcessSettings
+from launcher.verdict.fixes import fill_fix, fit_fixes
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_line
 
@@ -37,6 +40,8 @@ def test_a_fix_names_the_value_that_stands_in_the_line(cause, text, told):
          "kubectl get pvc"),
         ("no-room", "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.",
          "correct nodeSelector"),
+        ("host-out-of-memory", "MemoryError", "ulimit -v"),
+        ("host-out-of-memory", "RuntimeError: Cannot allocate memory", "ulimit -v"),
         ("bad-data", "OSError: [Errno 5] Input/output error: '/data/9.tar'", "dmesg -T"),
     ],
 )  # fmt: skip
@@ -44,3 +49,17 @@ def test_a_rule_may_have_a_fix_of_its_own(cause, text, told):
     found = judge_line(LogLine(text=text))
     assert found.cause == cause
     assert told in found.fix
+
+
+def test_a_package_is_put_where_the_workers_look_for_it(make_plan):
+    python = replace(make_plan(), image=None, own=ProcessSettings(python="/my env/bin/python"))
+    (fix, memory) = fit_fixes(python).values()
+    assert fill_fix(fix, "", PACKAGE="toolkit").startswith(
+        "'/my env/bin/python' -m pip install toolkit; or another Python: --set local.python="
+    )
+    assert "resources" not in memory
+    (fix,) = fit_fixes(replace(make_plan(), image="train:1", own=None)).values()
+    assert fill_fix(fix, "", PACKAGE="toolkit") == (
+        "launcher build --base train:1 --tag REF, with toolkit in requirements.txt; "
+        "then --image REF"
+    )

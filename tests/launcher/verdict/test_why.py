@@ -1,5 +1,7 @@
 """``launcher why`` as a person types it, on real runs of local processes."""
 
+import sys
+
 from launcher.contract.causes import Cause
 from tests.launcher.runner import PREFIX
 from tests.programs import run_program
@@ -50,6 +52,22 @@ def test_the_fix_of_an_import_names_what_lies_in_the_folder(launcher):
     said = launcher("why").stdout
     assert "wrong-argument, certain: ImportError: attempted relative import" in said
     assert "fix: from the folder above the package: -m toolkit.net;" in said
+
+
+def test_the_fix_fits_what_ran_the_workers_and_what_limited_them(launcher):
+    launcher.write("import toolkit\n")
+    ended = launcher(*LOCAL).stderr
+    told = f"fix: {sys.executable} -m pip install toolkit; or another Python: "
+    assert ended.count("pip install") == 1
+    assert told in last_line(ended)
+    assert told in launcher("why").stdout
+    launcher.write(
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "bytearray(1 << 31)\n"
+    )
+    assert "host-out-of-memory (certain)" in last_line(said := launcher(*LOCAL).stderr)
+    assert "fix: ulimit -v there: raise it, or hold less;" in last_line(said)
 
 
 def test_what_a_side_thread_raised_is_not_why_its_process_ended_by_itself(launcher):

@@ -190,7 +190,7 @@ def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(serv
     put_pod(server, "d-0", 0, phase="Failed", state=ended(137, "OOMKilled"))
     assert run_command(["status", run.run_id, "--runs", str(run.path.parent)]) == 0
     told = "exited, exit code 137, SIGKILL (9); d-0: OOMKilled; raise resources.memory"
-    assert f"node 0.0: {told}" in capsys.readouterr().out
+    assert f"node 0: {told}" in capsys.readouterr().out
 
 
 def test_many_pods_are_followed_at_once_and_nothing_but_their_lines_is_said(server, run, caplog):
@@ -225,7 +225,7 @@ def test_a_job_is_scaled_without_a_launcher_and_status_expects_no_more_nodes(ser
     server.remove("pods", "d-1")
     assert command(run, "status") == 0
     said = capsys.readouterr().out
-    assert "node 0.0: running" in said
+    assert "node 0: running" in said
     assert "node 1" not in said
 
 

@@ -342,7 +342,7 @@ def test_a_quota_that_lets_no_pod_be_made_is_told_by_the_run_and_by_status(serve
     server.until(lambda: len(server.asked("GET", "/events")) > before + 1)
     assert run.text.count("FailedCreate") == 1, "as often as it is another one"
     told = typed("status", RUN_ID)[1]
-    assert "node 0.0: missing; Job digits: FailedCreate" in told
+    assert "node 0: missing; Job digits: FailedCreate" in told
 
 
 def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_not(server, start):
@@ -376,7 +376,7 @@ def test_status_tells_at_once_of_a_job_that_no_controller_takes_up(
     code, said = typed("status", RUN_ID)
     assert code == 0, said
     told = f"no controller has taken up {kind} digits: is {controller} running?"
-    assert f"node 0.0: missing; {told}" in said
+    assert f"node 0: missing; {told}" in said
 
 
 def test_of_a_job_that_waits_in_a_queue_of_volcano_its_pod_group_is_told(server, tmp_path, typed):
@@ -401,7 +401,7 @@ def test_a_pod_that_no_scheduler_looks_at_is_told_with_the_scheduler_that_it_wai
         server.put("pods", item)
     told = "digits-0-a: its scheduler volcano has not looked at it: does it run?"
     run.said(told)
-    assert f"node 0.0: pending; {told}" in typed("status", RUN_ID)[1]
+    assert f"node 0: pending; {told}" in typed("status", RUN_ID)[1]
 
 
 def test_who_may_not_list_events_is_told_so(server, start):
