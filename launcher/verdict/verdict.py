@@ -16,6 +16,7 @@ from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_run_cause
 from launcher.verdict.rules.rule import FOLLOWS, Meaning, Weight
+from launcher.verdict.rules.standstill import judge_standing
 from launcher.verdict.stacks import name_ranks
 
 _OF_OTHERS = (
@@ -79,7 +80,8 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     """Decides from the evidence which failure came first."""
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
-    found = list(judge_lines(evidence.lines, evidence.standing, stood=evidence.stood))
+    stands = list(judge_standing(evidence.standing, stood=evidence.stood))
+    found = [*stands, *judge_lines(evidence.lines)]
     begun_by = first
     if first:
         end = judge_end(first)
@@ -101,8 +103,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
-        # A run that goes on may have survived what its logs say; the recorders tell of this moment.
-        found = [one for one in found if one.weight >= Weight.SURE or one.line.joined]
+        found = _of_this_moment(found, stands)
     ordered = _order(found, begun_by)
     if not ordered:
         return _nothing(evidence, first, goes_on=goes_on)
@@ -132,6 +133,16 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         ],
         missing=evidence.missing,
     )
+
+
+def _of_this_moment(found: Sequence[Meaning], stands: Sequence[Meaning]) -> list[Meaning]:
+    """What holds of a run that goes on: it may have survived what its logs say.
+
+    The recorders tell of this moment, and so does the stack of a rank that the others wait for.
+    """
+    late = {x.rank for x in found if x.line.joined and x.cause is Cause.MISSING_COLLECTIVE}
+    why_late = [x for x in stands if x.rank in late and x.cause is not Cause.ENDLESS_LOOP]
+    return [x for x in found if x.weight >= Weight.SURE or x.line.joined or x in why_late]
 
 
 def _place(

@@ -14,7 +14,6 @@ from launcher.contract.worker_end import WorkerEnd, is_own_failure, last_of, nam
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
 from launcher.verdict.rules.rule import FOLLOWS, LIKELY, ROOT, SIGN, SURE, Meaning
-from launcher.verdict.rules.standstill import Standing, judge_standing
 
 RULES = tuple(
     rule
@@ -68,11 +67,8 @@ def judge_line(line: LogLine) -> Meaning | None:
     return replace(best, weight=max(best.weight, least), also=also)
 
 
-def judge_lines(
-    lines: Sequence[LogLine], standing: Sequence[Standing], *, stood: bool = False
-) -> Iterator[Meaning]:
+def judge_lines(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """What all lines mean, each by itself and together with those of other ranks. Pure."""
-    yield from judge_standing(standing, stood=stood)
     # Differences come before what they may lead to, such as other sizes in a collective.
     yield from script.find_differences(lines)
     yield from filter(None, map(judge_line, lines))

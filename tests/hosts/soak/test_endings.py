@@ -123,7 +123,7 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
     (elsewhere.folder / "hosts.yaml").write_text((typist.folder / "hosts.yaml").read_text())
     status = elsewhere("status", run_id)
-    assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
+    assert "node 1 on gpu2: running" in status.stdout, status.stderr
     assert "[1/1] up" in elsewhere("logs", run_id).stdout
     elsewhere.well("stop", run_id)
     assert elsewhere.outcome["cause"] == "stop-requested"

@@ -218,14 +218,14 @@ def test_watchdogs_of_all_ranks_tell_who_is_behind_or_elsewhere(told, last, caus
         for r, one in enumerate(told)
     ]
     lines += [LogLine(text=f"[Rank {r}] last enqueued work: {n}") for r, n in last]
-    found = [one for one in judge_lines(lines, ()) if one.weight is Weight.SURE]
+    found = [one for one in judge_lines(lines) if one.weight is Weight.SURE]
     assert [(one.cause, one.line.rank) for one in found] == ([(cause, rank)] if cause else [])
 
 
 def own_lines(*lines: LogLine) -> list[tuple[str, str, Weight]]:
     """What lines mean together that none means by itself."""
     alone = {one.line.text for one in map(judge_line, lines) if one}
-    found = [one for one in judge_lines(lines, ()) if one.line.text not in alone]
+    found = [one for one in judge_lines(lines) if one.line.text not in alone]
     return [(one.cause, one.line.text, one.weight) for one in found]
 
 
@@ -244,18 +244,18 @@ def test_lines_mean_more_together_than_each_by_itself():
     assert own_lines(proxy, failed) == [("proxy", both, Weight.LIKELY)]
     assert own_lines(proxy, replace(failed, raised=False)) == own_lines(failed) == []
     name = "addresses of (gpu7, 29500) cannot be retrieved (gai error: -3 - x)"
-    (dns,) = (x for x in judge_lines([LogLine(text=name)], ()) if x.cause == "dns" and x.weight > 1)
+    (dns,) = (x for x in judge_lines([LogLine(text=name)]) if x.cause == "dns" and x.weight > 1)
     assert dns.weight is Weight.LIKELY
     tried = LogLine(text="connect to gpu7 failed (errno: 110)")
     assert not [
-        x for x in judge_lines([LogLine(text=name), tried], ()) if x.cause == "dns" and x.weight > 1
+        x for x in judge_lines([LogLine(text=name), tried]) if x.cause == "dns" and x.weight > 1
     ]
 
 
 def test_versions_that_differ_between_nodes_are_told_of_the_fewest():
     def versions(*told: tuple[int | None, str], joined: bool = False) -> list[tuple[Any, ...]]:
         lines = [LogLine(text=text, node=node, joined=joined) for node, text in told]
-        found = [one for one in judge_lines(lines, ()) if "differ in" in one.line.text]
+        found = [one for one in judge_lines(lines) if "differ in" in one.line.text]
         return [(x.cause, x.weight, x.line.node, x.line.text, x.line.joined) for x in found]
 
     torch = [(0, "torch version 2.13.0"), (1, "torch 2.12.1."), (2, "torch: 2.13.0")]

@@ -251,7 +251,7 @@ def test_status_expects_the_nodes_that_the_object_asks_for_whoever_has_scaled_it
     scale_by_kubectl(server, 2)
     put_pod(server, "d-1b", 1)
     assert command(run, "status") == 0
-    assert "node 1.0: running" in capsys.readouterr().out
+    assert "node 1: running" in capsys.readouterr().out
 
 
 def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(server, run):

@@ -64,7 +64,7 @@ def test_a_run_is_found_by_its_jobs_name_or_its_id(words, submitted, typed):
     assert code == 0, said
     assert f"{RUN_ID}: RUNNING on kubernetes" in said
     assert "node 0: running" in said
-    assert "node 1.0: running" in said
+    assert "node 1: running" in said
     assert "folder:" not in said
 
 

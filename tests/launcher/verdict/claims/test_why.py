@@ -44,6 +44,20 @@ def test_of_a_hang_the_rank_is_named_that_the_others_wait_for(launcher):
     assert "rank 1 has not entered all_reduce" in launcher("why", "--evidence").stdout
 
 
+def test_what_was_found_of_a_hang_stays_when_a_person_stops_the_run(launcher):
+    launcher.write(WAITS_FOR_A_LOCK, TWO)
+    process = launcher.start(*LOCAL)
+
+    def found() -> str:
+        return launcher("why").stdout.partition(": ")[2].split(":")[0]
+
+    wait_until(lambda: "likely" in found(), limit_s=90)
+    assert found() == "deadlock, likely"
+    process.terminate()
+    process.communicate(timeout=60)
+    assert launcher("why").stdout.splitlines()[0].split(": ")[2] == "deadlock, likely"
+
+
 STOPPED_WHILE = {
     "a barrier of rank 0 alone": (
         """\

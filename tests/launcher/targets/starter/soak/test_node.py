@@ -95,7 +95,7 @@ def test_a_stop_from_another_terminal_reaches_nodes_that_mpirun_started(starting
     (run_id,) = starting.launcher.run_ids()
     status = starting.launcher("status")
     assert f"{run_id}: RUNNING on starter" in status.stdout
-    assert "node 1.0: running" in status.stdout
+    assert "node 1: running" in status.stdout
     assert "starter" in starting.launcher("ps").stdout
     stopped = starting.launcher("stop")
     assert (stopped.returncode, "stopped, stop-requested" in stopped.stderr) == (0, True)
