@@ -29,7 +29,7 @@ class SaveResult:
     step: int
     path: Path | None
     error: str = ""
-    blocked_s: float = 0.0
+    blocked_s: float
     write_s: float = 0.0
     total_bytes: int = 0
 

@@ -60,7 +60,7 @@ def test_an_interval_in_seconds_counts_from_the_last_save(steps):
     [
         (3600.0, 1.0, [2.0], 120.0),  # Young: the root of twice the cost times the MTBF
         (None, 900.0, [2.0], 60.0),
-        (None, 900.0, [8.0, 0.1], 84.853),  # one slow save has an effect for a while
+        (None, 900.0, [9.0, 0.1], 90.0),  # one slow save has an effect for a while
         (None, 900.0, [8.0, 0.1, 0.1, 3.0], 73.485),
         (None, 900.0, [], 0.2),
         (None, 900.0, [1e-9], 0.2),

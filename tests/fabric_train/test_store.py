@@ -2,12 +2,15 @@
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
+from fabric_train import store as store_of_world
 from fabric_train.store import STORE_LIMIT_S, open_store, wait_for_all
 from fabric_train.worker_env import World
 from tests.fabric_train.forked import find_free_port
@@ -34,6 +37,20 @@ def test_all_wait_for_rank_0_and_then_for_all():
         wait_for_all(store, first)
     wait_for_all(client, second)
     wait_for_all(store, first)
+
+
+def test_rank_0_serves_before_another_has_come(monkeypatch):
+    monkeypatch.setattr(store_of_world, "STORE_LIMIT_S", 5.0)
+    first = place(0, find_free_port())
+    wait_for_all(open_store(first, lambda: False), replace(first, world_size=1))
+
+
+def test_who_comes_before_rank_0_dials_again_soon():
+    dials: list[None] = []
+    began_at = time.monotonic()
+    with pytest.raises(dist.DistNetworkError, match="no store at"):
+        open_store(place(1, find_free_port()), lambda: len(dials.append(None) or dials) > 40)
+    assert time.monotonic() - began_at < 20, "0.2 s on a machine that does nothing else"
 
 
 def test_a_rank_0_whose_port_is_taken_says_so_at_once():

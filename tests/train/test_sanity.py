@@ -21,7 +21,7 @@ def test_a_resume_makes_no_pass(tmp_path, capsys):
 
 
 def no_space(save: Save, blocked_s: float) -> SaveResult:
-    return SaveResult(step=1, path=None, error="No space left on device")
+    return SaveResult(step=1, path=None, error="No space left on device", blocked_s=blocked_s)
 
 
 def evaluate_badly(*arguments: object) -> None:

@@ -1,5 +1,6 @@
 """The agent's archive, and nodes that must leave nothing behind."""
 
+import contextlib
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -37,6 +38,9 @@ def places(tmp_path: Path, archive: Path) -> Iterator[list[Place]]:
 
 def end(node: Place) -> None:
     """Stops a node that still runs; fails where a process of it is left."""
+    for process in node.processes():  # one that is frozen would hear no other signal
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
     if node.process is not None and node.process.poll() is None:
         node.process.send_signal(signal.SIGTERM)
         try:

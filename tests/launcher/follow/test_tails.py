@@ -87,10 +87,13 @@ def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(run
     assert {o.worker and o.worker.rank for o in quiet.poll()} == {0, 1}
 
 
-def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("length", [200_000, 200_001])
+def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(
+    run, tmp_path, monkeypatch, length
+):
     monkeypatch.setattr(tails_module, "CHUNK_BYTES", 90_000)
     attempts_of(run, tmp_path, 0, 0)
-    long = "x" * 200_000
+    long = "x" * length
     append(run.console(0, 0), f"[0/1] {long}\n[agent] up\n[0/0] {long}\n[0/0] end\n")
     text: dict[int | None, bytes] = {}
     for out in RunTails(run, workers_in_consoles=True).poll():

@@ -170,6 +170,16 @@ def test_a_workers_end_means_something_by_itself(fields, cause, weight, text):
 
 
 @pytest.mark.parametrize(
+    ("exit_code", "exception", "raised"),
+    [(1, "KeyError: 'x'", True), (-15, "KeyError: 'x'", True), (2, "a.py: error: no", False),
+     (1, "exit code 1", False)],
+)  # fmt: skip
+def test_a_worker_that_its_exception_has_ended_has_raised_it(exit_code, exception, raised):
+    found = judge_end(worker_end(3, exit_code=exit_code, exception=exception))
+    assert found.line.raised is raised
+
+
+@pytest.mark.parametrize(
     ("reason", "detail", "told"),
     [
         (Cause.NODE_LOST, "", ("node-lost", Weight.LIKELY, 7)),

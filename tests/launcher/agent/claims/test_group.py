@@ -50,9 +50,6 @@ def story(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[S
         yield live(group)
     finally:
         for place in group.places:
-            for process in place.processes():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGCONT)
             end(place)
 
 

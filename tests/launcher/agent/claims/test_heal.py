@@ -36,9 +36,6 @@ def story(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[S
         yield Story(group=group, last_step=last, told=told, alone=train_alone(folder / "1", last))
     finally:
         for place in group.places:
-            for process in place.processes():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGCONT)
             end(place)
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -125,33 +124,6 @@ def left_by_runs() -> list[int]:
 def outcome_of(launcher: Runner, run_id: str) -> str:
     path = launcher.folder / "runs" / run_id / "outcome.json"
     return path.read_text() if path.exists() else ""
-
-
-WAITS = """
-import os, pathlib, time
-pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]).touch()
-time.sleep(600)
-"""
-
-
-def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev):
-    dev.write(WAITS, JOB)
-    process = dev.start("run", "job.yaml", "--in", "dev")
-    latest = dev.folder / "runs/latest"
-    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
-    first = latest.resolve().name
-    told = dev.fails(2, "run", "job.yaml", "--in", "dev")
-    assert f"dev is in use: {first} of " in told
-    assert f"stop {first}" in told
-    in_use = dev.fails(2, "stop", "dev")
-    assert f"dev is in use: {first}" in in_use
-    assert f"used by {first}" in dev("ps").stdout
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert ", free" in dev("status", "dev").stdout
-    dev.write("print('well')\n", JOB)
-    done = dev.well("run", "job.yaml", "--in", "dev", "--fresh")
-    assert done.stdout.count("well") == 2
 
 
 ENTERS = """

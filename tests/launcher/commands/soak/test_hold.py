@@ -14,8 +14,9 @@ from tests.waiting import wait_until
 def test_a_run_in_a_hold_restarts_its_workers(dev):
     script = "import os\nif os.environ['LAUNCHER_NODE_ATTEMPT'] == '0': os._exit(3)\nprint('on')\n"
     dev.write(script, JOB + "max_restarts: 2\n")
-    done = dev.well("run", "job.yaml", "--in", "dev")
-    assert done.stdout.count("on") == 2
+    for words in ((), ("--fresh",)):
+        done = dev.well("run", "job.yaml", "--in", "dev", *words)
+        assert done.stdout.count("on") == 2
 
 
 SAVES = """

@@ -58,6 +58,7 @@ BATCH = "#!/bin/bash\n#SBATCH -N 2\n"
         ("torchrun --nproc-per-node", "line", "it names no script"),
         ("torchrun train.py --name 'a b", "line", "a quotation without an end"),
         ("mpirun -np 8", "line", "it names no script"),
+        ("accelerate config train.py", "line", "accelerate config: it starts no training"),
         ("docker run --gpus all", "line", "no image"),
         ("docker build . # python train.py", "line", "it starts no training"),
         (f"{BATCH}srun hostname\nscontrol show job\n", "a.sbatch", "no line starts torchrun"),
@@ -96,6 +97,24 @@ def test_a_batch_script_of_any_shape_is_a_draft_or_one_message_and_is_read_soon(
     for whole in (text, f"#!/bin/bash\n#SBATCH -N 2\n{text}"):
         with contextlib.suppress(InputError):
             import_text(whole, "job.sbatch")
+
+
+@pytest.mark.parametrize(
+    ("line", "keys", "left"),
+    [
+        ("mpirun -np 3 python train.py", {"nproc_per_node": 3}, ""),
+        ("mpirun -np 6 -H a,b python train.py", {"nproc_per_node": 3, "nnodes": 2}, ""),
+        ("mpirun -np 3 -H a,b python train.py", {}, "no equal number on each of 2 nodes"),
+        ("torchrun --nproc-per-node=0 --nnodes=2 train.py", {"nnodes": 2}, "nproc_per_node"),
+    ],
+)
+def test_processes_are_spread_evenly_and_a_number_that_no_job_has_is_left_out(line, keys, left):
+    draft = import_text(line, "line")
+    text = render_draft(draft)
+    found = {key: draft.keys.get(key) for key in ("nproc_per_node", "nnodes")}
+    assert {key: value for key, value in found.items() if value is not None} == keys
+    assert bool(draft.left) is bool(left)
+    assert left in text
 
 
 def test_what_stands_in_comments_strings_and_here_documents_is_no_launch():

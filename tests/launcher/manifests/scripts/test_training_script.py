@@ -81,6 +81,8 @@ CASES = [
          'dist.init_process_group("nccl")', 'dist.init_process_group("nccl", device_id=device)'),
     case(R.TENSOR_NOT_BUFFER, "diffusion", HOLDS, "self.signal = alphas.sqrt()",
          "self.signal = nn.Parameter(alphas.sqrt(), requires_grad=False)"),
+    case(R.TENSOR_NOT_BUFFER, "diffusion", HOLDS, "self.signal = torch.zeros(3)",
+         "self.signal = made.zeros(3)"),
     case(R.TENSOR_NOT_BUFFER, "lightning_gan", "self.validation_z.type_as(self.generator.weight)",
          "self.validation_z + 1"),
     case(R.NO_SET_EPOCH, "iterable_shards", "loader = DataLoader(Lines(\"shards/*.jsonl\"), ",
@@ -104,6 +106,10 @@ CASES = [
     case(R.WORKER_SEEDS, "worker_generators", "worker_init_fn=reseed, ", ""),
     case(R.WORKER_SEEDS, "worker_generators", "num_workers=4, worker_init_fn=reseed, ",
          "num_workers=4, ", "num_workers=0, "),
+    case(R.WORKER_SEEDS, "worker_generators", "    loader = DataLoader(data, batch_size=32, "
+         "sampler=sampler, num_workers=4, worker_init_fn=reseed, ",
+         "    few = DataLoader(data, sampler=sampler)\n"
+         "    loader = DataLoader(data, sampler=sampler, num_workers=4, "),
     case(R.WORKER_SEEDS, "lightning_gan", "def main():",
          "import random\nrandom.seed(3)\nclass Rows(torch.utils.data.Dataset):\n"
          "    def __getitem__(self, i):\n        return random.random()\n"
@@ -176,6 +182,9 @@ CASES = [
     case(R.NAME_BY_EACH_RANK, "amp_resnet", "        if rank == 0:\n            torch.save",
          '        torch.save(x, f"{time.time()}-{rank}")\n        if rank == 0:\n            a.b',
          '        if rank == 0:\n            torch.save(step, f"{time.time()}")\n            a.b'),
+    case(R.NAME_BY_EACH_RANK, "amp_resnet", "        if rank == 0:\n            torch.save",
+         '        SummaryWriter(time.strftime("%H-%M"))\n        if rank == 0:\n            a.b',
+         '        SummaryWriter("runs/a")\n        if rank == 0:\n            a.b'),
     case(R.RELATIVE_CHECKPOINT, "slurm_or_torchrun",
          'os.path.join(os.environ.get("CHECKPOINT_DIR", "."), "last.pt")',
          'os.path.join("saved", "last.pt")', 'os.path.join(options.folder, "last.pt")'),

@@ -260,7 +260,11 @@ class TargetContract:
         process = bench.begin(*argv)
         bench.wait_up()
         first = (bench.folder / "runs/latest").resolve().name
-        assert f"dev is in use: {first} of " in bench.launcher.fails(2, *argv)
+        told = bench.launcher.fails(2, *argv)
+        assert f"dev is in use: {first} of " in told
+        assert f"stop {first}" in told
+        assert f"dev is in use: {first}" in bench.launcher.fails(2, "stop", "dev")
+        assert f"used by {first}" in bench.launcher("ps").stdout
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert ", free" in bench.launcher("status", "dev").stdout

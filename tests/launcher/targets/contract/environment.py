@@ -1,7 +1,9 @@
 """What a worker of the contract's run finds in its environment: one list for every target."""
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 OURS = re.compile(
     "RANK|WORLD_SIZE|NODE_RANK|(LOCAL|GROUP|ROLE|MASTER|TORCH|PET|LT|LAUNCHER|OMP)_.*|TORCH.*"
@@ -81,9 +83,19 @@ DIFFERENCES = {
 """What is another value on a target: its own addresses and folders."""
 
 
-def check_environment(target: str, run_id: str, rank: int, found: dict[str, str]) -> None:
-    """The names are those of the list, and so are the values but for the target's own."""
-    expected = EVERYWHERE | DIFFERENCES.get(target, {})
+def check_environment(
+    target: str,
+    run_id: str,
+    rank: int,
+    found: dict[str, str],
+    own: Mapping[str, str | None] = MappingProxyType({}),
+) -> None:
+    """The names are those of the list, and so are the values but for the target's ``own``.
+
+    A name of ``own`` whose value is None is not there.
+    """
+    given = EVERYWHERE | DIFFERENCES.get(target, {}) | own
+    expected = {name: value for name, value in given.items() if value is not None}
     assert {*found} == {*expected}, {*found} ^ {*expected}
     patterns = {name: one.format(run=run_id, rank=rank) for name, one in expected.items()}
     others = {

@@ -262,18 +262,12 @@ def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(
     assert command(run, "stop") == 0
 
 
-def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(server, run):
-    before = {*server.objects}
-    assert command(run, "stop", "--keep") == 0
-    assert {*server.objects} == before
-    assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
-
-
 @pytest.mark.parametrize("kind", ["job", "pytorchjob"])
 def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(kind, server, tmp_path, capsys):
     root, run = str(tmp_path / "runs"), submit_run(tmp_path, kind=kind)
-    plan = run.read_plan()
+    plan, before = run.read_plan(), {*server.objects}
     assert run_command(["stop", "--keep", "--runs", root]) == 0
+    assert {*server.objects} == before, "what was made for the job stays"
     said = capsys.readouterr().err
     resuming = said.partition("resume it: ")[2]
     assert resuming.startswith(f"kubectl patch {kind} digits -n team --context fake --type merge")

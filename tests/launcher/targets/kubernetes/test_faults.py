@@ -138,6 +138,7 @@ def test_a_cluster_that_comes_back_within_the_grace_still_ends_the_job(server, s
     server.away = False
     assert run.end().exit_code == ExitCode.INTERRUPTED
     assert ("jobs", "digits") not in server.objects
+    assert not [path for _, path, _ in server.requests if "persistentvolumeclaims" in path]
 
 
 def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(server, start):
@@ -482,6 +483,7 @@ def test_a_job_whose_controller_sees_the_failure_to_start_first_says_it_and_is_k
     assert (outcome.cause, outcome.exit_code) == ("bad-input", 2)
     assert "executable file not found" in outcome.detail
     assert "the image lacks python3" in outcome.detail
+    assert f"launcher stop {RUN_ID} removes it" in run.text
     assert ("jobs", "digits") in server.objects
 
 

@@ -164,14 +164,6 @@ def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(submitted, typed):
 # -- what is done with it -------------------------------------------------------------------------
 
 
-def test_logs_of_a_run_of_others_come_from_its_pods(submitted, typed):
-    for index in range(2):
-        submitted.log(f"digits-{index}-a", ended=True)
-    code, said = typed("logs", "digits")
-    assert code == 0
-    assert sorted(said.splitlines()) == ["[0/0] epoch 1", "[1/1] epoch 1"]
-
-
 def test_a_run_of_others_is_scaled_and_its_size_is_told(submitted, typed):
     code, said = typed("scale", "digits", "1")
     assert code == 0, said

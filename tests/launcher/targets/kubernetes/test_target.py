@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
@@ -17,7 +16,7 @@ from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
 from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.target import KubernetesTarget
 from launcher.targets.kubernetes.watch import PodWatch
-from tests.launcher.cluster_run import ClusterRun, plan_in
+from tests.launcher.cluster_run import plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 from tests.waiting import StoppedClock
 
@@ -80,12 +79,6 @@ def test_the_server_admits_everything_before_anything_is_made(server, target, pl
     for (plural, _), item in server.objects.items():
         if plural != "jobs":
             assert item["metadata"]["ownerReferences"][0]["uid"] == uid
-
-
-def test_a_trainjob_is_made_after_the_runtime_that_its_webhook_asks_for(server, target, plan):
-    server.kinds |= {"trainingruntimes"}
-    target.submit(plan(kind="trainjob"))
-    assert {"trainjobs", "trainingruntimes"} <= {plural for plural, _ in server.objects}
 
 
 def test_a_second_run_of_the_name_is_refused_with_the_commands(server, target, plan):
@@ -222,18 +215,6 @@ class Reader:
             self.lines.append(line.decode().rstrip("\n"))
 
 
-def test_a_log_is_followed_to_its_end(server, cluster):
-    server.put("pods", pod("d-0", labelled()))
-    reader = Reader(cluster)
-    reader.follower.start()
-    server.log("d-0", (stamp(1), "one"), (stamp(1), "two"), (stamp(2), ""))
-    server.until(lambda: reader.lines == ["one", "two", ""])
-    server.log("d-0", (stamp(3), "three"), ended=True)
-    reader.fate = Fate(is_over=True, was_restarted=False)
-    reader.follower.finish(20)
-    assert reader.lines == ["one", "two", "", "three"]
-
-
 @pytest.mark.parametrize("after", [0, 10, 27, 28, 60, 90])
 def test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line(after, server, cluster):
     server.put("pods", pod("d-0", labelled()))
@@ -292,20 +273,8 @@ def test_timestamps_are_ordered_whatever_their_digits(earlier, later):
 # -- a run from end to end ----------------------------------------------------------------------
 
 
-@pytest.fixture
-def run(
-    server: FakeCluster, plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> Iterator[ClusterRun]:
-    started = ClusterRun(server, tmp_path, plan())
-    yield started
-    # Else it fails once the limit for a pod's start is over, in the middle of another test.
-    started.follower.stop_reason = Cause.INTERRUPTED
-    for pods, name in [key for key in server.objects if key[0] == "pods"]:
-        server.remove(pods, name)
-    started.end()
-
-
-def test_a_run_is_followed_through_a_lost_pod_to_its_end(server, run, target):
+def test_a_run_is_followed_through_a_lost_pod_to_its_end(server, start):
+    run = start()
     server.put("pods", pod("digits-0-a", labelled(0), phase="Pending", state={}))
     server.until(lambda: "digits-0-a is starting" in run.text)
     server.put("pods", pod("digits-0-a", labelled(0)))
@@ -335,27 +304,6 @@ def test_a_run_is_followed_through_a_lost_pod_to_its_end(server, run, target):
     consoles = {node: path.read_text() for node, path in run.folder.consoles()}
     assert consoles[1, 0] == "[1/1] hello\n"
     assert consoles[1, 1] == "[1/1] back\n"
-
-
-def test_a_failed_run_says_why_and_keeps_its_object(server, run):
-    state = ended(1, message="ValueError: no data")
-    server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=state))
-    server.log("digits-0-a", (stamp(1), "[0/0] dying"), ended=True)
-    run.condition("Failed", reason="PodFailurePolicy", message="x")
-    outcome = run.end()
-    assert (outcome.cause, outcome.exit_code) == ("training-failed", 1)
-    assert outcome.detail == "digits-0-a: ValueError: no data"
-    assert "launcher stop digits-0a1b2c removes it" in run.text
-    assert "dying" in run.text
-    assert ("jobs", "digits") in server.objects
-
-
-def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(server, run):
-    run.follower.stop_reason = Cause.INTERRUPTED
-    outcome = run.end()
-    assert outcome.exit_code == ExitCode.INTERRUPTED
-    assert ("jobs", "digits") not in server.objects
-    assert not [path for method, path, _ in server.requests if "persistentvolumeclaims" in path]
 
 
 def test_pods_that_do_not_end_are_told_after_the_limit(server, plan, tmp_path):

@@ -86,6 +86,8 @@ def test_a_newcomer_comes_in_only_after_the_running_group_has_committed(launcher
     _, stderr = process.communicate(timeout=90)
     assert process.returncode == 0, stderr.decode()
     assert "worker-fault" not in launcher.outcome["restarts"]
+    assert launcher.outcome["attempts"] == 1
+    assert b"survived" not in stderr, "no node was lost"
 
 
 FALLING = """
