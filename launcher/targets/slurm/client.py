@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ LIMIT_S = 20.0
 """The limit of a command: Slurm's own tries last far longer if the controller is away."""
 OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"))
 """Variables that say which cluster is asked, and as whom."""
-_FORMAT = "%A|%F|%K|%T|%r|%N|%S|%k"
+_FORMAT = "%A|%F|%K|%T|%r|%N|%k"
 """The comment comes last, as it may hold any character."""
 COMMENT = "launcher:"
 _UNKNOWN = re.compile(r"Invalid job id specified|Invalid job array id|already completed", re.I)
@@ -72,9 +70,8 @@ class QueuedJob:
 
     ``number`` is the id of the job, or of the array that has the ``element`` (None without array);
     ``own`` is the element's own, by which alone ``srun`` knows it.
-    ``why`` is why it waits, such as ``Priority``. ``begins_at`` is when it begins or began, in
-    seconds since the epoch, None if Slurm does not know. ``run_id`` is the launcher's run that
-    its comment names, if any.
+    ``why`` is why it waits, such as ``Priority``. ``run_id`` is the launcher's run that its comment
+    names, if any.
     """
 
     number: int
@@ -82,7 +79,6 @@ class QueuedJob:
     state: str
     why: str
     nodes: str
-    begins_at: float | None = None
     run_id: str = ""
     own: int = 0
 
@@ -90,13 +86,6 @@ class QueuedJob:
     def is_over(self) -> bool:
         """Whether it has ended, although squeue still shows it."""
         return self.state in ENDED_STATES
-
-    @property
-    def held_until(self) -> float | None:
-        """When Slurm begins it at the earliest, as after a requeue; None if it may begin now."""
-        # Right after a requeue squeue shows no reason yet.
-        is_held = self.state == "PENDING" and self.why in ("BeginTime", "None")
-        return self.begins_at if is_held else None
 
     @property
     def name(self) -> str:
@@ -132,8 +121,7 @@ def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) ->
 def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> CommandEnd:
     env = without_outer_job(os.environ)
     if argv[0] != "sbatch":
-        # ``_parse_time`` reads this format only. Not for sbatch: a new job would inherit it.
-        env = {**without_filters(os.environ), "SLURM_TIME_FORMAT": "standard"}
+        env = without_filters(os.environ)
     try:
         end = short_command.ask(argv, limit_s, cwd, env)
     except OSError as error:
@@ -207,7 +195,7 @@ def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
 
 def _parse(line: str) -> QueuedJob:
     fields = line.strip().split("|", _FORMAT.count("|"))
-    job, array, element, state, why, nodes, begins, comment = fields
+    job, array, element, state, why, nodes, comment = fields
     is_element = element.isdigit()
     return QueuedJob(
         number=int(array if is_element else job),
@@ -215,16 +203,9 @@ def _parse(line: str) -> QueuedJob:
         state=state,
         why=why,
         nodes=nodes,
-        begins_at=_parse_time(begins),
         run_id=comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else "",
         own=int(job),
     )
-
-
-def _parse_time(text: str) -> float | None:
-    with contextlib.suppress(ValueError):
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    return None
 
 
 def cancel(names: Iterable[str], *options: str) -> None:

@@ -88,14 +88,13 @@ def start_script(
     children.start(argv, cwd=str(Path.cwd()), env=env, console=log)
 
 
-def cancel_step(run_id: str, job: int) -> None:
-    """Ends the run's step; the job around it goes on. Raises ``SlurmError``."""
+def find_step(run_id: str, job: int) -> list[str]:
+    """The run's step, as scancel takes it; empty if the job has none. Raises ``SlurmError``."""
     listing = client.run_command(
         "squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j"
     )
     pairs = (line.strip().partition("|")[::2] for line in listing.splitlines())
-    if step := next((step for step, name in pairs if name == run_id), ""):
-        client.run_command("scancel", step)
+    return [step for step, name in pairs if name == run_id]
 
 
 def step_by_hand(job: int) -> str:

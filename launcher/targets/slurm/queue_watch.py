@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder
 from launcher.targets.slurm import client
@@ -65,7 +64,7 @@ class QueueWatch:
 
     def _hasten(self, jobs: tuple[QueuedJob, ...]) -> None:
         """Tells Slurm, once for each requeue, when jobs may begin."""
-        held = find_held_back(read_starts(self._run), jobs, SystemClock().wall())
+        held = find_held_back(read_starts(self._run), jobs)
         if new := [start for start in held if start.key not in self._tried]:
             self._tried.update(start.key for start in new)
             # An error is ignored: a site may not allow this, or a job may have started meanwhile.
@@ -87,13 +86,13 @@ class QueueWatch:
 
 
 def find_held_back(
-    starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...], now: float
+    starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
 ) -> tuple[JobStart, ...]:
-    """The last starts of requeued jobs that Slurm holds back longer than needed.
+    """The last starts of requeued jobs that Slurm holds back.
 
     A job that a fault of the platform has ended is left out: Slurm may not know yet that its node
     is lost, and would start the job there again.
     """
-    waiting = {job.name for job in jobs if (job.held_until or 0.0) > now + HELD_BACK_S}
+    waiting = {job.name for job in jobs if (job.state, job.why) == ("PENDING", "BeginTime")}
     last = {start.name: start for start in starts}
     return tuple(one for name, one in last.items() if name in waiting and not one.is_fault)

@@ -44,6 +44,7 @@ from launcher.targets.slurm.follow import (
     wanted_elements,
 )
 from launcher.targets.slurm.job_starts import (
+    JobStart,
     find_taken,
     find_unrecorded,
     newest_starts,
@@ -221,104 +222,66 @@ class SlurmTarget(Target):
                 by_hand = f"squeue --me --format='%F %k' has it as {client.comment_of(run_id)}"
                 raise TargetError(f"STILL RUNNING: {run_id}: {error.what}", by_hand) from error
             return
-        if only is not None:
-            self._end(run, frozenset(only), grace_s)
-            return
-        plan = run.read_plan()
-        if SlurmSettings.of(plan).inside:
-            self._end_inside(run, plan, grace_s)
-        else:
+        inside_of = SlurmSettings.of(run.read_plan()).inside
+        if only is None and not inside_of:
             find_unrecorded(run)
             if is_being_submitted(run, time.time()):
                 request_stop(run, keep=False)
                 why = "its launcher is on another machine and submits it; it was asked to stop"
                 raise TargetError(f"STILL RUNNING: {run_id}: {why}", "the same command in a moment")
-            # Also elements that scaling has withdrawn: they may still be ending.
-            every = frozenset[int | None]({None, *(n.node_index for n in plan.nodes)})
-            self._end(run, every, grace_s, whole=True)
-
-    def _end_inside(self, run: RunFolder, plan: LaunchPlan, grace_s: float) -> None:
-        """Ends only the run's step: the job around it is not the launcher's."""
-        job, every = SlurmSettings.of(plan).inside, wanted_elements(run, plan)
-        if self._let_end(run, every, grace_s):
-            return
-        by_hand = inside.step_by_hand(job)
-        try:
-            inside.cancel_step(run.run_id, job)
-        except client.SlurmError as error:
-            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
-        if not self._has_ended(run, every, END_LIMIT_S):
-            what = f"STILL RUNNING: {run.run_id}: its step of job {job} has not ended"
-            raise TargetError(what, by_hand)
-
-    def _let_end(self, run: RunFolder, only: frozenset[int | None], grace_s: float) -> bool:
-        """Asks the agents to stop, and waits for the grace; returns whether all have ended."""
-        for start in newest_starts(read_starts(run)).values():
-            if start.element in only and start.code is None:
-                ask_to_stop(run.path / JOBS_DIR / f"{start.key}.stop")
-        # Time to see the request late, and to record how they end.
-        return self._has_ended(run, only, grace_s + 5.0 if grace_s else 0)
-
-    def _has_ended(self, run: RunFolder, only: frozenset[int | None], limit_s: float) -> bool:
-        """Waits at most ``limit_s`` for the scripts to record their ends; whether all have."""
-        deadline = time.monotonic() + limit_s
-        while (live := self._live(run, only)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return not live
+        self._end(run, None if only is None else frozenset(only), grace_s, inside_of)
 
     def _end(
-        self, run: RunFolder, only: frozenset[int | None], grace_s: float, whole: bool = False
+        self, run: RunFolder, only: frozenset[int] | None, grace_s: float, job: int = 0
     ) -> None:
-        """Ends these elements; with ``whole``, also everything else of the run's jobs."""
-        self._cancel_waiting(run, None if whole else only)
-        self._let_end(run, only, grace_s)
-        try:
+        """Ends these elements, or all of the run; of a ``job`` around it, the run's step alone."""
+        if not job:
+            self._cancel_waiting(run, only)
+        for start in self._live(run, only):
+            ask_to_stop(run.path / JOBS_DIR / f"{start.key}.stop")
+        # Time to see the request late, and to record how they end.
+        wait_until(lambda: not self._live(run, only), grace_s + 5.0 if grace_s else 0)
+
+        def find_left() -> list[str]:
             # The queue also has jobs whose scripts have not recorded their start yet.
-            left = {*self._live(run, only), *self._queued(run, only)}
-            client.cancel(self._numbers(run) if whole and left else sorted(left))
+            return [s.name for s in self._live(run, only)] if job else self._queued(run, only)
+
+        jobs = sorted(map(str, read_jobs(run)))
+        names = jobs if only is None else [f"{one}_{index}" for one in jobs for index in only]
+        by_hand = inside.step_by_hand(job) if job else f"scancel {' '.join(names)}"
+        try:
+            if left := find_left():
+                client.cancel(inside.find_step(run.run_id, job) if job else left)
         except client.SlurmError as error:
-            jobs = sorted(str(job) for job in read_jobs(run))
-            names = jobs if whole else [f"{job}_{one}" for job in jobs for one in only]
-            what = f"STILL RUNNING: {run.run_id}: {error.what}"
-            raise TargetError(what, f"scancel {' '.join(names)}") from error
-        if left:
-            self._wait_gone(run, only)
+            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
+        if left and not wait_until(lambda: not find_left(), END_LIMIT_S, LOOK_S):
+            if job:
+                what = f"STILL RUNNING: {run.run_id}: its step of job {job} has not ended"
+                raise TargetError(what, by_hand)
+            self.notes.append(f"the job is cancelled, but not gone yet: squeue -j {','.join(jobs)}")
 
-    def _live(self, run: RunFolder, only: frozenset[int | None]) -> list[str]:
-        """Names of the jobs and elements whose scripts have started and not recorded an end."""
+    def _live(self, run: RunFolder, only: frozenset[int] | None) -> list[JobStart]:
+        """The starts of these elements, or of all, whose scripts have not recorded an end."""
         newest = newest_starts(read_starts(run)).values()
-        return [s.name for s in newest if s.element in only and s.code is None]
+        return [s for s in newest if (only is None or s.element in only) and s.code is None]
 
-    def _queued(self, run: RunFolder, only: frozenset[int | None], state: str = "") -> list[str]:
-        """Names of the jobs and elements in the queue that are in ``state`` (if empty, in any)."""
-        jobs = (job for job in read_queue(run) if not job.is_over)
-        return [job.name for job in jobs if job.element in only and state in ("", job.state)]
+    def _queued(self, run: RunFolder, only: frozenset[int] | None, state: str = "") -> list[str]:
+        """Names of these elements, or ids of all jobs, that are in the queue in ``state``."""
+        jobs = (j for j in read_queue(run) if not j.is_over and state in ("", j.state))
+        if only is None:
+            return sorted({str(job.number) for job in jobs})
+        return sorted(job.name for job in jobs if job.element in only)
 
-    def _numbers(self, run: RunFolder) -> list[str]:
-        """Ids of the jobs that the queue holds."""
-        return sorted({str(job.number) for job in read_queue(run) if not job.is_over})
-
-    def _cancel_waiting(self, run: RunFolder, only: frozenset[int | None] | None) -> None:
+    def _cancel_waiting(self, run: RunFolder, only: frozenset[int] | None) -> None:
         """Cancels what waits in the queue: these elements, or all of the run's jobs."""
         try:
             # With --state and an element, Slurm 22.05 cancels the whole of an array that waits.
-            waiting = self._numbers(run) if only is None else self._queued(run, only, "PENDING")
-            client.cancel(waiting, *(["--state=PENDING"] if only is None else []))
+            options = ["--state=PENDING"] if only is None else []
+            client.cancel(self._queued(run, only, "PENDING"), *options)
         except client.SlurmError as error:
             if error.is_away:
                 # The agents are asked all the same, and the caller cancels again.
                 self.notes.append(f"{error.what}; its nodes are asked to stop")
-
-    def _wait_gone(self, run: RunFolder, only: frozenset[int | None]) -> None:
-        deadline = time.monotonic() + END_LIMIT_S
-        pause_s = 0.5
-        while self._queued(run, only):
-            if time.monotonic() > deadline:
-                jobs = " ".join(map(str, read_jobs(run)))
-                self.notes.append(f"the job is cancelled, but not gone yet: squeue -j {jobs}")
-                return
-            time.sleep(pause_s)
-            pause_s = min(LOOK_S, 2 * pause_s)
 
     # -- following --------------------------------------------------------------------------------
 
@@ -359,10 +322,19 @@ class SlurmTarget(Target):
         )
         present = frozenset(index for index in (*queued, *living) if index is not None)
         if gone := present - wanted:
-            self._end(run, frozenset[int | None](gone), plan.stop_grace_s)
+            self._end(run, gone, plan.stop_grace_s)
         if come := sorted(wanted - present):
             self._submit(run, tuple(come))
         return True
+
+
+def wait_until(is_done: Callable[[], bool], limit_s: float, longest_s: float = 0.1) -> bool:
+    """Waits at most ``limit_s``; returns whether it is done. Looks at least every ``longest_s``."""
+    deadline, pause_s = time.monotonic() + limit_s, min(0.5, longest_s)
+    while not (done := is_done()) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(longest_s, 2 * pause_s)
+    return done
 
 
 def find_own_torch() -> tuple[str, str | None]:

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from launcher.targets.slurm.follow import (
     wanted_elements,
 )
 from launcher.targets.slurm.job_starts import read_jobs, read_starts
-from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch, find_held_back
+from launcher.targets.slurm.queue_watch import QueueWatch, find_held_back
 from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.target import SlurmTarget
 from tests.launcher.targets.slurm.test_plan import plan
@@ -279,10 +278,10 @@ def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_e
     (folder.run.path / "slurm/7.job").write_text("\n")
     followed = Followed(folder, tmp_path, monkeypatch)
     why = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    followed.says(f"7|7|N/A|PENDING|{why}||N/A|(null)\n")
+    followed.says(f"7|7|N/A|PENDING|{why}||(null)\n")
     assert followed.wait_told(f"job 7 waits in the queue: {why}") == 1
     # A node that is drained while the job runs there is told of nowhere in the queue.
-    followed.says("7|7|N/A|RUNNING|None|n[1-2]|N/A|(null)\n")
+    followed.says("7|7|N/A|RUNNING|None|n[1-2]|(null)\n")
     folder.write(j7_0_started="n1 n2")
     assert followed.wait_told("job 7 runs on n1 n2") == 1
     folder.write(j7_0_ended="0 over")
@@ -385,37 +384,24 @@ def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_ha
 # -- jobs that are held back -----------------------------------------------------------------------
 
 
-NOW = 1_000.0
-
-
-def held(
-    element: int | None = None, until: float | None = NOW + 120, why: str = "BeginTime"
-) -> QueuedJob:
-    return QueuedJob(number=7, element=element, state="PENDING", why=why, nodes="", begins_at=until)
+def held(element: int | None = None, why: str = "BeginTime") -> QueuedJob:
+    return QueuedJob(number=7, element=element, state="PENDING", why=why, nodes="")
 
 
 def held_back(folder: Folder, *jobs: QueuedJob) -> list[str]:
-    return [start.key for start in find_held_back(read_starts(folder.run), jobs, NOW)]
+    return [start.key for start in find_held_back(read_starts(folder.run), jobs)]
 
 
 def test_a_job_that_slurm_has_requeued_is_held_back_also_without_its_scripts_last_word(tmp_path):
     folder = Folder(tmp_path, "1:2")
+    assert held_back(folder, held(1)) == []  # before its first start
     folder.write(e7_0_0_started="n1", e7_1_0_started="n2")
     assert held_back(folder, queued("RUNNING", 0), held(1)) == ["7_1.0"]
     folder.write(e7_1_0_ended="143 requeued", e7_1_0_stop="preempted")
     assert held_back(folder, queued("RUNNING", 0), held(1)) == ["7_1.0"]
     folder.write(e7_1_1_started="n3")
     assert held_back(folder, held(0), held(1)) == ["7_0.0", "7_1.1"]
-    assert held_back(folder, held(1, why="None")) == ["7_1.1"]
-    assert held_back(folder, held(1, why="Priority"), held(0, until=None)) == []
-
-
-def test_a_job_that_slurm_holds_back_for_a_short_time_only_is_left_alone(tmp_path):
-    folder = Folder(tmp_path)
-    assert held_back(folder, held()) == []  # before its first start
-    folder.write(j7_0_started="n1 n2", j7_0_stop="preempted", j7_0_ended="143 requeued")
-    assert held_back(folder, held(until=NOW + HELD_BACK_S)) == []
-    assert held_back(folder, held(until=NOW + HELD_BACK_S + 1)) == ["7.0"]
+    assert held_back(folder, held(1, why="Priority")) == []
 
 
 def test_a_job_that_a_fault_has_ended_waits_until_slurm_may_have_noticed(tmp_path):
@@ -436,8 +422,7 @@ def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
             raise client.SlurmError("scontrol: Access/permission denied", "", is_away=False)
 
     monkeypatch.setattr("launcher.targets.slurm.queue_watch.LOOK_S", 0.01)
-    later = time.time() + 120
-    monkeypatch.setattr(client, "read_queue", lambda jobs: (held(0, later), held(1, later)))
+    monkeypatch.setattr(client, "read_queue", lambda jobs: (held(0), held(1)))
     monkeypatch.setattr(client, "start_within", start_within)
     folder.write(e7_0_0_started="n1", e7_1_0_started="n2")
     watch = QueueWatch(folder.run)
