@@ -53,7 +53,7 @@ def test_stacks_name_the_rank_that_the_others_wait_for(launcher):
 
     def is_judged() -> bool:
         said[:] = launcher("why", "latest").stdout.splitlines()
-        return "(running): missing-collective, likely: rank 1 has not entered" in said[0]
+        return "(running): deadlock, likely: rank 1 stands at train.py:" in said[0]
 
     wait_until(is_judged, lambda: "\n".join(said))
     assert said[1].startswith("  where: rank 1 on node 0, train.py:"), said
