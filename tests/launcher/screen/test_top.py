@@ -312,6 +312,9 @@ class Tmux:
         wait_until(lambda: text in self.shown(), self.shown)
 
     def close_page(self) -> None:
+        # A notice hides it for a while. The next key would then come right behind the escape, and
+        # terminals take the two for one key.
+        self.wait_for("escape: back")
         self("send-keys", "Escape")
         wait_until(lambda: "escape: back" not in self.shown(), self.shown)
 
