@@ -186,7 +186,8 @@ def _judge(group: GroupState, now: float) -> None:
     """Whether the run is over, and whether newcomers are announced."""
     group.closed = group.closed or _end_of(group, now)
     # Once a member has finished, the others are near their end too and are not restarted.
-    ending = any(group.gone.get(member.name) is RoundCause.FINISHED for member in group.members)
+    gone = (group.gone.get(member.name) for member in group.members if group.finished)
+    ending = RoundCause.FINISHED in gone
     # Announced only when calm: for newcomers the training has to commit and end.
     calm = group.newcomers > 0 or now - group.grown_at >= group.rules.growth_pause_s
     can_grow = group.sealed and not group.closed and calm and not ending
@@ -234,10 +235,13 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
 
 def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     """Who is sealed now, in order of rank; nobody while the round has to wait."""
-    rules, survivors = group.rules, group.working()
+    rules = group.rules
+    if min(len(group.waiting), group.room) < rules.min_nodes:
+        return ()
+    survivors = group.working()
     here = sorted(group.waiting, key=lambda name: name not in survivors)
     chosen = [group.waiting[name].member for name in here[: group.room]]
-    if len(chosen) < rules.min_nodes or not _is_quorate(group, len(chosen)):
+    if not _is_quorate(group, len(chosen)):
         return ()
     if group.members:
         missing = len(survivors) - _come_again(group)
@@ -276,13 +280,14 @@ def _refuse_late(group: GroupState, now: float) -> list[Refuse]:
     if group.closed:
         text = f"the run is closed: {group.closed}"
         return [Refuse(name, "closed", text) for name in group.waiting]
-    # Waiting beside a running group does not count.
-    late = {
-        name: one.limit_s
+    if group.sealed:
+        # Waiting beside a running group does not count.
+        return []
+    return [
+        Refuse(name, "timeout", _why_not(group, one.limit_s))
         for name, one in group.waiting.items()
-        if not group.sealed and now - max(one.since, group.phase_at) >= one.limit_s
-    }
-    return [Refuse(name, "timeout", _why_not(group, limit_s)) for name, limit_s in late.items()]
+        if now - max(one.since, group.phase_at) >= one.limit_s
+    ]
 
 
 def _why_not(group: GroupState, limit_s: float) -> str:
