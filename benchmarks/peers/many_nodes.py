@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,17 +38,9 @@ from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
 
 HOST, RUN_ID = "127.0.0.1", "many"
-CALM_S, STEADY_S = 3.0, 10.0
+CALM_S, STEADY_S, READ_S = 3.0, 10.0, 0.02
 KILL = 1
 NAMES = ("sealed_s", "coordinator_s", "coordinator_mib", "told_s", "known_s")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """One line of a node: what happened there, and when."""
-
-    word: str
-    at: float
 
 
 class Gate:
@@ -77,7 +70,8 @@ class Crowd:
     rules: Rules
     """Of each node, but for its index."""
     pids: dict[int, int] = field(default_factory=dict)
-    told: list[Told] = field(default_factory=list)
+    told: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """When nodes said each word, by their own clocks."""
 
     def __post_init__(self) -> None:
         self.gates = {name: Gate() for name in ("connect", "meet", "watch")}
@@ -142,19 +136,18 @@ class Crowd:
     def wait_for(self, word: str, count: int, limit_s: float) -> list[float]:
         """When this word was told; fewer than ``count`` where the time is over."""
         end = time.monotonic() + limit_s
-        while True:
-            said = [one.at for one in self.told if one.word == word]
-            left_s = end - time.monotonic()
-            if len(said) >= count or left_s <= 0:
-                return said
+        while len(self.told[word]) < count and (left_s := end - time.monotonic()) > 0:
             if select.select([self._reader], [], [], left_s)[0]:
                 self._read()
+            # Else this process would run for each line, on processors that the nodes need.
+            time.sleep(READ_S)
+        return self.told[word]
 
     def _read(self) -> None:
         *lines, self._rest = (self._rest + os.read(self._reader, 1 << 16)).split(b"\n")
         for line in lines:
             word, at = line.decode().split()
-            self.told.append(Told(word=word, at=float(at)))
+            self.told[word].append(float(at))
 
     def kill(self, *indexes: int) -> None:
         for index in indexes:

@@ -345,8 +345,8 @@ class Client:
                     message = wire.decode(line)
                     with self._changed:
                         self._heard_at = self._clock.monotonic()
-                        self._take_in(message)
-                        self._changed.notify_all()
+                        if self._take_in(message):
+                            self._changed.notify_all()
             finally:
                 # Nobody sends while it is closed.
                 with self._sending:
@@ -364,7 +364,8 @@ class Client:
             self._send({"says": "alive"})
             self._clock.sleep(self._rules.interval_s)
 
-    def _take_in(self, message: Mapping[str, Any]) -> None:
+    def _take_in(self, message: Mapping[str, Any]) -> bool:
+        """Whether it is news to those who wait, and not only a sign of life."""
         match message:
             case {"status": status, "losses": losses}:
                 self.status, self._has_status = parse_record(GroupStatus, status), True
@@ -377,6 +378,9 @@ class Client:
                 self._wishes.pop("join", None)
             case {"alone": alone}:
                 self.alone = alone
+            case _:
+                return False
+        return True
 
 
 @functools.cache
