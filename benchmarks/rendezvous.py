@@ -12,7 +12,7 @@ from itertools import pairwise
 from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial, in_turn
-from launcher.agent.membership import belonging
+from launcher.agent.membership import decisions
 from launcher.agent.membership.group import GroupState, Join, Last, Member, RoundCause, Rules
 
 PURE = (64, 256, 1_000, 4_000)
@@ -28,13 +28,13 @@ SLOW_PAIRS = 3
 
 def rendezvous() -> Generator[Trial]:
     """Processor time of the coordinator's decisions, then real nodes around a real one."""
-    yield decisions()
+    yield measure_decisions()
     peer, asked = find_peer_size()
     for nodes in sorted({*REAL, peer}):
         yield meetings(nodes, with_peer=nodes == peer, instead=asked.get(nodes, ""))
 
 
-def decisions() -> Trial:
+def measure_decisions() -> Trial:
     """A row for each size, and one for the growth from each size to the next."""
     what = "all decisions of a round, a loss and the next round"
     sizes = (
@@ -62,11 +62,11 @@ def time_decisions(nodes: int) -> float:
         # As many at once as the coordinator finds in one turn of its loop.
         for first in range(0, len(some), 64):
             joins = [Join(member, 60.0, Last(generation)) for member in some[first : first + 64]]
-            group, _ = belonging.step(group, joins, 0.0)
+            group, _ = decisions.step(group, joins, 0.0)
         assert (group.sealed, len(group.members)) == (True, len(some))
         if generation == 0:
-            group, _ = belonging.step(
-                group, [belonging.Gone(members[0].name, RoundCause.LOST)], 0.0
+            group, _ = decisions.step(
+                group, [decisions.Gone(members[0].name, RoundCause.LOST)], 0.0
             )
     return time.process_time() - began
 

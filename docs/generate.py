@@ -1,8 +1,8 @@
 """``make docs``: writes what is made from the sources.
 
 These are jobs/job.schema.json, the keys and errors in docs/job-file*.md, the functions in
-docs/python.md, the pages of docs/pages.py, and the pictures of docs/benchmark-results.md. A test
-fails until it was run.
+docs/python.md, the pages of docs/reference_pages.py, and the pictures of docs/benchmark-results.md.
+A test fails until it was run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ DOCS = ROOT / "docs"
 
 def render_all() -> dict[Path, str]:
     """Each file that is made, with its text."""
-    from docs.pages import generated_pages
+    from docs.job_file_pages import fill_functions, fill_reference, fill_targets
     from docs.pictures import render_pictures
-    from docs.reference import fill_functions, fill_reference, fill_targets
+    from docs.reference_pages import generated_pages
     from launcher.job.schema import render_schema
 
     reference, targets = DOCS / "job-file.md", DOCS / "job-file-targets.md"

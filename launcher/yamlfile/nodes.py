@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
-from launcher.yamlfile.problem import Origin
+from launcher.yamlfile.problem import Origin, explain
 
 MAX_DEPTH = 40
 TAG = "tag:yaml.org,2002:"
@@ -90,7 +90,8 @@ def _compose_carefully(text: str, origin: Origin) -> list[tuple[int, yaml.Node]]
         opened = any(word in message for word in ("flow", "quoted", "simple key"))
         place = (error.context_mark if opened else None) or mark
         line = 0 if place is None else place.line + 1
-        raise origin.error(*_explain(message, text, mark), line) from None
+        character = text[mark.index : mark.index + 1] if mark is not None else ""
+        raise origin.error(*explain(message, character), line) from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise origin.error("a control character in the text", "remove it", line) from None
@@ -100,37 +101,3 @@ def _compose_carefully(text: str, origin: Origin) -> list[tuple[int, yaml.Node]]
         what = "an escape in double quotes that stands for no character"
         fix = "write a backslash as two, or use single quotes"
         raise origin.error(what, fix) from None
-
-
-# -- PyYAML's errors in plain words -----------------------------------------------------------
-
-_QUOTE = "put the text in quotes"
-_EXPLANATIONS = (
-    ("<document start>", "something after the end of the mapping", "keep one mapping in the file"),
-    ("undefined alias", "an alias (*name) without its anchor (&name)", _QUOTE),
-    ("scanning an a", "text that begins with * or &", _QUOTE),
-    ("tag", "text that begins with !", _QUOTE),
-    ("scanning a block scalar", "text that begins with | or >", _QUOTE),
-    ("mapping values are not allowed", "a second ': ' on the line, or a wrong indentation",
-     "put text that holds ': ' in quotes; give keys of one section one indentation"),
-    ("could not find expected ':'", "a line that is no key: value", "write key: value"),
-    ("quoted scalar", "quotes that are not closed, or a wrong escape in them",
-     "close the quotes; write a backslash as two, or use single quotes"),
-    ("flow", "a [ or { that is not closed, or lacks a comma", f"close it, or {_QUOTE}"),
-    ("block", "a wrong indentation, or quotes that end before the text does",
-     "give the keys of one section one indentation"),
-)  # fmt: skip
-"""Part of PyYAML's message, the problem in plain words, and the fix; the first match counts."""
-
-
-def _explain(message: str, text: str, mark: yaml.Mark | None) -> tuple[str, str]:
-    """The problem and the fix in plain words; PyYAML speaks of tokens and scanners."""
-    character = text[mark.index : mark.index + 1] if mark is not None else ""
-    if character == "\t":
-        return "a tab; YAML indents with spaces", "replace the tab by spaces"
-    if "cannot start any token" in message and character:
-        return f"text that begins with {character}", _QUOTE
-    for part, problem, fix in _EXPLANATIONS:
-        if part in message:
-            return problem, fix
-    return f"not valid YAML: {message.strip()}", "check indentation and quotes around this line"

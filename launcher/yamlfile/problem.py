@@ -75,3 +75,39 @@ def render_value(text: str) -> str:
     if len(text) > _MAX_SHOWN:
         text = text[: _MAX_SHOWN - 3] + "..."
     return text if text.isprintable() and text == text.strip() else json.dumps(text)
+
+
+# -- PyYAML's errors in plain words -----------------------------------------------------------
+
+_QUOTE = "put the text in quotes"
+_EXPLANATIONS = (
+    ("<document start>", "something after the end of the mapping", "keep one mapping in the file"),
+    ("undefined alias", "an alias (*name) without its anchor (&name)", _QUOTE),
+    ("scanning an a", "text that begins with * or &", _QUOTE),
+    ("tag", "text that begins with !", _QUOTE),
+    ("scanning a block scalar", "text that begins with | or >", _QUOTE),
+    ("mapping values are not allowed", "a second ': ' on the line, or a wrong indentation",
+     "put text that holds ': ' in quotes; give keys of one section one indentation"),
+    ("could not find expected ':'", "a line that is no key: value", "write key: value"),
+    ("quoted scalar", "quotes that are not closed, or a wrong escape in them",
+     "close the quotes; write a backslash as two, or use single quotes"),
+    ("flow", "a [ or { that is not closed, or lacks a comma", f"close it, or {_QUOTE}"),
+    ("block", "a wrong indentation, or quotes that end before the text does",
+     "give the keys of one section one indentation"),
+)  # fmt: skip
+"""Part of PyYAML's message, the problem in plain words, and the fix; the first match counts."""
+
+
+def explain(message: str, character: str) -> tuple[str, str]:
+    """The problem and the fix in plain words; PyYAML speaks of tokens and scanners.
+
+    ``character`` stands where reading stopped; empty at the end of the text.
+    """
+    if character == "\t":
+        return "a tab; YAML indents with spaces", "replace the tab by spaces"
+    if "cannot start any token" in message and character:
+        return f"text that begins with {character}", _QUOTE
+    for part, problem, fix in _EXPLANATIONS:
+        if part in message:
+            return problem, fix
+    return f"not valid YAML: {message.strip()}", "check indentation and quotes around this line"

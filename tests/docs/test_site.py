@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.generate import render_all
-from docs.pages import GENERATED
+from docs.reference_pages import GENERATED
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -1,6 +1,6 @@
 """The coordinator: one process that alone holds the membership, with a connection for each node.
 
-``belonging.py`` decides; here are the connections, the clock and the shared folder.
+``decisions.py`` decides; here are the connections, the clock and the shared folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.membership import belonging, wire
+from launcher.agent.membership import decisions, wire
 from launcher.agent.membership.group import (
     FENCED_OUT,
     FINISHED,
@@ -75,7 +75,7 @@ class Coordinator:
     sign: Path | None = None
     """A file that is touched every second while this process lives."""
     _peers: dict[str, Peer] = field(default_factory=dict)
-    _events: list[belonging.Event] = field(default_factory=list)
+    _events: list[decisions.Event] = field(default_factory=list)
     _losses: list[str] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
@@ -187,17 +187,17 @@ class Coordinator:
                 self._post(join)
             case "leave":
                 peer.parts = True
-                self._post(belonging.Gone(peer.name, RoundCause.LEFT))
+                self._post(decisions.Gone(peer.name, RoundCause.LEFT))
                 peer.send(wire.encode({"alone": False}))
                 self._tell_alone()
             case "finish":
-                self._post(belonging.Gone(peer.name, RoundCause.FINISHED))
+                self._post(decisions.Gone(peer.name, RoundCause.FINISHED))
             case "close":
-                self._post(belonging.Close(str(message["reason"])))
+                self._post(decisions.Close(str(message["reason"])))
             case "heals":
-                self._post(belonging.Heals(peer.name))
+                self._post(decisions.Heals(peer.name))
             case "admit":
-                self._post(belonging.Admit())
+                self._post(decisions.Admit())
             case other:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
 
@@ -238,7 +238,7 @@ class Coordinator:
             peer.writer.transport.abort()
         if name in self._group.working():
             self._losses.append(f"node {name.partition('.')[0]} is lost: {why}")
-        self._post(belonging.Gone(name, RoundCause.LOST))
+        self._post(decisions.Gone(name, RoundCause.LOST))
 
     async def _tick(self) -> None:
         now, limit_s = self._clock.monotonic(), self.rules.detection_limit_s
@@ -251,7 +251,7 @@ class Coordinator:
         self._post()
 
     # -- deciding and telling ----------------------------------------------------------------------
-    def _post(self, *events: belonging.Event) -> None:
+    def _post(self, *events: decisions.Event) -> None:
         """Decides soon about these events, or about the time that has passed."""
         if not self._settling:
             self._settling = True
@@ -261,18 +261,18 @@ class Coordinator:
     def _settle(self) -> None:
         events, self._events, self._settling = self._events, [], False
         before = self._group
-        self._group, actions = belonging.step(before, events, self._clock.monotonic())
+        self._group, actions = decisions.step(before, events, self._clock.monotonic())
         if self.rules.fence_dir and self._group.closed == FINISHED != before.closed:
             self._spawn(asyncio.to_thread(self._fence.finish, self._group.generation))
         # First: whoever is answered looks at it.
         self._tell_status()
         for action in actions:
             match action:
-                case belonging.Refuse(name, kind, text) if name in self._peers:
+                case decisions.Refuse(name, kind, text) if name in self._peers:
                     self._peers[name].send(wire.encode({"refused": kind, "text": text}))
-                case belonging.Tell(names):
+                case decisions.Tell(names):
                     self._tell_members(names)
-                case belonging.TakeGeneration():
+                case decisions.TakeGeneration():
                     self._spawn(self._look_at_fence(take=True))
 
     def _tell_members(self, names: frozenset[str]) -> None:
@@ -306,16 +306,16 @@ class Coordinator:
             # Nodes that have been in no group begin another training of the job.
             since = self._group.generation
             if take and since and await asyncio.to_thread(self._fence.is_finished, since):
-                self._post(belonging.Close(FINISHED))
+                self._post(decisions.Close(FINISHED))
                 return
             newest, group = await asyncio.to_thread(self._fence.newest), self._group
             is_of_another = newest is not None and newest.origin not in ("", self.origin)
             if newest and is_of_another and group.members and newest.number > group.generation:
-                self._post(belonging.Close(FENCED_OUT))
+                self._post(decisions.Close(FENCED_OUT))
             elif take:
                 number = await asyncio.to_thread(self._fence.take, self.origin)
-                self._post(belonging.Generation(number))
+                self._post(decisions.Generation(number))
         except OSError as error:
             if take:
                 why = f"no generation can be taken in {self.rules.fence_dir}: {error}"
-                self._post(belonging.Generation(0, why))
+                self._post(decisions.Generation(0, why))

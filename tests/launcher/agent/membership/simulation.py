@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from launcher.agent.membership import belonging
+from launcher.agent.membership import decisions
 from launcher.agent.membership.candidates import RETURN_LIMIT_S
 from launcher.agent.membership.group import (
     FENCED_OUT,
@@ -100,7 +100,7 @@ class Coordinator(Machine):
         self.looked_at = now
         for name in [name for name, at in self.heard.items() if now - at >= limit_s]:
             del self.heard[name]
-            self.see(belonging.Gone(name, RoundCause.LOST))
+            self.see(decisions.Gone(name, RoundCause.LOST))
         if self.rules.fence_dir and now - self.fence_looked_at >= FENCE_LOOK_S:
             self.fence_looked_at = now
             self.is_overtaken()
@@ -112,17 +112,17 @@ class Coordinator(Machine):
         taken = self.world.taken
         is_of_another = bool(taken) and taken[-1] is not self
         if is_of_another and self.group.members and self.group.generation < len(taken):
-            self.see(belonging.Close(FENCED_OUT))
+            self.see(decisions.Close(FENCED_OUT))
             return True
         return False
 
-    def see(self, *events: belonging.Event) -> None:
-        self.group, actions = belonging.step(self.group, events, self.clock())
+    def see(self, *events: decisions.Event) -> None:
+        self.group, actions = decisions.step(self.group, events, self.clock())
         for action in actions:
             match action:
-                case belonging.Refuse(name):
+                case decisions.Refuse(name):
                     self.tell(name, lambda node, a=action: node.refuse(a))
-                case belonging.Tell(names):
+                case decisions.Tell(names):
                     group = self.group
                     sealed = Sealed(group.generation, group.members)
                     for name in sorted(names):
@@ -136,14 +136,14 @@ class Coordinator(Machine):
             return
         self.world.taken.append(self)
         number = len(self.world.taken)
-        self.at(self.world.delay(), lambda: self.see(belonging.Generation(number)))
+        self.at(self.world.delay(), lambda: self.see(decisions.Generation(number)))
 
     def tell(self, name: str, act: Callable[[Node], None]) -> None:
         for node in self.world.nodes:
             if node.name == name and node.coordinator is self and not (self.cut or node.cut):
                 node.at(self.world.delay(), lambda n=node: n.coordinator is self and act(n))
 
-    def hear(self, node: Node, event: belonging.Event | None) -> None:
+    def hear(self, node: Node, event: decisions.Event | None) -> None:
         self.heard[node.name] = self.clock()
         if event:
             self.see(event)
@@ -151,7 +151,7 @@ class Coordinator(Machine):
     def connection_closed(self, node: Node) -> None:
         """A node's process has ended, and its port refuses."""
         if self.heard.pop(node.name, None) is not None:
-            self.see(belonging.Gone(node.name, RoundCause.LOST))
+            self.see(decisions.Gone(node.name, RoundCause.LOST))
 
 
 @dataclass(eq=False)
@@ -173,7 +173,7 @@ class Node(Machine):
     last: Last = NONE
     finished: bool = False
     left: bool = False
-    refused: belonging.Refuse | None = None
+    refused: decisions.Refuse | None = None
 
     def __post_init__(self) -> None:
         self.member = Member(f"{self.index}.{self.life}", "a", 1, 1, 1)
@@ -184,7 +184,7 @@ class Node(Machine):
     def is_here(self) -> bool:
         return not (self.dead or self.frozen or self.left or self.refused)
 
-    def say(self, event: belonging.Event | None) -> None:
+    def say(self, event: decisions.Event | None) -> None:
         if (to := self.coordinator) and not (self.cut or to.cut):
             to.at(self.world.delay(), lambda: self.coordinator is to and to.hear(self, event))
 
@@ -216,7 +216,7 @@ class Node(Machine):
             else:
                 self.world.commit(self, self.running)
                 if group.newcomers:
-                    self.say(belonging.Admit())
+                    self.say(decisions.Admit())
 
     def lose(self) -> None:
         """The coordinator is gone: the workers stop, and the next candidate is asked."""
@@ -262,7 +262,7 @@ class Node(Machine):
             self.last = Last(sealed.generation, len(names))
             self.world.entered(self, sealed)
 
-    def refuse(self, action: belonging.Refuse) -> None:
+    def refuse(self, action: decisions.Refuse) -> None:
         fenced = self.coordinator and self.coordinator.group.closed == FENCED_OUT
         if action.kind == "timeout" or (action.kind == "closed" and fenced):
             self.lose()
@@ -280,13 +280,13 @@ class Node(Machine):
         self.dead, self.running = True, None
 
     def leave(self) -> None:
-        self.say(belonging.Gone(self.name, RoundCause.LEFT))
+        self.say(decisions.Gone(self.name, RoundCause.LEFT))
         self.running, self.left = None, True
 
     def finish(self) -> None:
         if self.running:
             self.finished, self.running = True, None
-            self.say(belonging.Gone(self.name, RoundCause.FINISHED))
+            self.say(decisions.Gone(self.name, RoundCause.FINISHED))
 
     def fault(self) -> None:
         if self.running:

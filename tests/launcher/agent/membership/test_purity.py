@@ -7,7 +7,7 @@ import pytest
 from tests.launcher.test_layers import imports_of, modules, nodes_of, path_of
 
 ROOM = "agent.membership."
-PURE = {f"{ROOM}{name}" for name in ("group", "belonging")}
+PURE = {f"{ROOM}{name}" for name in ("group", "decisions")}
 FOR_PURE_CODE = {"__future__", "collections", "dataclasses", "enum", "json", "math", "typing"}
 FOR_PURE_CODE |= {"functools", "itertools", "launcher"}
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.agent.membership import belonging
-from launcher.agent.membership.belonging import (
+from launcher.agent.membership import decisions
+from launcher.agent.membership.decisions import (
     Admit,
     Close,
     Event,
@@ -59,7 +59,7 @@ class Run:
         return Last(self.group.generation) if is_member else NONE
 
     def _act(self, events: list[Event]) -> None:
-        self.group, actions = belonging.step(self.group, events, self.now)
+        self.group, actions = decisions.step(self.group, events, self.now)
         for action in actions:
             if isinstance(action, Refuse):
                 self.refused.append(action)
@@ -191,11 +191,11 @@ def test_a_fenced_group_takes_a_generation_for_each_membership():
 
 def test_where_no_generation_can_be_taken_all_that_wait_are_told_why():
     run = Run(2, 2, fenced=True)
-    group, _ = belonging.step(run.group, [Join(node(0), LIMIT_S)], 0.0)
-    group, actions = belonging.step(group, [Join(node(1), LIMIT_S)], 0.0)
+    group, _ = decisions.step(run.group, [Join(node(0), LIMIT_S)], 0.0)
+    group, actions = decisions.step(group, [Join(node(1), LIMIT_S)], 0.0)
     assert actions == (TakeGeneration(),)
-    assert belonging.step(group, [], 1.0)[1] == (), "it is asked for once"
-    group, actions = belonging.step(group, [Generation(0, "no space")], 2.0)
+    assert decisions.step(group, [], 1.0)[1] == (), "it is asked for once"
+    group, actions = decisions.step(group, [Generation(0, "no space")], 2.0)
     assert [(one.name, one.kind, one.text) for one in actions if isinstance(one, Refuse)] == [
         ("0.a", "state", "no space"),
         ("1.a", "state", "no space"),
@@ -242,9 +242,9 @@ def test_a_coordinator_that_was_left_behind_learns_it_from_a_node_of_the_other_g
 
 def test_a_member_that_missed_the_seal_is_told_again_and_that_is_no_fault():
     run = Run(2, 2).join(0, 1)
-    group, actions = belonging.step(run.group, [Join(node(1), LIMIT_S)], run.now)
+    group, actions = decisions.step(run.group, [Join(node(1), LIMIT_S)], run.now)
     assert (group.sealed, actions) == (True, (Tell(frozenset({"1.a"})),))
-    group, _ = belonging.step(run.group, [Join(node(1), LIMIT_S, Last(1, 2))], run.now)
+    group, _ = decisions.step(run.group, [Join(node(1), LIMIT_S, Last(1, 2))], run.now)
     assert (group.sealed, group.cause) == (False, RoundCause.FAULT)
 
 
