@@ -9,6 +9,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode
 from launcher.contract.states import RunState
 
@@ -233,7 +234,7 @@ class Cause(enum.StrEnum):
     @property
     def section(self) -> str:
         """The command that prints the runbook's section on this cause."""
-        return f"launcher docs {self}"
+        return typed.command("docs", self)
 
 
 def parse_cause(text: str) -> Cause:

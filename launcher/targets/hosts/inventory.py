@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.targets.hosts.settings import Host
 from launcher.yamlfile.source import read_text
@@ -63,7 +64,8 @@ def read_inventory_of(job: JobSpec, **filters: Any) -> Inventory:
     """The machines that a job file names. Raises ``InputError`` if it names none."""
     if job.hosts.inventory is None:
         raise InputError(
-            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (launcher docs hosts)"
+            "no hosts are named",
+            f"--hosts hosts.yaml, or --hosts gpu1,gpu2 ({typed.command('docs', 'hosts')})",
         )
     return read_inventory(job.hosts.inventory, **filters)
 

@@ -74,7 +74,8 @@ def _unreached(
     missing = ", ".join(hosts[i].name for i in (silent or others)[:4])
     return TargetError(
         f"{name}: {missing} cannot reach it at {listed}",
-        "open its TCP ports to the other hosts (launcher docs hosts), or set interface: for it",
+        f"open its TCP ports to the other hosts ({typed.command('docs', 'hosts')}), "
+        "or set interface: for it",
     )
 
 

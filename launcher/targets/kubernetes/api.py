@@ -465,7 +465,8 @@ def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | No
     is_unknown = not reason or "could not find the requested resource" in message
     if status == NOT_FOUND and place is not None and place.kind in OPERATORS and is_unknown:
         what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
-        hint = "--kind job needs no operator; launcher docs kubernetes says how to install one"
+        page = typed.command("docs", "kubernetes")
+        hint = f"--kind job needs no operator; {page} says how to install one"
         if place.kind == "PodGroup":
             hint = "leave kubernetes.gang out, or install Volcano"
         return ApiError(what, hint, status=status, is_kind_missing=True)

@@ -25,14 +25,14 @@ def test_the_last_line_of_a_failed_run_is_its_verdict_and_why_tells_what_fell_wi
     launcher.write(ONE_RAISES, TWO)
     done = launcher(*LOCAL)
     told = "missing-file (certain), rank 1 on node 0, train.py:3; fix: name a path that every node"
-    told += " has, or mount it; launcher docs missing-file"
+    told += " has, or mount it; python -m launcher docs missing-file"
     assert last_line(done.stderr).startswith(f"  why          {told}; ")
     assert launcher.outcome["verdict"] == told
     assert told in launcher("status").stdout
     headline, where, fix, fell = launcher("why").stdout.splitlines()
     assert "missing-file, certain: FileNotFoundError: [Errno 2]" in headline
     assert where == "  where: rank 1 on node 0, train.py:3"
-    assert fix.endswith("launcher docs missing-file")
+    assert fix.endswith("; python -m launcher docs missing-file")
     assert fell == "  failed after it: rank 0"
     # The traceback has a line that marks what failed.
     assert "rank-1/error.json:5: FileNotFoundError" in launcher("why", "--evidence").stdout

@@ -16,7 +16,7 @@ def test_a_killed_rank_is_likely_but_not_certainly_that(launcher):
     launcher(*LOCAL)
     told = json.loads(launcher("why", "--json").stdout)
     assert (told["cause"], told["certainty"], told["rank"]) == ("killed", "likely", 0)
-    assert told["runbook"] == "launcher docs killed"
+    assert told["runbook"] == "python -m launcher docs killed"
     assert told["run_cause"] == launcher.outcome["cause"]  # one word for both
 
 
