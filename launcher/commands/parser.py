@@ -92,7 +92,11 @@ def _option_meant(word: str, options: Collection[str]) -> str:
     name = word.partition("=")[0].replace("_", "-")
     if name in CALLED_HERE:
         return CALLED_HERE[name] if CALLED_HERE[name] in options else ""
-    return closest(name, options, cutoff=0.75) if name.startswith("--") else ""
+    if not name.startswith("--"):
+        return ""
+    # torchrun takes a part of a name that only one option begins with.
+    begun = [option for option in options if option.startswith(name) and len(name) > 4]
+    return begun[0] if len(begun) == 1 else closest(name, options, cutoff=0.75)
 
 
 def _one_line(text: str) -> str:

@@ -229,6 +229,8 @@ LINES = [
     ("run job.yaml --max 3", "--max 3: no option of run"),
     ("run job.yaml --nnode 2", "did you mean --nnodes? what is for the training goes"),
     ("run train.py --nprocs 2", "did you mean --nproc-per-node? what is"),
+    ("run train.py --nproc 2", "did you mean --nproc-per-node? what is"),
+    ("run train.py --check 2", "fix: what is for the training"),
     ("run train.py --nproc_per_node 2", "did you mean --nproc-per-node? what is for"),
     ("run train.py --standalone", "leave out --standalone, which the launcher decides; what is"),
     ("run train.py --rdzv-backend c10d --rdzv_id=1", "leave out --rdzv-backend, --rdzv_id, which"),
