@@ -44,7 +44,10 @@ def launcher(typed: Command, project: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def objects_of(text: str) -> list[Object]:
-    return list(yaml.safe_load_all(text))
+    try:
+        return list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise AssertionError(text) from error
 
 
 def maps_of(objects: Iterable[Object]) -> list[Object]:
