@@ -51,7 +51,9 @@ _CHAINED = re.compile(r"(?:The above|During handling of the above) exception")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python3|/bin/\w+$|^<|launcher(?:_node)?/agent|agent\.pyz"
+    r"|^__main__\.py$"
 )
+"""Files of others: the last one is the agent's archive."""
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::|$)")
 _POD_NAMED = re.compile(
     r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+(?:-[a-z0-9]{5})?) +\d+/\d+ "

@@ -11,6 +11,8 @@ from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, SIGN, SURE, Meaning, table
 
 RULES = table(r"""
+script-error root
+  not an allowed global by default => weights_only=False for a file that you trust
 script-error sure
   ^(?:SyntaxError|IndentationError|TabError): |[Dd]efault process group has not been initialized
   partially initialized module|does not require grad and does not have

@@ -33,6 +33,8 @@ def test_an_exception_is_told_with_the_innermost_line_of_the_users_own_code():
     assert told(f"a\n{TRACE}KeyError: 'x'\nb") == [(7, "KeyError: 'x'", "train.py:12", False, True)]
     own = TRACE.replace("/venv/lib/python3.11/site-packages/torch/nn.py", "/code/net.py")
     assert told(f"{own}KeyError: 'x'") == [(6, "KeyError: 'x'", "net.py:7", True, True)]
+    agents = TRACE.replace("/venv/lib/python3.11/site-packages/torch/nn.py", "__main__.py")
+    assert told(f"{agents}KeyError: 'x'") == [(6, "KeyError: 'x'", "train.py:12", False, True)]
     assert told(f"{own}no exception failed") == [(6, "no exception failed")]
     inside = "".join(f"    {line}\n" for line in f"{own}KeyError: 'x'".splitlines())
     assert told(f"{inside}error: end") == [
