@@ -10,7 +10,10 @@ import pytest
 
 from launcher.api.listing import read_state, show_logs
 from launcher.commands.cli import run_command
+from launcher.contract.hold import READY_SAYS, Ready
+from launcher.contract.records import dump_record
 from launcher.runs.folder import RunFolder
+from launcher.targets.held.hold import Hold
 from launcher.targets.kubernetes.api import Cluster, ObjectPlace
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND
 from launcher.targets.kubernetes.collector import ConsoleWriter
@@ -115,6 +118,16 @@ def test_logs_are_read_again_without_a_line_twice_and_keep_what_the_cluster_forg
     assert logs() == ["[0/0] one", "[0/0] two", "[0/0] three"]
     server.remove("pods", "d-0")
     assert logs() == ["[0/0] one", "[0/0] two", "[0/0] three"]
+
+
+def test_a_pod_that_is_held_says_by_its_log_that_it_takes_runs(server, run):
+    put_pod(server, "d-0", 0)
+    say(server, "d-0", "[agent] restart (lost-peer)", at=1)
+    for ready in (None, Ready(address="10.0.0.7", cpu_count=4)):
+        if ready:
+            say(server, "d-0", f"[agent] {READY_SAYS}{dump_record(ready)}", at=2)
+        show_logs(run, io.BytesIO(), io.BytesIO(), follow=False, rank=None, agents=False)
+        assert Hold(run).read_ready(0) == ready
 
 
 @pytest.mark.parametrize(
