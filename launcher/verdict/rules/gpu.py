@@ -34,10 +34,10 @@ wrong-architecture sure
   with CUDA capability sm_\d+ is not compatible|wrong ELF class|not defined for option 'gpu-name'
   invalid device function|not supported in this architecture
 no-gpu sure
-  Torch not compiled with CUDA => a torch built for CUDA there, or another device in the script
+  Torch not compiled with CUDA|have NCCL built in => a torch for CUDA there, or a CPU in the script
   CUDA driver initialization failed|(?:CUDA|GPU) is not available|nproc.per.node=?gpu.*(?:no|0) GPU
   nvidia-smi: (?:command )?not f|cuda\.is_available\(\) is False
-  doesn't have NCCL built in|libcuda\.so\S* cannot op|CUDA unknown error|Failed to initialize NVML
+  libcuda\.so\S* cannot op|CUDA unknown error|Failed to initialize NVML
   attribute '_cuda_\w+'|No devices were found|invalid device ordinal|no CUDA-capable device
   Found no NVIDIA driver|No (?:CUDA|HIP) GPUs are available|only supported with GPUs, no GPUs found
   libnvidia-ml\.so|NVMLError|cudaGetDeviceCount
