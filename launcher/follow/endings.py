@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
 from launcher.contract.ending import Ending, NodeOutcome
-from launcher.contract.errors import ExitCode, name_ending, name_exit_code
+from launcher.contract.errors import ExitCode, LauncherError, name_ending, name_exit_code
 from launcher.contract.node_plan import Elastic
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerEnd
@@ -25,6 +26,7 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 _OF_WORKERS = (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.BAD_INPUT)
 """Causes of runs that a worker has ended."""
 FOUND_LATER = "found after its launcher had gone"
+FOLDER_REMOVED = Ending(cause=Cause.STOP_REQUESTED, detail="its folder was removed while it ran")
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
 FINISH_S = 60.0
@@ -304,6 +306,94 @@ def judge_left(plan: LaunchPlan, observation: Observation) -> Ending:
     return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)
 
 
+def judge_found(found: Ending, *, is_asked: bool) -> Ending:
+    """Why a run ended that was found so after its launcher had gone; ``is_asked``: to stop."""
+    if found.cause is Cause.LAUNCHER_LOST and is_asked:
+        return Ending(cause=Cause.STOP_REQUESTED)
+    return replace(found, detail=found.detail or FOUND_LATER)
+
+
+def judge_error(error: BaseException) -> Ending:
+    """Why a run ended by what its launcher raised."""
+    said, cause = str(error), Cause.LAUNCHER_LOST
+    if isinstance(error, KeyboardInterrupt):
+        cause = Cause.INTERRUPTED
+    elif isinstance(error, LauncherError):
+        said, cause = error.what, cause_of_exit_code(error.exit_code)
+    if disk.is_full(error):
+        cause = Cause.DISK_FULL
+    return Ending(cause=cause, detail=said.partition("\n")[0])
+
+
+# -- by the parts that a scheduler ran -------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is known of a pod, or of one start of a job, of which its scheduler alone saw the end.
+
+    ``words`` tell that end to a person. ``cause`` is set where the scheduler itself, or who asked
+    for the end, names it. ``exit_code`` is a shell's, None where none was left; ``outcome`` is what
+    its agent left; ``ended_at`` is in seconds since the epoch.
+    """
+
+    words: str = ""
+    cause: Cause | None = None
+    exit_code: int | None = None
+    outcome: NodeOutcome | None = None
+    ended_at: float = math.inf
+
+
+def decide_parts(
+    nodes: Iterable[NodeOutcome], over: Sequence[Part], *, going: int, min_nodes: int
+) -> Ending | None:
+    """How a run ended, as soon as what its nodes left and its parts that are ``over`` tell.
+
+    ``going`` is the number of the others; None while the run goes on.
+    """
+    if any(told.cause is Cause.COMPLETED and _saw_the_end(told) for told in nodes):
+        return Ending(cause=Cause.COMPLETED)
+    codes = [part.exit_code or 0 for part in over]
+    has_failed = any(0 < code < RETRY_FROM for code in codes)
+    too_few = going < min_nodes and any(codes)
+    return judge_parts(over) if has_failed or too_few or not going else None
+
+
+def judge_parts(parts: Iterable[Part]) -> Ending:
+    """Why a run ended, by the part that says why.
+
+    That is one that was out of memory, which ends others too; else one that would fail again; else
+    the first one that did not only fall with another.
+    """
+
+    def order(part: Part) -> tuple[bool, bool, bool, bool, float]:
+        end = judge_part(part)
+        is_well, has_memory = end.exit_code == 0, end.cause is not Cause.OUT_OF_MEMORY
+        is_worth_a_retry = end.exit_code >= RETRY_FROM
+        first = part.outcome.first if part.outcome else None
+        if first is None:
+            return is_well, has_memory, is_worth_a_retry, False, part.ended_at
+        return is_well, has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
+
+    return judge_part(min(parts, key=order))
+
+
+def judge_part(part: Part) -> Ending:
+    """How a part ended: as it is named, as its agent told, or by its exit code."""
+    told = part.outcome.cause if part.outcome else Cause.COMPLETED
+    if part.cause is not None:
+        # A scheduler that answers was asked for something that it cannot start.
+        is_wrong = part.cause.of is Cause.TARGET_UNREACHABLE
+        cause = Cause.BAD_INPUT if is_wrong else part.cause.of
+    elif told is not Cause.COMPLETED:
+        # Out of memory, for example, has no exit code of its own.
+        cause = told
+    else:
+        # What was killed after its agent had reported success did not complete.
+        cause = Cause.NODE_LOST if part.exit_code is None else cause_of_exit_code(part.exit_code)
+    return Ending(cause=cause, detail=part.words)
+
+
 # -- by all that is known --------------------------------------------------------------------------
 
 
@@ -341,13 +431,17 @@ def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | Non
     same = sorted((node for node in nodes if node.exit_code == seen.cause.exit_code), key=order)
     if seen.cause is not Cause.TRAINING_FAILED:
         same = [node for node in same if node.cause is seen.cause]
-    if not same or same[0].detail == protocol.OTHERS_GO_ON:
+    if not same or not _saw_the_end(same[0]):
         return seen
     told = same[0]
     if told.cause is Cause.DISK_FULL:
         # The node names the disk, which an exit code does not.
         return replace(seen, detail=f"node {told.node_index}: {told.detail}")
     return replace(seen, cause=told.cause, detail=seen.detail or told.detail)
+
+
+def _saw_the_end(node: NodeOutcome) -> bool:
+    return node.detail != protocol.OTHERS_GO_ON
 
 
 def _find_bad_input(first: WorkerEnd) -> str:

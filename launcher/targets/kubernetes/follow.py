@@ -16,7 +16,7 @@ from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
 from launcher.follow.console import Console
-from launcher.follow.endings import FOUND_LATER
+from launcher.follow.endings import judge_part, judge_parts
 from launcher.follow.loop import fold
 from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
@@ -33,7 +33,7 @@ from launcher.targets.kubernetes.pod_states import (
     DELETED,
     JobEnd,
     PodView,
-    judge_job,
+    find_parts,
     newest_of_each,
 )
 
@@ -119,11 +119,11 @@ class ClusterDriver:
         self._print_news()
         now = self._clock.monotonic()
         if watch.error is None and (
-            ending := self._limit.judge(watch.seen(), now, self._missing.refused)
+            part := self._limit.find(watch.seen(), now, self._missing.refused)
         ):
-            self._console.note(f"ending the run: {ending.detail}")
+            self._console.note(f"ending the run: {part.words}")
             self._ends_it = True
-            return ending
+            return judge_part(part)
         if self._look is None:
             if now < self._next_look_at:
                 return None
@@ -148,7 +148,7 @@ class ClusterDriver:
                 watch.refresh()
             watch.wait_endings(ENDINGS_LIMIT_S)
             pods = newest_of_each(watch.seen()).values()
-            return judge_job(end, pods, self._job.cluster.kubectl_there)
+            return judge_parts(find_parts(end, pods, self._job.cluster.kubectl_there))
         least = self.plan.min_nodes
         for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
             self._console.note(line)
@@ -271,7 +271,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
         end = job.read_end()
     if end is None or not job.pods.writes_output():
         return None
-    judged = judge_job(end, job.pods.read(), job.cluster.kubectl_there)
+    judged = judge_parts(find_parts(end, job.pods.read(), job.cluster.kubectl_there))
     if end.word == DELETED and run.launcher_death():
         with contextlib.suppress(TargetError):
             job.remove_left()
@@ -281,7 +281,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
             job.remove()
             job.wait_gone(0, is_done=True)
     at = (end.at if run.is_borrowed else None) or 0.0
-    return replace(judged, detail=judged.detail or FOUND_LATER, finished_at=at)
+    return replace(judged, finished_at=at)
 
 
 def bring_output(

@@ -6,17 +6,19 @@ Objects are plain data, as the API server sends them.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.ending import Ending, NodeOutcome, parse_node_outcome
+from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import name_exit_code
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
+from launcher.follow.endings import Part
 
 Object = Mapping[str, Any]
 
@@ -354,62 +356,37 @@ def is_suspended(item: Object) -> bool:
     return bool(spec.get("suspend") or section(spec, "runPolicy").get("suspend"))
 
 
-def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") -> Ending:
-    """Why the run ended, with the detail of the pod whose worker failed first."""
-    if end.succeeded:
-        return Ending(cause=Cause.COMPLETED)
-    if end.word == DELETED:
-        return Ending(cause=Cause.STOP_REQUESTED, detail=end.message)
-    failed = filter(None, (_as_failed(pod, end) for pod in pods))
-    for pod in sorted(failed, key=_order_of_failure)[:1]:
-        if pod.trouble is OOM:
-            return Ending(cause=OOM.cause, detail=f"{pod.name}: {OOM.word}; {OOM.fix}")
-        if pod.cause is Cause.CONTAINER_START:
-            return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
-        # The agent's outcome says more than its exit code: out of memory has no own code.
-        outcome = parse_node_outcome(pod.message)
-        said = (outcome.detail if outcome else pod.message).splitlines()[-1:]
-        last = "".join(said) or f"ended with exit code {name_exit_code(pod.exit_code)}"
-        # A pod that was killed after its agent reported success did not complete.
-        cause = outcome.cause if outcome else Cause.COMPLETED
-        if cause is Cause.COMPLETED:
-            cause = cause_of_exit_code(pod.exit_code or 0)
-        return Ending(cause=cause, detail=f"{pod.name}: {last}")
-    if "DeadlineExceeded" in end.word:
-        return Ending(cause=Cause.KILLED, detail=end.message)
-    return Ending(cause=Cause.TRAINING_FAILED, detail=end.message or end.word)
+def find_parts(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") -> list[Part]:
+    """The failed pods of a job that has ended; where none says more, the job itself."""
+    cause = Cause.STOP_REQUESTED if end.word == DELETED else None
+    if not end.succeeded and cause is None:
+        if parts := list(filter(None, (_find_part(pod, end, kubectl) for pod in pods))):
+            return parts
+        cause = Cause.KILLED if "DeadlineExceeded" in end.word else None
+    words = "" if end.succeeded else end.message or end.word
+    return [Part(words=words, cause=cause, exit_code=int(not end.succeeded))]
 
 
-def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
-    """The pod with the ending that counts for its failed job; None if it has none.
+def _find_part(pod: PodView, job: JobEnd, kubectl: str) -> Part | None:
+    """The pod by the ending that counts for its failed job; None if it has none.
 
     Once a job has failed, its controller ends what still runs: such an ending says nothing, but
     the one of the container before it may.
     """
-    was_ended = pod.exit_code in ENDED_BY_OTHERS and (
-        end.at is not None and pod.ending and seconds_of(pod.ending.finished) >= end.at
-    )
-    if pod.exit_code and not was_ended:
-        return pod
-    before = pod.ending_before
-    if before is None or not before.exit_code:
-        return None
-    return replace(pod, exit_code=before.exit_code, ending=before, message=before.message)
-
-
-def _order_of_failure(pod: PodView) -> tuple[bool, bool, bool, float]:
-    """The pod that says why comes first: one out of memory, which ends other nodes too.
-
-    Then permanent failures; causes before the failures that followed them; then by time.
-    """
-    end = pod.ending
-    has_memory = pod.trouble is not OOM and not (end and end.is_oom)
-    could_start = pod.cause is not Cause.CONTAINER_START
-    is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and could_start
-    if end and end.outcome and (first := end.outcome.first):
-        return has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
-    finished_at = seconds_of(end.finished) if end else 0.0
-    return has_memory, is_worth_a_retry, False, finished_at or float("inf")
+    end, code, message = pod.ending, pod.exit_code, pod.message
+    ended_at = seconds_of(end.finished) if end else 0.0
+    was_ended = code in ENDED_BY_OTHERS and job.at is not None and end and ended_at >= job.at
+    if not code or was_ended:
+        if (end := pod.ending_before) is None or not end.exit_code:
+            return None
+        code, message, ended_at = end.exit_code, end.message, seconds_of(end.finished)
+    outcome = end.outcome if end else None
+    part = Part(exit_code=code, outcome=outcome, ended_at=ended_at or math.inf)
+    if pod.cause in (Cause.OUT_OF_MEMORY, Cause.CONTAINER_START):
+        return replace(part, words=describe_trouble(pod, kubectl), cause=pod.cause)
+    said = outcome.detail if outcome and end and message == end.message else message
+    last = "".join(said.splitlines()[-1:]) or f"ended with exit code {name_exit_code(code)}"
+    return replace(part, words=f"{pod.name}: {last}")
 
 
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
