@@ -7,7 +7,7 @@ Standard library only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.agent.disk import says_full
@@ -157,6 +157,34 @@ class AttemptJudge:
             cause=Cause.RESTARTS_EXHAUSTED,
             detail=f"the same failure {self._same} times without progress: {what}",
         )
+
+
+def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
+    """The workers that failed, causes first.
+
+    If all failed only because another worker is gone, and a worker had ended with exit code 0
+    before, that worker is the cause: no worker may leave while others still wait for it.
+    """
+    ends = tuple(ends)
+    failed = sort_ends(end for end in ends if end.exit_code != 0)
+    left = min(
+        (end for end in ends if end.exit_code == 0 and end.cause is not Cause.TERMINATED),
+        key=lambda end: end.failed_at,
+        default=None,
+    )
+    waited = [end for end in failed if end.is_collateral or end.cause is Cause.HANG]
+    first = next((end for end in waited if end.cause is not Cause.TERMINATED), None)
+    if first is None or left is None or len(waited) < len(failed):
+        return failed
+    before_s = first.failed_at - left.failed_at
+    # A script may take this long to end after it has closed its connections to the others.
+    if before_s < -5.0:
+        return failed
+    how = "hung" if first.cause is Cause.HANG else "failed"
+    what = (
+        f"it had ended with exit code 0, {max(0.0, before_s):.1f} s before rank {first.rank} {how}"
+    )
+    return (replace(left, cause=Cause.EXITED_EARLY, exception=what), *failed)
 
 
 # -- the agent -----------------------------------------------------------------------------------
