@@ -19,7 +19,6 @@ from launcher.contract.node_plan import Static
 from launcher.contract.worker_end import (
     WorkerEnd,
     WorkerExit,
-    describe,
     is_out_of_memory,
     is_own_failure,
     name_cause,
@@ -75,6 +74,8 @@ class Again:
 class AttemptJudge:
     """Remembers how attempts ended and judges the next step.
 
+    A detail says only what the record of the first worker beside it does not.
+
     The run ends after ``same_failure_limit`` equal failures in a row without progress, or once this
     node's workers have more faults than the user's ``max_restarts``. The coordinator counts the
     faults of all nodes.
@@ -102,9 +103,9 @@ class AttemptJudge:
             return Again(cause=Cause.PREEMPTED)
         first = causes[0] if causes else None
         if first and first.exit_code == ExitCode.BAD_INPUT:
-            return Ending(cause=Cause.BAD_INPUT, detail=describe(first))
+            return Ending(cause=Cause.BAD_INPUT)
         if first and first.cause is Cause.DISK_FULL:
-            return Ending(cause=Cause.DISK_FULL, detail=describe(first))
+            return Ending(cause=Cause.DISK_FULL)
         if end := self._judge_progress(first, steps):
             return end
         if first is None:
@@ -122,23 +123,21 @@ class AttemptJudge:
         """
         if closed == "finished":
             return Ending(cause=Cause.COMPLETED, detail=OTHERS_FINISHED)
-        last = describe(ends[0]) if ends else ""
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
         if closed == "stranded" and by_fault and has_failed:
-            return Ending(cause=Cause.TRAINING_FAILED, detail=last)
+            return Ending(cause=Cause.TRAINING_FAILED)
         if closed not in ("failed", Cause.RESTARTS_EXHAUSTED):
             return TELLS_NOT_WHY
         used_up = closed == Cause.RESTARTS_EXHAUSTED and self.max_restarts > 0
         cause = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
-        return Ending(cause=cause, detail=f"last: {last}" if last else TELLS_NOT_WHY.detail)
+        return Ending(cause=cause, detail="" if ends else TELLS_NOT_WHY.detail)
 
     def _give_up(self, last: WorkerEnd) -> Ending:
-        detail = describe(last)
         if last.cause is Cause.OUT_OF_MEMORY:
-            return Ending(cause=Cause.OUT_OF_MEMORY, detail=detail)
+            return Ending(cause=Cause.OUT_OF_MEMORY)
         if self.max_restarts == 0:
-            return Ending(cause=Cause.TRAINING_FAILED, detail=detail)
-        used = f"all {self.max_restarts} restarts are used up; last: {detail}"
+            return Ending(cause=Cause.TRAINING_FAILED)
+        used = f"all {self.max_restarts} restarts are used up"
         return Ending(cause=Cause.RESTARTS_EXHAUSTED, detail=used)
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> Ending | None:
@@ -152,11 +151,9 @@ class AttemptJudge:
         limit = self._same_failure_limit * (1 if first else 3)
         if self._same < limit or limit <= 0:
             return None
-        what = describe(first) if first else "other nodes went away"
-        return Ending(
-            cause=Cause.RESTARTS_EXHAUSTED,
-            detail=f"the same failure {self._same} times without progress: {what}",
-        )
+        what = f"the same failure {self._same} times without progress"
+        away = "" if first else ": other nodes went away"
+        return Ending(cause=Cause.RESTARTS_EXHAUSTED, detail=what + away)
 
 
 def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
@@ -203,7 +200,7 @@ def judge_raised(
         # It was stopped while it waited for the others; its own work is done.
         return Ending(cause=Cause.COMPLETED)
     if first and first.cause is Cause.DISK_FULL:
-        return Ending(cause=Cause.DISK_FULL, detail=first.exception)
+        return Ending(cause=Cause.DISK_FULL)
     if says_full:
         return replace(raised, cause=Cause.DISK_FULL)
     if raised.cause is Cause.STORE_LOST and not had_group:

@@ -183,4 +183,8 @@ def name_end(end: WorkerEnd) -> str:
 
 
 def describe(end: WorkerEnd) -> str:
-    return f"rank {end.rank}: {name_end(end)}" + (f" ({end.exception})" if end.exception else "")
+    """A worker's rank, how it ended and what it wrote."""
+    how, said = name_end(end), end.exception
+    if said.startswith(how):  # as the launcher completes it
+        return f"rank {end.rank}: {said}"
+    return f"rank {end.rank}: {how}" + (f" ({said})" if said else "")

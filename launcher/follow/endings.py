@@ -13,7 +13,7 @@ from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
 from launcher.contract.ending import Ending, NodeOutcome
-from launcher.contract.errors import ExitCode, LauncherError, name_ending, name_exit_code
+from launcher.contract.errors import ExitCode, LauncherError, name_exit_code
 from launcher.contract.node_plan import Elastic
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerEnd
@@ -409,7 +409,8 @@ def judge_run(
     failed first. Each source knows more than the one before. ``memory_bytes`` is a node's limit.
     """
     end = _by_nodes(seen, nodes, first)
-    if first and end.cause in _OF_WORKERS and (wrong := _find_bad_input(first)):
+    wrong = _find_bad_input(first) if first and end.cause in _OF_WORKERS else None
+    if wrong is not None:
         end = replace(end, cause=Cause.BAD_INPUT, detail=wrong)
     if memory_bytes and Cause.OUT_OF_MEMORY in (end.cause, first.cause if first else None):
         fix = f"--set resources.memory={render_bytes(2 * memory_bytes)}"
@@ -444,8 +445,8 @@ def _saw_the_end(node: NodeOutcome) -> bool:
     return node.detail != protocol.OTHERS_GO_ON
 
 
-def _find_bad_input(first: WorkerEnd) -> str:
-    """Describes input that the user has to correct; empty if the worker reports none.
+def _find_bad_input(first: WorkerEnd) -> str | None:
+    """What the worker says of input that the user has to correct; None if there is none.
 
     Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
     module it ends with 1, and one line on stderr.
@@ -453,5 +454,6 @@ def _find_bad_input(first: WorkerEnd) -> str:
     last = first.last_words
     if missing := _NO_MODULE.fullmatch(last):
         return f"rank {first.rank}: {missing[1]}"
-    is_bad = first.exit_code == ExitCode.BAD_INPUT
-    return f"rank {first.rank}: {last or name_ending(first.exit_code)}" if is_bad else ""
+    if first.exit_code != ExitCode.BAD_INPUT:
+        return None
+    return f"rank {first.rank}: {last}" if last else ""

@@ -23,6 +23,7 @@ from launcher.agent.worker_exit import (
 )
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.worker_end import WorkerEnd, WorkerExit, sort_ends
 
 
@@ -108,11 +109,11 @@ class Attempts:
         beats = self.beats()
         return (*(self._never_began(w) for w in self.running() if w.rank not in beats), *ends)
 
-    def describe_disk(self, said: str) -> str:
-        """Describes the full disk behind an error message."""
+    def describe_disk(self, end: Ending, first: WorkerEnd | None) -> str:
+        """The detail of a node's end by a full disk, with the disk behind what was said."""
         others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
-        told = disk.describe(said, self._run_dir, (self._scratch, *others))
-        return f"{told}; {said}" if said else told
+        told = disk.describe(end.tell(first), self._run_dir, (self._scratch, *others))
+        return f"{told}; {end.detail}" if end.detail else told
 
     def beats(self) -> dict[int, WorkerBeat]:
         """The last beat of each worker, by rank."""

@@ -146,8 +146,8 @@ class Supervisor:
         if source_of(self._task).is_pod:
             write_termination(told, Path(protocol.TERMINATION_LOG))
         if told.cause is not Cause.COMPLETED:
-            detail = f": {told.detail}" if told.detail else ""
-            say(f"{cause}{detail} (exit code {code})")
+            why = f": {told.told}" if told.told else ""
+            say(f"{cause}{why} (exit code {code})")
 
     # -- the agent's process ------------------------------------------------------------------
 

@@ -385,8 +385,10 @@ def _find_part(pod: PodView, job: JobEnd, kubectl: str) -> Part | None:
     if pod.cause in (Cause.OUT_OF_MEMORY, Cause.CONTAINER_START):
         return replace(part, words=describe_trouble(pod, kubectl), cause=pod.cause)
     said = outcome.detail if outcome and end and message == end.message else message
-    last = "".join(said.splitlines()[-1:]) or f"ended with exit code {name_exit_code(code)}"
-    return replace(part, words=f"{pod.name}: {last}")
+    last = "".join(said.splitlines()[-1:])
+    if not last and not (outcome and outcome.first):  # whose record says more
+        last = f"ended with exit code {name_exit_code(code)}"
+    return replace(part, words=": ".join(filter(None, (pod.name, last))))
 
 
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:

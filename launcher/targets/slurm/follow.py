@@ -317,7 +317,7 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None
         elif waits or (start is not None and start.goes_on):
             state, detail = NodeState.PENDING, job.why if job else ""
         if outcome is not None and state is not NodeState.PENDING:
-            state, detail = NodeState.EXITED, outcome.detail
+            state, detail = NodeState.EXITED, outcome.told
         return NodeObservation(
             node_index=index,
             incarnation=incarnation,

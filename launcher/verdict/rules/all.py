@@ -128,7 +128,7 @@ def judge_end(end: WorkerEnd) -> Meaning:
     return Meaning(cause=cause, weight=weight, line=line)
 
 
-_NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}: ")
+_NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}(?:[:;] |$)")
 """How a detail names a node, or its pod."""
 _OF_RANK = re.compile(r"\brank \d")
 """Marks a detail that repeats what a worker said."""

@@ -25,6 +25,7 @@ PEER = "RuntimeError: Connection closed by peer"
         (worker_end(3, "ValueError: x"), "rank 3 on node 0", "ValueError: x", "exit code 1"),
         (worker_end(3, "a", node_index=2, host="g1"), "rank 3 on node 2 (g1)", "a", "exit code 1"),
         (worker_end(0, "a\nb"), "rank 0 on node 0", "a", "exit code 1"),
+        (worker_end(0, "exit code 1"), "rank 0 on node 0", "exit code 1", "exit code 1"),
         (worker_end(0, "x" * 300), "rank 0 on node 0", "x" * 200, "exit code 1"),
         (worker_end(exit_code=-11, cause="signal"), "rank 0 on node 0", "", "SIGSEGV (11)"),
         (worker_end(exit_code=-9, cause="hang"), "rank 0 on node 0", "", "it hung"),
@@ -35,7 +36,7 @@ PEER = "RuntimeError: Connection closed by peer"
 def test_an_end_in_words(end, place, what, how):
     assert (end.place, end.headline, name_end(end)) == (place, f"{place}: {what}", how)
     assert repr(end) == f"<WorkerEnd {end.headline}>"
-    exception = f" ({end.exception})" if end.exception else ""
+    exception = f" ({end.exception})" if end.exception not in ("", how) else ""
     assert describe(end) == f"rank {end.rank}: {how}{exception}"
 
 

@@ -63,13 +63,13 @@ def test_a_node_with_the_same_exit_code_knows_the_cause(seen, nodes, cause, deta
     ("exit_code", "last", "log", "told"),
     [
         (2, "t.py: no --foo", "rank-3/stderr", "rank 3: t.py: no --foo"),
-        (2, "", "rank-3/stderr", "rank 3: exit code 2"),
-        (2, "epoch 1", "rank-3/stdout", "rank 3: exit code 2"),
-        (1, "epoch 1", "rank-3/stderr", ""),
-        (3, "epoch 1", "rank-3/stderr", ""),
+        (2, "", "rank-3/stderr", ""),
+        (2, "epoch 1", "rank-3/stdout", ""),
+        (1, "epoch 1", "rank-3/stderr", None),
+        (3, "epoch 1", "rank-3/stderr", None),
         (1, "/venv/python: No module named trai", "x", "rank 3: No module named trai"),
-        (1, "said: No module named trai", "x", ""),
-        (1, "/venv/python: No module named trai; or", "x", ""),
+        (1, "said: No module named trai", "x", None),
+        (1, "/venv/python: No module named trai; or", "x", None),
         (1, "/venv/python: Error while finding module specification for 'a.b'", "x",
          "rank 3: Error while finding module specification for 'a.b'"),
     ],
@@ -77,7 +77,7 @@ def test_a_node_with_the_same_exit_code_knows_the_cause(seen, nodes, cause, deta
 def test_what_the_user_has_to_correct_is_bad_input(exit_code, last, log, told):
     first = replace(FIRST, exit_code=exit_code, log=log, log_tail=("usage", last) if last else ())
     end = judge_run(SEEN, (), first)
-    expected = (Cause.BAD_INPUT, told) if told else (SEEN.cause, SEEN.detail)
+    expected = (SEEN.cause, SEEN.detail) if told is None else (Cause.BAD_INPUT, told)
     assert (end.cause, end.detail) == expected
     lost = replace(SEEN, cause=Cause.NODE_LOST)
     assert judge_run(lost, (), first) == lost
