@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.agent.disk import says_full
+from launcher.agent.membership.group import FENCED_OUT
+from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause, cause_of_exit_code
 from launcher.contract.ending import Ending, NodeOutcome
@@ -28,7 +30,8 @@ from launcher.contract.worker_end import (
 MOST_LOSSES = 8
 LOSSES_WITHIN_S = 60.0
 """If more than ``MOST_LOSSES`` coordinators are lost within this time, no other one is tried."""
-OTHERS_FINISHED = "the other nodes finished the run"
+DONE = Ending(cause=Cause.COMPLETED)
+OTHERS_FINISHED = Ending(cause=Cause.COMPLETED, detail="the other nodes finished the run")
 TELLS_NOT_WHY = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")
 
 
@@ -122,7 +125,7 @@ class AttemptJudge:
         ``ends`` are those of this node's last attempt; ``by_fault``: a worker's failure came first.
         """
         if closed == "finished":
-            return Ending(cause=Cause.COMPLETED, detail=OTHERS_FINISHED)
+            return OTHERS_FINISHED
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
         if closed == "stranded" and by_fault and has_failed:
             return Ending(cause=Cause.TRAINING_FAILED)
@@ -188,24 +191,38 @@ def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
 
 
 def judge_raised(
-    raised: Ending, *, says_full: bool, had_group: bool, succeeded: bool, first: WorkerEnd | None
+    meant: Cause | None,
+    said: str,
+    *,
+    says_full: bool = False,
+    had_group: bool = False,
+    succeeded: bool = False,
+    first: WorkerEnd | None = None,
 ) -> Ending:
-    """Why the node ends by what torch's agent raised; ``raised`` is what that means by itself.
+    """Why the node ends by what was raised in its agent, which ``said`` so.
 
-    ``says_full``: it says that a disk is full; ``had_group``: this node has been in a group, or has
-    reached its coordinator; ``succeeded``: all workers have ended well; ``first`` is the first
-    worker that failed.
+    ``meant`` is its cause by itself, None for a fault of the agent. ``says_full``: it says that a
+    disk is full; ``had_group``: this node has been in a group, or has reached its coordinator;
+    ``succeeded``: all workers have ended well; ``first`` is the first worker that failed.
     """
-    if raised.cause is Cause.PREEMPTED and succeeded:
+    if meant is Cause.PREEMPTED and succeeded:
         # It was stopped while it waited for the others; its own work is done.
-        return Ending(cause=Cause.COMPLETED)
-    if first and first.cause is Cause.DISK_FULL:
+        return DONE
+    if meant is Cause.TRAINING_FAILED and first and first.cause is Cause.DISK_FULL:
         return Ending(cause=Cause.DISK_FULL)
+    cause = meant or Cause.AGENT_FAILED
     if says_full:
-        return replace(raised, cause=Cause.DISK_FULL)
-    if raised.cause is Cause.STORE_LOST and not had_group:
-        return replace(raised, cause=Cause.RENDEZVOUS_UNREACHABLE)
-    return raised
+        cause = Cause.DISK_FULL
+    elif cause is Cause.STORE_LOST and not had_group:
+        cause = Cause.RENDEZVOUS_UNREACHABLE
+    return Ending(cause=cause, detail=said)
+
+
+def judge_finished(end: Ending, closed: str | None) -> Ending:
+    """The end of a node whose group was ``closed`` so; empty: was not, None: there is none."""
+    if end.cause is Cause.COMPLETED and closed in ("", FENCED_OUT):
+        return replace(end, detail=protocol.OTHERS_GO_ON)
+    return end
 
 
 def may_meet_again(

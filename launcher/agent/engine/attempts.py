@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.agent import disk, signals
+from launcher.agent.endings import judge_worker
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import (
@@ -176,16 +177,16 @@ class Attempts:
 
     def _never_began(self, worker: WorkerPlace) -> WorkerEnd:
         """The end of a worker without any record: what starts workers died or failed."""
-        return WorkerEnd(
+        seen = WorkerExit(
             attempt=self.number,
             rank=worker.rank,
             local_rank=worker.local_rank,
             exit_code=1,
             failed_at=time.time(),
-            cause=Cause.SCRIPT_ERROR,
-            exception="it ended before its script began",
-            log=os.path.relpath(worker.folder, self._run_dir),
+            was_asked=False,
         )
+        end = judge_worker(seen, "it ended before its script began")
+        return replace(end, log=os.path.relpath(worker.folder, self._run_dir))
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
