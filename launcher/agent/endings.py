@@ -21,9 +21,9 @@ from launcher.contract.node_plan import Static
 from launcher.contract.worker_end import (
     WorkerEnd,
     WorkerExit,
+    cause_of_ending,
     is_out_of_memory,
     is_own_failure,
-    name_cause,
     sort_ends,
 )
 
@@ -45,12 +45,14 @@ def judge_worker(seen: WorkerExit, exception: str) -> WorkerEnd:
     # It had failed by itself, and was still ending when the agent ended all workers.
     failed_first = seen.had_failed and (code != 0 or is_own_failure(exception))
     is_silent = exit_code != 0 and not exception
-    cause = name_cause(
-        exit_code,
-        terminated=seen.was_asked and not failed_first,
-        out_of_memory=is_out_of_memory([exit_code], oom_killed=seen.oom_killed),
-        disk_full=says_full(exception) or (is_silent and not seen.has_room),
-    )
+    if seen.was_asked and not failed_first:
+        cause = Cause.TERMINATED
+    elif is_out_of_memory([exit_code], oom_killed=seen.oom_killed):
+        cause = Cause.OUT_OF_MEMORY
+    elif says_full(exception) or (is_silent and not seen.has_room):
+        cause = Cause.DISK_FULL
+    else:
+        cause = cause_of_ending(exit_code)
     return WorkerEnd(
         attempt=seen.attempt,
         rank=seen.rank,

@@ -16,12 +16,7 @@ from launcher.agent.atomic_write import write_atomically
 from launcher.agent.endings import judge_worker
 from launcher.contract import protocol
 from launcher.contract.records import dump_record, parse_record, read_object
-from launcher.contract.worker_end import (
-    WorkerEnd,
-    WorkerExit,
-    show_line,
-    sort_ends,
-)
+from launcher.contract.worker_end import WorkerEnd, WorkerExit, show_line, sort_ends
 
 TAIL_BYTES = 32 * 1024
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+what\(\): *(.*)")

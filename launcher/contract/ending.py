@@ -10,14 +10,8 @@ from dataclasses import dataclass, field, replace
 from launcher.contract import protocol
 from launcher.contract.causes import Cause, with_cause
 from launcher.contract.records import changed_fields, parse_object, parse_record
+from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd, describe
-
-_BY_A_WORKER = (
-    Cause.TRAINING_FAILED,
-    Cause.RESTARTS_EXHAUSTED,
-    Cause.BAD_INPUT,
-    Cause.OUT_OF_MEMORY,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +30,8 @@ class Ending:
 
         For those who do not show that worker beside it.
         """
-        is_why = first and (self.cause in _BY_A_WORKER or first.cause is self.cause)
+        has_failed = self.cause.state is RunState.FAILED and self.cause.ends.whose != "platform"
+        is_why = first and (has_failed or first.cause is self.cause)
         # Details of older versions name it.
         if not first or not is_why or f"rank {first.rank}: " in self.detail:
             return self.detail

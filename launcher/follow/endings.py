@@ -151,7 +151,7 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     launcher_restarts = bool(lost) or not isinstance(plan.nodes[0].rendezvous, Elastic)
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
-    return judge_torchrun(plan, worst)
+    return judge_node(plan, worst)
 
 
 # -- nodes under the agent: exit codes are those of ``contract.causes`` ------------------------
@@ -169,7 +169,7 @@ def _decide_agents(
     live = [node for node in observation.nodes if node.is_alive]
     bad = [node for node in observation.nodes if not node.is_alive and node.exit_code != 0]
     if permanent := [node for node in bad if is_permanent(node)]:
-        return Wait() if live and since_exit_s < FALL_S else judge_agent(permanent[0])
+        return Wait() if live and since_exit_s < FALL_S else judge_node(plan, permanent[0])
     finished = len(observation.nodes) - len(live) - len(bad)
     closed = [node for node in bad if node.exit_code == ExitCode.RENDEZVOUS_CLOSED]
     lost = [node for node in bad if node not in closed]
@@ -207,13 +207,13 @@ def _decide_lost(
             return Replace(node_index=node.node_index, why=describe_agent(node))
     if live >= plan.min_nodes or since_exit_s < FALL_S:
         return Wait()
-    return judge_agent(away[0])
+    return judge_node(plan, away[0])
 
 
 def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
     worst = min(away, key=lambda node: _replacements_left(plan, node))
     left = _replacements_left(plan, worst)
-    return Restart(why=describe_agent(worst), left=left) if left > 0 else judge_agent(worst)
+    return Restart(why=describe_agent(worst), left=left) if left > 0 else judge_node(plan, worst)
 
 
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
@@ -246,29 +246,22 @@ def is_permanent(node: NodeObservation) -> bool:
     return 0 < node.code < RETRY_FROM
 
 
-def judge_agent(node: NodeObservation) -> Ending:
-    """Why a run ends that cannot go on without this node; an agent chose its exit code."""
+def judge_node(plan: LaunchPlan, node: NodeObservation) -> Ending:
+    """Why a run ends that cannot go on without this node."""
+    by_agents = _uses_roster(plan)
+    told = describe_agent(node) if by_agents else describe(node)
     if node.out_of_memory:
-        return Ending(cause=Cause.OUT_OF_MEMORY, detail=describe_agent(node))
+        return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
     if is_permanent(node):
-        # The node's own report names rank and cause, which says more than its exit code.
-        return Ending(cause=cause_of_exit_code(node.code), detail=node.detail)
-    # A signal's code does not say why.
+        cause = Cause.RESTARTS_EXHAUSTED if plan.max_restarts > 0 else Cause.TRAINING_FAILED
+        # The node's own report says more than its exit code.
+        return Ending(
+            cause=cause_of_exit_code(node.code) if by_agents else cause, detail=node.detail
+        )
+    # A signal's code does not say why, but one that an agent chose does.
     is_own = node.code >= ExitCode.RENDEZVOUS_UNREACHABLE and node.code in set(ExitCode)
-    cause = cause_of_exit_code(node.code) if is_own else Cause.NODE_LOST
-    return Ending(cause=cause, detail=describe_agent(node))
-
-
-def judge_torchrun(plan: LaunchPlan, node: NodeObservation) -> Ending:
-    """Why a run under torchrun, or of a static group, ends with this node."""
-    if node.out_of_memory:
-        return Ending(cause=Cause.OUT_OF_MEMORY, detail=describe(node))
-    if is_lost(node):
-        cause = Cause.NODE_LOST if plan.agent is None else judge_agent(node).cause
-        return Ending(cause=cause, detail=describe(node))
-    cause = Cause.RESTARTS_EXHAUSTED if plan.max_restarts > 0 else Cause.TRAINING_FAILED
-    # The report names the rank, which says more than a node's exit code.
-    return Ending(cause=cause, detail=node.detail)
+    cause = cause_of_exit_code(node.code) if plan.agent and is_own else Cause.NODE_LOST
+    return Ending(cause=cause, detail=told)
 
 
 def describe_agent(node: NodeObservation) -> str:
@@ -367,13 +360,10 @@ def judge_parts(parts: Iterable[Part]) -> Ending:
     """
 
     def order(part: Part) -> tuple[bool, bool, bool, bool, float]:
-        end = judge_part(part)
-        is_well, has_memory = end.exit_code == 0, end.cause is not Cause.OUT_OF_MEMORY
-        is_worth_a_retry = end.exit_code >= RETRY_FROM
-        first = part.outcome.first if part.outcome else None
-        if first is None:
-            return is_well, has_memory, is_worth_a_retry, False, part.ended_at
-        return is_well, has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
+        end, first = judge_part(part), part.outcome.first if part.outcome else None
+        after = (first.is_collateral, first.failed_at) if first else (False, part.ended_at)
+        has_memory = end.cause is not Cause.OUT_OF_MEMORY
+        return end.exit_code == 0, has_memory, end.exit_code >= RETRY_FROM, *after
 
     return judge_part(min(parts, key=order))
 
@@ -385,12 +375,11 @@ def judge_part(part: Part) -> Ending:
         # A scheduler that answers was asked for something that it cannot start.
         is_wrong = part.cause.of is Cause.TARGET_UNREACHABLE
         cause = Cause.BAD_INPUT if is_wrong else part.cause.of
-    elif told is not Cause.COMPLETED:
-        # Out of memory, for example, has no exit code of its own.
-        cause = told
-    else:
+    elif told is Cause.COMPLETED:
         # What was killed after its agent had reported success did not complete.
         cause = Cause.NODE_LOST if part.exit_code is None else cause_of_exit_code(part.exit_code)
+    else:
+        cause = told
     return Ending(cause=cause, detail=part.words)
 
 

@@ -138,6 +138,8 @@ def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, t
         (0, "", "full", "completed 0"),
         (0, "", "", "completed 0"),
         (-9, "", "memory", "out-of-memory -9"),
+        (-9, "", "memory full", "out-of-memory -9"),
+        (-9, "", "asked memory", "terminated -9"),
         (1, "", "memory own", "script-error 1"),
     ],
 )

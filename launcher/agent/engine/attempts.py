@@ -156,12 +156,8 @@ class Attempts:
         ]
 
     def _killed(self, worker: WorkerPlace, steps: int) -> WorkerEnd:
-        seen = WorkerExit(
-            attempt=self.number,
-            rank=worker.rank,
-            local_rank=worker.local_rank,
-            exit_code=-signal.SIGKILL,
-            failed_at=read_failed_at(worker.folder, otherwise=time.time()),
+        seen = replace(
+            self._see(worker, -signal.SIGKILL),
             # Asked to end, and killed because the kernel kept it from ending for too long.
             was_asked=worker.asked.exists(),
             oom_killed=read_oom_kills() > self._oom_kills,
@@ -177,16 +173,18 @@ class Attempts:
 
     def _never_began(self, worker: WorkerPlace) -> WorkerEnd:
         """The end of a worker without any record: what starts workers died or failed."""
-        seen = WorkerExit(
+        end = judge_worker(self._see(worker, 1), "it ended before its script began")
+        return replace(end, log=os.path.relpath(worker.folder, self._run_dir))
+
+    def _see(self, worker: WorkerPlace, exit_code: int) -> WorkerExit:
+        return WorkerExit(
             attempt=self.number,
             rank=worker.rank,
             local_rank=worker.local_rank,
-            exit_code=1,
-            failed_at=time.time(),
+            exit_code=exit_code,
+            failed_at=read_failed_at(worker.folder, otherwise=time.time()),
             was_asked=False,
         )
-        end = judge_worker(seen, "it ended before its script began")
-        return replace(end, log=os.path.relpath(worker.folder, self._run_dir))
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)

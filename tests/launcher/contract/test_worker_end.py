@@ -4,11 +4,11 @@ import pytest
 
 from launcher.contract.worker_end import (
     LINE_CHARACTERS,
+    cause_of_ending,
     describe,
     is_out_of_memory,
     is_own_failure,
     last_of,
-    name_cause,
     name_end,
     show_line,
     show_text,
@@ -90,19 +90,11 @@ def test_only_what_was_killed_ran_out_of_memory(codes, killed, expected):
 
 
 @pytest.mark.parametrize(
-    ("code", "fields", "cause"),
-    [
-        (1, {}, "script-error"),
-        (0, {}, "completed"),
-        (-9, {}, "killed"),
-        (-11, {}, "crashed"),
-        (-9, {"out_of_memory": True, "disk_full": True}, "out-of-memory"),
-        (1, {"disk_full": True}, "disk-full"),
-        (-15, {"terminated": True, "out_of_memory": True}, "terminated"),
-    ],
+    ("code", "cause"),
+    [(1, "script-error"), (0, "completed"), (-9, "killed"), (-11, "crashed")],
 )
-def test_a_cause_is_the_first_that_is_known(code, fields, cause):
-    assert name_cause(code, **{"terminated": False, **fields}) == cause
+def test_a_code_says_how_a_process_ended(code, cause):
+    assert cause_of_ending(code) == cause
 
 
 def test_a_terminal_gets_what_it_can_show():
