@@ -252,18 +252,18 @@ def may_meet_again(
 
 
 def judge_node(
-    told: NodeOutcome | None, silent: NodeOutcome, code: int, stop: Cause | None, *, is_oom: bool
+    told: NodeOutcome | None, silent: NodeOutcome, code: int, stop: Cause | None, *, killed: bool
 ) -> NodeOutcome:
     """The node's outcome once its agent has ended with ``code``, negative for a signal.
 
     ``told`` is what the agent said; without it, ``silent`` gets a cause. ``stop`` is why the node
-    was asked to end. ``is_oom``: the kernel has killed the agent for memory.
+    was asked to end. ``killed``: the kernel has killed for memory since it began.
     """
     if stop and (told is None or told.cause is not Cause.COMPLETED):
         return replace(told or silent, cause=stop, detail="")
     if told is not None:
         return told
-    if is_oom:
+    if is_out_of_memory([code], oom_killed=killed):
         return replace(
             silent, cause=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
         )

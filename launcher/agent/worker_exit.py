@@ -71,11 +71,9 @@ def read_end(exit_file: Path, run_dir: Path) -> WorkerEnd | None:
 
 def judge_end(folder: Path, seen: WorkerExit) -> WorkerEnd:
     """How the worker of this folder ended."""
-    code, exception = seen.exit_code, ""
-    if code:
-        # Of any other end than that of Python itself, a traceback is of what the script handled.
-        stderr = folder / protocol.STDERR_FILE
-        exception = read_exception(stderr, code, may_have_raised=code == 1)
+    code, stderr = seen.exit_code, folder / protocol.STDERR_FILE
+    # Of any other end than that of Python itself, a traceback is of what the script handled.
+    exception = read_exception(stderr, code, may_have_raised=code == 1) if code else ""
     return judge_worker(seen, exception)
 
 

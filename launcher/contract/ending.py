@@ -25,13 +25,14 @@ class Ending:
     detail: str = ""
     finished_at: float = 0.0
 
-    def tell(self, first: WorkerEnd | None) -> str:
-        """The detail and the worker that failed ``first``, if that is why.
+    @property
+    def fault(self) -> str | None:
+        """Whose mistake a failure is; None for other ends."""
+        return self.cause.ends.whose if self.cause.state is RunState.FAILED else None
 
-        For those who do not show that worker beside it.
-        """
-        has_failed = self.cause.state is RunState.FAILED and self.cause.ends.whose != "platform"
-        is_why = first and (has_failed or first.cause is self.cause)
+    def tell(self, first: WorkerEnd | None) -> str:
+        """The detail, with the worker that failed ``first`` if that is why: for who shows none."""
+        is_why = first and (self.fault in ("user", "training") or first.cause is self.cause)
         # Details of older versions name it.
         if not first or not is_why or f"rank {first.rank}: " in self.detail:
             return self.detail

@@ -204,7 +204,7 @@ def _decide_lost(
     """Replaces lost nodes: the others keep the rendezvous, where the next incarnations join."""
     for node in away:
         if _replacements_left(plan, node) > 0:
-            return Replace(node_index=node.node_index, why=describe_agent(node))
+            return Replace(node_index=node.node_index, why=describe(node, by_agent=True))
     if live >= plan.min_nodes or since_exit_s < FALL_S:
         return Wait()
     return judge_node(plan, away[0])
@@ -213,7 +213,8 @@ def _decide_lost(
 def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
     worst = min(away, key=lambda node: _replacements_left(plan, node))
     left = _replacements_left(plan, worst)
-    return Restart(why=describe_agent(worst), left=left) if left > 0 else judge_node(plan, worst)
+    why = describe(worst, by_agent=True)
+    return Restart(why=why, left=left) if left > 0 else judge_node(plan, worst)
 
 
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
@@ -249,7 +250,7 @@ def is_permanent(node: NodeObservation) -> bool:
 def judge_node(plan: LaunchPlan, node: NodeObservation) -> Ending:
     """Why a run ends that cannot go on without this node."""
     by_agents = _uses_roster(plan)
-    told = describe_agent(node) if by_agents else describe(node)
+    told = describe(node, by_agent=by_agents)
     if node.out_of_memory:
         return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
     if is_permanent(node):
@@ -264,21 +265,14 @@ def judge_node(plan: LaunchPlan, node: NodeObservation) -> Ending:
     return Ending(cause=cause, detail=told)
 
 
-def describe_agent(node: NodeObservation) -> str:
-    """One agent's ending in words, with the meaning of its exit code."""
-    told = describe(node)
-    if node.state is NodeState.MISSING or node.out_of_memory or node.detail:
-        return told
-    return told if node.code < RETRY_FROM else f"{told} ({cause_of_exit_code(node.code)})"
-
-
-def describe(node: NodeObservation) -> str:
-    """One node's ending in words."""
+def describe(node: NodeObservation, *, by_agent: bool = False) -> str:
+    """One node's ending in words; that of an agent with the meaning of its exit code."""
     if node.is_alive:
         return f"node {node.node_index} still lives though the run is over: it may be frozen"
     if node.state is NodeState.MISSING:
         return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
-    why = "out of memory" if node.out_of_memory else node.detail
+    means = cause_of_exit_code(node.code) if by_agent and node.code >= RETRY_FROM else ""
+    why = "out of memory" if node.out_of_memory else node.detail or means
     told = f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}"
     return f"{told} ({why})" if why else told
 
@@ -308,14 +302,12 @@ def judge_found(found: Ending, *, is_asked: bool) -> Ending:
 
 def judge_error(error: BaseException) -> Ending:
     """Why a run ended by what its launcher raised."""
-    said, cause = str(error), Cause.LAUNCHER_LOST
-    if isinstance(error, KeyboardInterrupt):
-        cause = Cause.INTERRUPTED
-    elif isinstance(error, LauncherError):
-        said, cause = error.what, cause_of_exit_code(error.exit_code)
+    cause = Cause.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Cause.LAUNCHER_LOST
+    if isinstance(error, LauncherError):
+        cause = cause_of_exit_code(error.exit_code)
     if disk.is_full(error):
         cause = Cause.DISK_FULL
-    return Ending(cause=cause, detail=said.partition("\n")[0])
+    return Ending(cause=cause, detail=str(error).partition("\n")[0])
 
 
 # -- by the parts that a scheduler ran -------------------------------------------------------------

@@ -130,11 +130,11 @@ class _NodeReader:
         nproc = self._node.nproc_per_node
         for log in self._logs:
             is_newest = log.attempt == self._newest_attempt() and log.folder not in reported
-            if is_newest and self._read_exception(log, 1):
+            if is_newest:
                 rank = log.rank_on(self._node.node_index, nproc)
                 local_rank = rank % nproc if log.local_rank is None else log.local_rank
                 ends.append(self._of_worker(rank, local_rank, 1, log))
-        return ends
+        return [end for end in ends if end.exception != name_end(end)]
 
     def _by_keeper(self) -> list[WorkerEnd]:
         """The host's record of a node that could not write anything, for example on a full disk."""
@@ -202,7 +202,7 @@ class _NodeReader:
         if worker is not None:
             stdout, stderr = worker.streams
             folder = self._run.path / worker.folder
-            exception = self._read_exception(worker, exit_code)
+            exception = read_exception(folder / stderr, exit_code, may_have_raised=True)
             with contextlib.suppress(OSError):
                 written_at = (folder / stderr).stat().st_mtime
                 failed_at = read_failed_at(folder, otherwise=written_at)
@@ -220,10 +220,6 @@ class _NodeReader:
         )
         end = judge_worker(seen, exception)
         return self._with_log(replace(end, exception=exception or name_end(end)), log, tail)
-
-    def _read_exception(self, worker: WorkerLog, exit_code: int) -> str:
-        folder, (_, stderr) = self._run.path / worker.folder, worker.streams
-        return read_exception(folder / stderr, exit_code, may_have_raised=True)
 
     def _with_log(self, end: WorkerEnd, log: str, tail: tuple[str, ...]) -> WorkerEnd:
         return replace(end, node_index=self._node.node_index, log=log, log_tail=tail)

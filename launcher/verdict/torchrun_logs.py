@@ -161,14 +161,9 @@ def _judge(
             had_failed=True,  # if what it wrote tells so
         )
         node = end.node if line.node is None else line.node
-        ends.append(
-            replace(
-                judge_worker(seen, line.text),
-                node_index=-1 if node is None else node,
-                exception=line.text or name_ending(end.code),
-                log=line.file,
-            )
-        )
+        index, words = -1 if node is None else node, line.text or name_ending(end.code)
+        told = judge_worker(seen, line.text)
+        ends.append(replace(told, node_index=index, exception=words, log=line.file))
     failure = decide_report(ends, ()) if ends else None
     if len(ends) == 1 and _CLOSED_HERE.search(ends[0].exception):
         # Both processes are on one machine, so no network failed; nor is a failed peer reported.

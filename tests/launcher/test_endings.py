@@ -335,7 +335,7 @@ def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path
 def test_a_stopped_or_silent_agent_has_a_cause_too(stop, told, code, oom, expected):
     end = told and NodeOutcome(node_index=0, incarnation=0, cause=Cause(told), detail="as told")
     silent = NodeOutcome(node_index=0, incarnation=0, cause=Cause.AGENT_FAILED)
-    judged = judge_node(end, silent, code, stop and Cause(stop), is_oom=oom)
+    judged = judge_node(end, silent, code, stop and Cause(stop), killed=oom)
     assert f"{judged.cause} {judged.exit_code}: {judged.detail}" == expected
 
 

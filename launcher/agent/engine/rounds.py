@@ -72,23 +72,20 @@ class Rounds:
 
         ``run_once`` blocks until the workers are done or the store is gone.
         """
+        node = self._node
         try:
-            return self._run(run_once)
+            while True:
+                try:
+                    planned = self.plan_next()
+                except OSError as error:
+                    meant = Cause.RENDEZVOUS_UNREACHABLE
+                    return judge_raised(meant, str(error), says_full=is_full(error))
+                node.reached_store = self.meets
+                end = run_once(planned)
+                if not self.on_lost(end.cause):
+                    return end
+                if self._is_elsewhere:
+                    end = replace(end, detail="the job goes on around another store")
+                node.on_store_lost(end, len(self._losses_at))
         except SignalException as error:  # torch's handler is heard between two stores too
             return judge_raised(Cause.PREEMPTED, say_error(error))
-
-    def _run(self, run_once: Callable[[NodeTask], Ending]) -> Ending:
-        node = self._node
-        while True:
-            try:
-                planned = self.plan_next()
-            except OSError as error:
-                meant = Cause.RENDEZVOUS_UNREACHABLE
-                return judge_raised(meant, str(error), says_full=is_full(error))
-            node.reached_store = self.meets
-            end = run_once(planned)
-            if not self.on_lost(end.cause):
-                return end
-            if self._is_elsewhere:
-                end = replace(end, detail="the job goes on around another store")
-            node.on_store_lost(end, len(self._losses_at))

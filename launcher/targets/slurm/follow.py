@@ -211,11 +211,9 @@ def decide_end(
 
 def is_told_why(end: Ending, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
     """Whether more than a signal is known: scancel, preemption and time limits all send one."""
-    newest = newest_starts(starts).values()
-    if end.cause not in (Cause.PREEMPTED, Cause.KILLED) or any(s.stop for s in newest):
-        return True
-    over = {job.name for job in jobs if job.is_over}
-    return all(start.name in over for start in newest)
+    by_signal = end.cause in (Cause.PREEMPTED, Cause.KILLED)
+    newest, over = newest_starts(starts).values(), {job.name for job in jobs if job.is_over}
+    return not by_signal or any(s.stop for s in newest) or all(s.name in over for s in newest)
 
 
 def end_by_queue(
