@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -381,14 +381,19 @@ def _find_part(pod: PodView, job: JobEnd, kubectl: str) -> Part | None:
             return None
         code, message, ended_at = end.exit_code, end.message, seconds_of(end.finished)
     outcome = end.outcome if end else None
-    part = Part(exit_code=code, outcome=outcome, ended_at=ended_at or math.inf)
-    if pod.cause in (Cause.OUT_OF_MEMORY, Cause.CONTAINER_START):
-        return replace(part, words=describe_trouble(pod, kubectl), cause=pod.cause)
     said = outcome.detail if outcome and end and message == end.message else message
     last = "".join(said.splitlines()[-1:])
     if not last and not (outcome and outcome.first):  # whose record says more
         last = f"ended with exit code {name_exit_code(code)}"
-    return replace(part, words=": ".join(filter(None, (pod.name, last))))
+    is_named = pod.cause in (Cause.OUT_OF_MEMORY, Cause.CONTAINER_START)
+    words = ": ".join(filter(None, (pod.name, last)))
+    return Part(
+        words=describe_trouble(pod, kubectl) if is_named else words,
+        cause=pod.cause if is_named else None,
+        exit_code=code,
+        outcome=outcome,
+        ended_at=ended_at or math.inf,
+    )
 
 
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
