@@ -254,11 +254,10 @@ def judge_node(plan: LaunchPlan, node: NodeObservation) -> Ending:
     if node.out_of_memory:
         return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
     if is_permanent(node):
-        cause = Cause.RESTARTS_EXHAUSTED if plan.max_restarts > 0 else Cause.TRAINING_FAILED
+        used_up = Cause.RESTARTS_EXHAUSTED if plan.max_restarts > 0 else Cause.TRAINING_FAILED
+        cause = cause_of_exit_code(node.code) if by_agents else used_up
         # The node's own report says more than its exit code.
-        return Ending(
-            cause=cause_of_exit_code(node.code) if by_agents else cause, detail=node.detail
-        )
+        return Ending(cause=cause, detail=node.detail)
     # A signal's code does not say why, but one that an agent chose does.
     is_own = node.code >= ExitCode.RENDEZVOUS_UNREACHABLE and node.code in set(ExitCode)
     cause = cause_of_exit_code(node.code) if plan.agent and is_own else Cause.NODE_LOST

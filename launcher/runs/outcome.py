@@ -76,11 +76,6 @@ class Outcome(Ending):
     """How often a lost node was started again while the others went on or waited."""
 
     @property
-    def told(self) -> str:
-        """Its detail and its first failure, as ``tell``."""
-        return self.tell(self.failure.first if self.failure else None)
-
-    @property
     def state(self) -> str:
         """``succeeded``, ``failed`` or ``stopped``."""
         return self.cause.state.value

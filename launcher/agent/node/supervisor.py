@@ -167,8 +167,7 @@ class Supervisor:
             say(f"{RENEW}: torch is imported anew")
             return self._run_agent()
         stop = self._stop.reason if self._stop else None
-        killed = read_oom_kills() > oom_kills
-        return judge_node(told, self._outcome, code, stop, killed=killed)
+        return judge_node(told, self._outcome, code, stop, killed=read_oom_kills() > oom_kills)
 
     def _fork_agent(self, file: int) -> int:
         supervisor_pid = os.getpid()
