@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.endings import judge_worker, name_who_left
-from launcher.agent.worker_exit import read_ends, read_exception, read_failed_at, read_tail
+from launcher.agent.worker_exit import read_ends, read_exception, read_tail
 from launcher.contract import look, protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
@@ -203,9 +203,9 @@ class _NodeReader:
             stdout, stderr = worker.streams
             folder = self._run.path / worker.folder
             exception = read_exception(folder / stderr, exit_code, may_have_raised=True)
-            with contextlib.suppress(OSError):
-                written_at = (folder / stderr).stat().st_mtime
-                failed_at = read_failed_at(folder, otherwise=written_at)
+            for name in (stderr, protocol.ERROR_FILE):
+                with contextlib.suppress(OSError):
+                    failed_at = (folder / name).stat().st_mtime
             log, tail = str(folder / stderr), _read_first(folder, (stderr, stdout))[1]
         seen = WorkerExit(
             rank=rank,
