@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
 from launcher.follow.console import Console
-from launcher.follow.endings import judge_part, judge_parts
+from launcher.follow.endings import Part, judge_part, judge_parts
 from launcher.follow.loop import fold
 from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
@@ -30,8 +31,6 @@ from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
 from launcher.targets.kubernetes.pod_states import (
-    DELETED,
-    JobEnd,
     PodView,
     find_parts,
     newest_of_each,
@@ -59,7 +58,7 @@ class _Look(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self._job, self._news = job, missing.read(pods, wanted, now)
-        self.end: JobEnd | None = None
+        self.end: Part | None = None
         """How the job ended; None while it goes on, or if the cluster does not say."""
         self.error: TargetError | None = None
         """Why the cluster does not say."""
@@ -141,8 +140,8 @@ class ClusterDriver:
             node = min(self._wanted() - runs, default=0)
             tell_moment(self._run, node, 0, at=self._clock.wall(), text=line)
         if (end := look.end) is not None:
-            self._is_over, self._is_done = True, end.succeeded
-            self._ends_it = end.succeeded or end.word == DELETED
+            self._is_over, self._is_done = True, end.exit_code == 0
+            self._ends_it = not end.exit_code
             # Each node's last pod, even if it was deleted since.
             with contextlib.suppress(TargetError):
                 watch.refresh()
@@ -272,7 +271,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
     if end is None or not job.pods.writes_output():
         return None
     judged = judge_parts(find_parts(end, job.pods.read(), job.cluster.kubectl_there))
-    if end.word == DELETED and run.launcher_death():
+    if end.cause is Cause.STOP_REQUESTED and run.launcher_death():
         with contextlib.suppress(TargetError):
             job.remove_left()
     with contextlib.suppress(TargetError):
@@ -280,8 +279,8 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
         if judged.cause is Cause.COMPLETED and not run.is_borrowed:
             job.remove()
             job.wait_gone(0, is_done=True)
-    at = (end.at if run.is_borrowed else None) or 0.0
-    return replace(judged, finished_at=at)
+    is_told = run.is_borrowed and end.ended_at < math.inf
+    return replace(judged, finished_at=end.ended_at if is_told else 0.0)
 
 
 def bring_output(

@@ -304,21 +304,13 @@ ENDED_BY_OTHERS = (137, 143)
 GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
 """Types of conditions by which Job, JobSet, PyTorchJob and TrainJob say that they are done."""
 BAD_ENDS = ("Failed", "FailureTarget")
-DELETED = "Deleted"
-"""The ``JobEnd.word`` of a job whose object is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobEnd:
-    """How a job's object says that it has ended; ``word`` is the controller's reason.
+class JobEnd(Part):
+    """How a job's object says that it has ended; ``word`` is the controller's reason."""
 
-    ``at`` is in seconds since the epoch; None if unknown.
-    """
-
-    succeeded: bool
-    word: str
-    message: str
-    at: float | None = None
+    word: str = ""
 
 
 def parse_job_end(item: Object) -> JobEnd | None:
@@ -326,12 +318,13 @@ def parse_job_end(item: Object) -> JobEnd | None:
     conditions = true_conditions(item)
     for kind in (*BAD_ENDS, *GOOD_ENDS):
         if (condition := conditions.get(kind)) is not None:
-            stamp = condition.get("lastTransitionTime")
+            is_good, word = kind in GOOD_ENDS, condition.get("reason", "")
             return JobEnd(
-                succeeded=kind in GOOD_ENDS,
-                word=condition.get("reason", ""),
-                message=condition.get("message", ""),
-                at=seconds_of(stamp) if stamp else None,
+                words="" if is_good else condition.get("message") or word,
+                cause=Cause.KILLED if "DeadlineExceeded" in word else None,
+                exit_code=int(not is_good),
+                ended_at=seconds_of(condition.get("lastTransitionTime") or "") or math.inf,
+                word=word,
             )
     return None
 
@@ -356,18 +349,13 @@ def is_suspended(item: Object) -> bool:
     return bool(spec.get("suspend") or section(spec, "runPolicy").get("suspend"))
 
 
-def find_parts(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") -> list[Part]:
+def find_parts(end: Part, pods: Iterable[PodView], kubectl: str = "kubectl") -> list[Part]:
     """The failed pods of a job that has ended; where none says more, the job itself."""
-    cause = Cause.STOP_REQUESTED if end.word == DELETED else None
-    if not end.succeeded and cause is None:
-        if parts := list(filter(None, (_find_part(pod, end, kubectl) for pod in pods))):
-            return parts
-        cause = Cause.KILLED if "DeadlineExceeded" in end.word else None
-    words = "" if end.succeeded else end.message or end.word
-    return [Part(words=words, cause=cause, exit_code=int(not end.succeeded))]
+    parts = [_find_part(pod, end, kubectl) for pod in pods if end.exit_code]
+    return list(filter(None, parts)) or [end]
 
 
-def _find_part(pod: PodView, job: JobEnd, kubectl: str) -> Part | None:
+def _find_part(pod: PodView, job: Part, kubectl: str) -> Part | None:
     """The pod by the ending that counts for its failed job; None if it has none.
 
     Once a job has failed, its controller ends what still runs: such an ending says nothing, but
@@ -375,7 +363,7 @@ def _find_part(pod: PodView, job: JobEnd, kubectl: str) -> Part | None:
     """
     end, code, message = pod.ending, pod.exit_code, pod.message
     ended_at = seconds_of(end.finished) if end else 0.0
-    was_ended = code in ENDED_BY_OTHERS and job.at is not None and end and ended_at >= job.at
+    was_ended = code in ENDED_BY_OTHERS and ended_at >= job.ended_at
     if not code or was_ended:
         if (end := pod.ending_before) is None or not end.exit_code:
             return None

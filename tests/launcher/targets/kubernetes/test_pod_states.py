@@ -158,12 +158,12 @@ def test_a_pods_labels_tell_which_node_it_is(labels, masters, index):
 def test_conditions_of_every_kind_tell_the_end(kind, succeeded):
     item = {"status": {"conditions": [{"type": kind, "status": "True", "reason": "R"}]}}
     end = parse_job_end(item)
-    assert (None if end is None else end.succeeded) is succeeded
+    assert (None if end is None else end.exit_code == 0) is succeeded
     item["status"]["conditions"][0]["status"] = "False"
     assert parse_job_end(item) is None
 
 
-FAILED = JobEnd(succeeded=False, word="BackoffLimitExceeded", message="too many")
+FAILED = JobEnd(exit_code=1, word="BackoffLimitExceeded", words="too many")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed():
 
 def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why():
     at = seconds_of("2026-01-01T00:00:10Z")
-    end = JobEnd(succeeded=False, word="PyTorchJobFailed", message="a limit", at=at)
+    end = JobEnd(exit_code=1, words="a limit", ended_at=at)
 
     def last(code: int, finished: str, message: str = "") -> Any:
         return ended(code, finishedAt=f"2026-01-01T00:00:{finished}Z", message=message)
@@ -246,6 +246,23 @@ def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why():
         view = parse_pod(pod("m-0", {INDEX: "0"}, state=state, last=failed, restarts=2))
         told = judge_parts(find_parts(end, (killed, view)))
         assert told == Ending(cause=Cause.BAD_INPUT, detail="m-0: unrecognized arguments: --bad")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "message", "told"),
+    [
+        ("Complete", "CompletionsReached", "all pods", "completed: "),
+        ("Failed", "BackoffLimitExceeded", "too many", "training-failed: too many"),
+        ("Failed", "PyTorchJobFailed", "", "training-failed: PyTorchJobFailed"),
+        ("Failed", "DeadlineExceeded", "longer than 9 s", "killed: longer than 9 s"),
+    ],
+)
+def test_where_no_pod_says_why_the_job_does(kind, reason, message, told):
+    condition = {"type": kind, "status": "True", "reason": reason, "message": message}
+    end = parse_job_end({"status": {"conditions": [condition]}})
+    well = parse_pod(pod("d-0", {INDEX: "0"}, phase="Succeeded", state=ended(0)))
+    judged = judge_parts(find_parts(end, [well]))
+    assert f"{judged.cause}: {judged.detail}" == told
 
 
 def test_the_termination_message_comes_home():
