@@ -31,7 +31,7 @@ class Ending:
         return self.cause.ends.whose if self.cause.state is RunState.FAILED else None
 
     def tell(self, first: WorkerEnd | None) -> str:
-        """The detail, with the worker that failed ``first`` if that is why: for who shows none."""
+        """The detail, with the worker that failed ``first`` if that is why: where none is shown."""
         is_why = first and (self.fault in ("user", "training") or first.cause is self.cause)
         # Details of older versions name it.
         if not first or not is_why or f"rank {first.rank}: " in self.detail:

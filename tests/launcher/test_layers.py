@@ -207,12 +207,16 @@ def test_only_two_modules_judge_why_anything_ended():
 
 def _gives_a_cause(node: ast.AST) -> bool:
     """Whether it makes an ending of a run, a node or a worker, or changes the cause of one."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+    if not isinstance(node, ast.Call):
         return False
-    called, given = node.func.id, {keyword.arg for keyword in node.keywords}
-    made = {called, *(n.id for n in node.args if called == "partial" and isinstance(n, ast.Name))}
+    called, given = _name_of(node.func), {keyword.arg for keyword in node.keywords}
+    made = {called, *(_name_of(n) for n in node.args if called == "partial")}
     is_made = bool(made & {"Ending", "NodeOutcome", "Outcome", "WorkerEnd"})
     return is_made or (called == "replace" and "cause" in given)
+
+
+def _name_of(node: ast.AST) -> str:
+    return getattr(node, "id", "") or getattr(node, "attr", "")
 
 
 @pytest.mark.parametrize("heavy", ["torch", "docker", "kubernetes", "pydantic", "psutil"])
