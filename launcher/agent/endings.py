@@ -7,10 +7,12 @@ Standard library only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.agent.disk import says_full
+from launcher.agent.membership.group import FENCED_OUT
+from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause, cause_of_exit_code
 from launcher.contract.ending import Ending, NodeOutcome
@@ -19,17 +21,17 @@ from launcher.contract.node_plan import Static
 from launcher.contract.worker_end import (
     WorkerEnd,
     WorkerExit,
-    describe,
+    cause_of_ending,
     is_out_of_memory,
     is_own_failure,
-    name_cause,
     sort_ends,
 )
 
 MOST_LOSSES = 8
 LOSSES_WITHIN_S = 60.0
 """If more than ``MOST_LOSSES`` coordinators are lost within this time, no other one is tried."""
-OTHERS_FINISHED = "the other nodes finished the run"
+DONE = Ending(cause=Cause.COMPLETED)
+OTHERS_FINISHED = Ending(cause=Cause.COMPLETED, detail="the other nodes finished the run")
 TELLS_NOT_WHY = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")
 
 
@@ -43,12 +45,14 @@ def judge_worker(seen: WorkerExit, exception: str) -> WorkerEnd:
     # It had failed by itself, and was still ending when the agent ended all workers.
     failed_first = seen.had_failed and (code != 0 or is_own_failure(exception))
     is_silent = exit_code != 0 and not exception
-    cause = name_cause(
-        exit_code,
-        terminated=seen.was_asked and not failed_first,
-        out_of_memory=is_out_of_memory([exit_code], oom_killed=seen.oom_killed),
-        disk_full=says_full(exception) or (is_silent and not seen.has_room),
-    )
+    if seen.was_asked and not failed_first:
+        cause = Cause.TERMINATED
+    elif is_out_of_memory([exit_code], oom_killed=seen.oom_killed):
+        cause = Cause.OUT_OF_MEMORY
+    elif says_full(exception) or (is_silent and not seen.has_room):
+        cause = Cause.DISK_FULL
+    else:
+        cause = cause_of_ending(exit_code)
     return WorkerEnd(
         attempt=seen.attempt,
         rank=seen.rank,
@@ -74,6 +78,8 @@ class Again:
 
 class AttemptJudge:
     """Remembers how attempts ended and judges the next step.
+
+    A detail says only what the record of the first worker beside it does not.
 
     The run ends after ``same_failure_limit`` equal failures in a row without progress, or once this
     node's workers have more faults than the user's ``max_restarts``. The coordinator counts the
@@ -102,9 +108,9 @@ class AttemptJudge:
             return Again(cause=Cause.PREEMPTED)
         first = causes[0] if causes else None
         if first and first.exit_code == ExitCode.BAD_INPUT:
-            return Ending(cause=Cause.BAD_INPUT, detail=describe(first))
+            return Ending(cause=Cause.BAD_INPUT)
         if first and first.cause is Cause.DISK_FULL:
-            return Ending(cause=Cause.DISK_FULL, detail=describe(first))
+            return Ending(cause=Cause.DISK_FULL)
         if end := self._judge_progress(first, steps):
             return end
         if first is None:
@@ -121,24 +127,22 @@ class AttemptJudge:
         ``ends`` are those of this node's last attempt; ``by_fault``: a worker's failure came first.
         """
         if closed == "finished":
-            return Ending(cause=Cause.COMPLETED, detail=OTHERS_FINISHED)
-        last = describe(ends[0]) if ends else ""
+            return OTHERS_FINISHED
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
         if closed == "stranded" and by_fault and has_failed:
-            return Ending(cause=Cause.TRAINING_FAILED, detail=last)
+            return Ending(cause=Cause.TRAINING_FAILED)
         if closed not in ("failed", Cause.RESTARTS_EXHAUSTED):
             return TELLS_NOT_WHY
         used_up = closed == Cause.RESTARTS_EXHAUSTED and self.max_restarts > 0
         cause = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
-        return Ending(cause=cause, detail=f"last: {last}" if last else TELLS_NOT_WHY.detail)
+        return Ending(cause=cause, detail="" if ends else TELLS_NOT_WHY.detail)
 
     def _give_up(self, last: WorkerEnd) -> Ending:
-        detail = describe(last)
         if last.cause is Cause.OUT_OF_MEMORY:
-            return Ending(cause=Cause.OUT_OF_MEMORY, detail=detail)
+            return Ending(cause=Cause.OUT_OF_MEMORY)
         if self.max_restarts == 0:
-            return Ending(cause=Cause.TRAINING_FAILED, detail=detail)
-        used = f"all {self.max_restarts} restarts are used up; last: {detail}"
+            return Ending(cause=Cause.TRAINING_FAILED)
+        used = f"all {self.max_restarts} restarts are used up"
         return Ending(cause=Cause.RESTARTS_EXHAUSTED, detail=used)
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> Ending | None:
@@ -152,35 +156,75 @@ class AttemptJudge:
         limit = self._same_failure_limit * (1 if first else 3)
         if self._same < limit or limit <= 0:
             return None
-        what = describe(first) if first else "other nodes went away"
-        return Ending(
-            cause=Cause.RESTARTS_EXHAUSTED,
-            detail=f"the same failure {self._same} times without progress: {what}",
-        )
+        what = f"the same failure {self._same} times without progress"
+        away = "" if first else ": other nodes went away"
+        return Ending(cause=Cause.RESTARTS_EXHAUSTED, detail=what + away)
+
+
+def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
+    """The workers that failed, causes first.
+
+    If all failed only because another worker is gone, and a worker had ended with exit code 0
+    before, that worker is the cause: no worker may leave while others still wait for it.
+    """
+    ends = tuple(ends)
+    failed = sort_ends(end for end in ends if end.exit_code != 0)
+    left = min(
+        (end for end in ends if end.exit_code == 0 and end.cause is not Cause.TERMINATED),
+        key=lambda end: end.failed_at,
+        default=None,
+    )
+    waited = [end for end in failed if end.is_collateral or end.cause is Cause.HANG]
+    first = next((end for end in waited if end.cause is not Cause.TERMINATED), None)
+    if first is None or left is None or len(waited) < len(failed):
+        return failed
+    before_s = first.failed_at - left.failed_at
+    # A script may take this long to end after it has closed its connections to the others.
+    if before_s < -5.0:
+        return failed
+    how = "hung" if first.cause is Cause.HANG else "failed"
+    what = (
+        f"it had ended with exit code 0, {max(0.0, before_s):.1f} s before rank {first.rank} {how}"
+    )
+    return (replace(left, cause=Cause.EXITED_EARLY, exception=what), *failed)
 
 
 # -- the agent -----------------------------------------------------------------------------------
 
 
 def judge_raised(
-    raised: Ending, *, says_full: bool, had_group: bool, succeeded: bool, first: WorkerEnd | None
+    meant: Cause | None,
+    said: str,
+    *,
+    says_full: bool = False,
+    had_group: bool = False,
+    succeeded: bool = False,
+    first: WorkerEnd | None = None,
 ) -> Ending:
-    """Why the node ends by what torch's agent raised; ``raised`` is what that means by itself.
+    """Why the node ends by what was raised in its agent, which ``said`` so.
 
-    ``says_full``: it says that a disk is full; ``had_group``: this node has been in a group, or has
-    reached its coordinator; ``succeeded``: all workers have ended well; ``first`` is the first
-    worker that failed.
+    ``meant`` is its cause by itself, None for a fault of the agent. ``says_full``: it says that a
+    disk is full; ``had_group``: this node has been in a group, or has reached its coordinator;
+    ``succeeded``: all workers have ended well; ``first`` is the first worker that failed.
     """
-    if raised.cause is Cause.PREEMPTED and succeeded:
+    if meant is Cause.PREEMPTED and succeeded:
         # It was stopped while it waited for the others; its own work is done.
-        return Ending(cause=Cause.COMPLETED)
-    if first and first.cause is Cause.DISK_FULL:
-        return Ending(cause=Cause.DISK_FULL, detail=first.exception)
+        return DONE
+    if meant is Cause.TRAINING_FAILED and first and first.cause is Cause.DISK_FULL:
+        return Ending(cause=Cause.DISK_FULL)
+    cause = meant or Cause.AGENT_FAILED
     if says_full:
-        return replace(raised, cause=Cause.DISK_FULL)
-    if raised.cause is Cause.STORE_LOST and not had_group:
-        return replace(raised, cause=Cause.RENDEZVOUS_UNREACHABLE)
-    return raised
+        cause = Cause.DISK_FULL
+    elif cause is Cause.STORE_LOST and not had_group:
+        cause = Cause.RENDEZVOUS_UNREACHABLE
+    return Ending(cause=cause, detail=said)
+
+
+def judge_finished(end: Ending, closed: str | None) -> Ending:
+    """The end of a node whose group was ``closed`` so; empty: was not, None: there is none."""
+    if end.cause is Cause.COMPLETED and closed in ("", FENCED_OUT):
+        return replace(end, detail=protocol.OTHERS_GO_ON)
+    return end
 
 
 def may_meet_again(
@@ -208,18 +252,18 @@ def may_meet_again(
 
 
 def judge_node(
-    told: NodeOutcome | None, silent: NodeOutcome, code: int, stop: Cause | None, *, is_oom: bool
+    told: NodeOutcome | None, silent: NodeOutcome, code: int, stop: Cause | None, *, killed: bool
 ) -> NodeOutcome:
     """The node's outcome once its agent has ended with ``code``, negative for a signal.
 
     ``told`` is what the agent said; without it, ``silent`` gets a cause. ``stop`` is why the node
-    was asked to end. ``is_oom``: the kernel has killed the agent for memory.
+    was asked to end. ``killed``: the kernel has killed for memory since it began.
     """
     if stop and (told is None or told.cause is not Cause.COMPLETED):
         return replace(told or silent, cause=stop, detail="")
     if told is not None:
         return told
-    if is_oom:
+    if is_out_of_memory([code], oom_killed=killed):
         return replace(
             silent, cause=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
         )

@@ -16,15 +16,14 @@ from launcher.agent.atomic_write import write_atomically
 from launcher.agent.endings import judge_worker
 from launcher.contract import protocol
 from launcher.contract.records import dump_record, parse_record, read_object
-from launcher.contract.worker_end import (
-    WorkerEnd,
-    WorkerExit,
-    show_line,
-    sort_ends,
-)
+from launcher.contract.worker_end import WorkerEnd, WorkerExit, show_line, sort_ends
 
 TAIL_BYTES = 32 * 1024
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+what\(\): *(.*)")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*$")
+_OF_THREAD = re.compile(r"Exception (?:in thread|ignored in).*\n\Z")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""torch puts it before each line of a traceback once the process group exists."""
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _OOM_COUNTS = (("", "memory.events"), ("memory", "memory.oom_control"))
@@ -72,7 +71,10 @@ def read_end(exit_file: Path, run_dir: Path) -> WorkerEnd | None:
 
 def judge_end(folder: Path, seen: WorkerExit) -> WorkerEnd:
     """How the worker of this folder ended."""
-    return judge_worker(seen, _read_exception(folder, seen.exit_code) if seen.exit_code else "")
+    code, stderr = seen.exit_code, folder / protocol.STDERR_FILE
+    # Of any other end than that of Python itself, a traceback is of what the script handled.
+    exception = read_exception(stderr, code, may_have_raised=code == 1) if code else ""
+    return judge_worker(seen, exception)
 
 
 def read_failed_at(folder: Path, *, otherwise: float) -> float:
@@ -83,12 +85,18 @@ def read_failed_at(folder: Path, *, otherwise: float) -> float:
     return otherwise
 
 
-def _read_exception(folder: Path, exit_code: int) -> str:
-    """The uncaught exception's line; else stderr's last line, of an abort or about a full disk."""
-    if error := read_error(folder):
+def read_exception(stderr: Path, exit_code: int, *, may_have_raised: bool) -> str:
+    """The telling line of a worker with this file; empty where it left none.
+
+    That is the uncaught exception's; else that of stderr's last traceback, if the worker
+    ``may_have_raised``, or its last line, of an abort or about a full disk.
+    """
+    if error := read_error(stderr.parent):
         return error
     # Without faulthandler's stacks, whose last line says nothing.
-    told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition("Fatal Python error: ")
+    told, fatal, stacks = read_tail(stderr).partition("Fatal Python error: ")
+    if may_have_raised and (raised := _last_exception(told)):
+        return raised
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     last = show_line(lines[-1]) if lines else ""
     if exit_code == -6:
@@ -96,6 +104,15 @@ def _read_exception(folder: Path, exit_code: int) -> str:
         thrown = _THROWN.findall(told)
         return show_line(": ".join(thrown[-1])) if thrown else last
     return last if disk.says_full(last) else ""
+
+
+def _last_exception(told: str) -> str:
+    """The line that names the exception of the last traceback, unless only a thread ended by it."""
+    before, traceback, after = told.rpartition("Traceback (most recent call last):")
+    if not traceback or _OF_THREAD.search(before):
+        return ""
+    lines = (_RANK_PREFIX.sub("", line) for line in reversed(after.splitlines()))
+    return show_line(next((line for line in lines if _EXCEPTION.match(line)), ""))
 
 
 def read_error(folder: Path) -> str:

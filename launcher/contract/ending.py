@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from launcher.contract import protocol
 from launcher.contract.causes import Cause, with_cause
 from launcher.contract.records import changed_fields, parse_object, parse_record
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.states import RunState
+from launcher.contract.worker_end import WorkerEnd, describe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,19 @@ class Ending:
     cause: Cause
     detail: str = ""
     finished_at: float = 0.0
+
+    @property
+    def fault(self) -> str | None:
+        """Whose mistake a failure is; None for other ends."""
+        return self.cause.ends.whose if self.cause.state is RunState.FAILED else None
+
+    def tell(self, first: WorkerEnd | None) -> str:
+        """The detail, with the worker that failed ``first`` if that is why: where none is shown."""
+        is_why = first and (self.fault in ("user", "training") or first.cause is self.cause)
+        # Details of older versions name it.
+        if not first or not is_why or f"rank {first.rank}: " in self.detail:
+            return self.detail
+        return "; last: ".join(filter(None, (self.detail, describe(first))))
 
     @property
     def exit_code(self) -> int:
@@ -49,6 +63,11 @@ class NodeOutcome(Ending):
     ended_well: WorkerEnd | None = None
 
     @property
+    def told(self) -> str:
+        """Its detail and its first worker, as ``tell``."""
+        return self.tell(self.first)
+
+    @property
     def ends(self) -> tuple[WorkerEnd, ...]:
         """All workers that ended badly in the last attempt."""
         return (*((self.first,) if self.first else ()), *self.collateral)
@@ -65,7 +84,7 @@ class NodeOutcome(Ending):
         for one in (self, shorter):
             if len(text := one.to_json()) <= limit_bytes:
                 return text
-        return replace(shorter, first=None, detail=self.detail[:500]).to_json()
+        return replace(shorter, first=None, detail=self.told[:500]).to_json()
 
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:

@@ -117,10 +117,6 @@ CONTAINER_TOKEN = "/launcher/token"
 CONTAINER_TASK = "/launcher/node-plan.json"
 """The task that all pods of a job share; each agent finds out which node it is."""
 
-# -- how a node ends that was ended from outside --------------------------------------------
-SIGNAL_CODES = range(129, 160)
-"""Exit codes of a node that was ended from outside; started again, it goes on with its work."""
-
 # -- what an agent says that ended well before the run was over -------------------------------
 OTHERS_GO_ON = "its work was done; the others may still go on"
 

@@ -157,23 +157,11 @@ def is_out_of_memory(exit_codes: Collection[int], *, oom_killed: bool) -> bool:
     return oom_killed and (not exit_codes or -signal.SIGKILL in exit_codes)
 
 
-def name_cause(
-    exit_code: int,
-    *,
-    terminated: bool,
-    out_of_memory: bool = False,
-    disk_full: bool = False,
-) -> Cause:
-    """Why a worker ended, if it did not hang."""
-    if terminated:
-        return Cause.TERMINATED
-    if out_of_memory:
-        return Cause.OUT_OF_MEMORY
-    if disk_full:
-        return Cause.DISK_FULL
-    if exit_code < 0:
-        return Cause.CRASHED if -exit_code in _CRASHES else Cause.KILLED
-    return Cause.SCRIPT_ERROR if exit_code else Cause.COMPLETED
+def cause_of_ending(code: int) -> Cause:
+    """What an exit code that is negative for a signal says by itself."""
+    if code < 0:
+        return Cause.CRASHED if -code in _CRASHES else Cause.KILLED
+    return Cause.SCRIPT_ERROR if code else Cause.COMPLETED
 
 
 def name_end(end: WorkerEnd) -> str:
@@ -183,4 +171,8 @@ def name_end(end: WorkerEnd) -> str:
 
 
 def describe(end: WorkerEnd) -> str:
-    return f"rank {end.rank}: {name_end(end)}" + (f" ({end.exception})" if end.exception else "")
+    """A worker's rank, how it ended and what it wrote."""
+    how, said = name_end(end), end.exception
+    if said.startswith(how):  # as the launcher completes it
+        return f"rank {end.rank}: {said}"
+    return f"rank {end.rank}: {how}" + (f" ({said})" if said else "")

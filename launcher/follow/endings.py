@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
 from launcher.contract.ending import Ending, NodeOutcome
-from launcher.contract.errors import ExitCode, name_ending, name_exit_code
+from launcher.contract.errors import ExitCode, LauncherError, name_exit_code
 from launcher.contract.node_plan import Elastic
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import WorkerEnd
@@ -25,6 +26,7 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 _OF_WORKERS = (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.BAD_INPUT)
 """Causes of runs that a worker has ended."""
 FOUND_LATER = "found after its launcher had gone"
+FOLDER_REMOVED = Ending(cause=Cause.STOP_REQUESTED, detail="its folder was removed while it ran")
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
 FINISH_S = 60.0
@@ -149,7 +151,7 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     launcher_restarts = bool(lost) or not isinstance(plan.nodes[0].rendezvous, Elastic)
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
-    return judge_torchrun(plan, worst)
+    return judge_node(plan, worst)
 
 
 # -- nodes under the agent: exit codes are those of ``contract.causes`` ------------------------
@@ -167,7 +169,7 @@ def _decide_agents(
     live = [node for node in observation.nodes if node.is_alive]
     bad = [node for node in observation.nodes if not node.is_alive and node.exit_code != 0]
     if permanent := [node for node in bad if is_permanent(node)]:
-        return Wait() if live and since_exit_s < FALL_S else judge_agent(permanent[0])
+        return Wait() if live and since_exit_s < FALL_S else judge_node(plan, permanent[0])
     finished = len(observation.nodes) - len(live) - len(bad)
     closed = [node for node in bad if node.exit_code == ExitCode.RENDEZVOUS_CLOSED]
     lost = [node for node in bad if node not in closed]
@@ -202,16 +204,17 @@ def _decide_lost(
     """Replaces lost nodes: the others keep the rendezvous, where the next incarnations join."""
     for node in away:
         if _replacements_left(plan, node) > 0:
-            return Replace(node_index=node.node_index, why=describe_agent(node))
+            return Replace(node_index=node.node_index, why=describe(node, by_agent=True))
     if live >= plan.min_nodes or since_exit_s < FALL_S:
         return Wait()
-    return judge_agent(away[0])
+    return judge_node(plan, away[0])
 
 
 def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
     worst = min(away, key=lambda node: _replacements_left(plan, node))
     left = _replacements_left(plan, worst)
-    return Restart(why=describe_agent(worst), left=left) if left > 0 else judge_agent(worst)
+    why = describe(worst, by_agent=True)
+    return Restart(why=why, left=left) if left > 0 else judge_node(plan, worst)
 
 
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
@@ -244,46 +247,31 @@ def is_permanent(node: NodeObservation) -> bool:
     return 0 < node.code < RETRY_FROM
 
 
-def judge_agent(node: NodeObservation) -> Ending:
-    """Why a run ends that cannot go on without this node; an agent chose its exit code."""
+def judge_node(plan: LaunchPlan, node: NodeObservation) -> Ending:
+    """Why a run ends that cannot go on without this node."""
+    by_agents = _uses_roster(plan)
+    told = describe(node, by_agent=by_agents)
     if node.out_of_memory:
-        return Ending(cause=Cause.OUT_OF_MEMORY, detail=describe_agent(node))
+        return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
     if is_permanent(node):
-        # The node's own report names rank and cause, which says more than its exit code.
-        return Ending(cause=cause_of_exit_code(node.code), detail=node.detail)
-    # A signal's code does not say why.
+        used_up = Cause.RESTARTS_EXHAUSTED if plan.max_restarts > 0 else Cause.TRAINING_FAILED
+        cause = cause_of_exit_code(node.code) if by_agents else used_up
+        # The node's own report says more than its exit code.
+        return Ending(cause=cause, detail=node.detail)
+    # A signal's code does not say why, but one that an agent chose does.
     is_own = node.code >= ExitCode.RENDEZVOUS_UNREACHABLE and node.code in set(ExitCode)
-    cause = cause_of_exit_code(node.code) if is_own else Cause.NODE_LOST
-    return Ending(cause=cause, detail=describe_agent(node))
+    cause = cause_of_exit_code(node.code) if plan.agent and is_own else Cause.NODE_LOST
+    return Ending(cause=cause, detail=told)
 
 
-def judge_torchrun(plan: LaunchPlan, node: NodeObservation) -> Ending:
-    """Why a run under torchrun, or of a static group, ends with this node."""
-    if node.out_of_memory:
-        return Ending(cause=Cause.OUT_OF_MEMORY, detail=describe(node))
-    if is_lost(node):
-        cause = Cause.NODE_LOST if plan.agent is None else judge_agent(node).cause
-        return Ending(cause=cause, detail=describe(node))
-    cause = Cause.RESTARTS_EXHAUSTED if plan.max_restarts > 0 else Cause.TRAINING_FAILED
-    # The report names the rank, which says more than a node's exit code.
-    return Ending(cause=cause, detail=node.detail)
-
-
-def describe_agent(node: NodeObservation) -> str:
-    """One agent's ending in words, with the meaning of its exit code."""
-    told = describe(node)
-    if node.state is NodeState.MISSING or node.out_of_memory or node.detail:
-        return told
-    return told if node.code < RETRY_FROM else f"{told} ({cause_of_exit_code(node.code)})"
-
-
-def describe(node: NodeObservation) -> str:
-    """One node's ending in words."""
+def describe(node: NodeObservation, *, by_agent: bool = False) -> str:
+    """One node's ending in words; that of an agent with the meaning of its exit code."""
     if node.is_alive:
         return f"node {node.node_index} still lives though the run is over: it may be frozen"
     if node.state is NodeState.MISSING:
         return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
-    why = "out of memory" if node.out_of_memory else node.detail
+    means = cause_of_exit_code(node.code) if by_agent and node.code >= RETRY_FROM else ""
+    why = "out of memory" if node.out_of_memory else node.detail or means
     told = f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}"
     return f"{told} ({why})" if why else told
 
@@ -304,6 +292,88 @@ def judge_left(plan: LaunchPlan, observation: Observation) -> Ending:
     return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)
 
 
+def judge_found(found: Ending, *, is_asked: bool) -> Ending:
+    """Why a run ended that was found so after its launcher had gone; ``is_asked``: to stop."""
+    if found.cause is Cause.LAUNCHER_LOST and is_asked:
+        return Ending(cause=Cause.STOP_REQUESTED)
+    return replace(found, detail=found.detail or FOUND_LATER)
+
+
+def judge_error(error: BaseException) -> Ending:
+    """Why a run ended by what its launcher raised."""
+    cause = Cause.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Cause.LAUNCHER_LOST
+    if isinstance(error, LauncherError):
+        cause = cause_of_exit_code(error.exit_code)
+    if disk.is_full(error):
+        cause = Cause.DISK_FULL
+    return Ending(cause=cause, detail=str(error).partition("\n")[0])
+
+
+# -- by the parts that a scheduler ran -------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is known of a pod, or of one start of a job, of which its scheduler alone saw the end.
+
+    ``words`` tell that end to a person. ``cause`` is set where the scheduler itself, or who asked
+    for the end, names it. ``exit_code`` is a shell's, None where none was left; ``outcome`` is what
+    its agent left; ``ended_at`` is in seconds since the epoch.
+    """
+
+    words: str = ""
+    cause: Cause | None = None
+    exit_code: int | None = None
+    outcome: NodeOutcome | None = None
+    ended_at: float = math.inf
+
+
+def decide_parts(
+    nodes: Iterable[NodeOutcome], over: Sequence[Part], *, going: int, min_nodes: int
+) -> Ending | None:
+    """How a run ended, as soon as what its nodes left and its parts that are ``over`` tell.
+
+    ``going`` is the number of the others; None while the run goes on.
+    """
+    if any(told.cause is Cause.COMPLETED and _saw_the_end(told) for told in nodes):
+        return Ending(cause=Cause.COMPLETED)
+    codes = [part.exit_code or 0 for part in over]
+    has_failed = any(0 < code < RETRY_FROM for code in codes)
+    too_few = going < min_nodes and any(codes)
+    return judge_parts(over) if has_failed or too_few or not going else None
+
+
+def judge_parts(parts: Iterable[Part]) -> Ending:
+    """Why a run ended, by the part that says why.
+
+    That is one that was out of memory, which ends others too; else one that would fail again; else
+    the first one that did not only fall with another.
+    """
+
+    def order(part: Part) -> tuple[bool, bool, bool, bool, float]:
+        end, first = judge_part(part), part.outcome.first if part.outcome else None
+        after = (first.is_collateral, first.failed_at) if first else (False, part.ended_at)
+        has_memory = end.cause is not Cause.OUT_OF_MEMORY
+        return end.exit_code == 0, has_memory, end.exit_code >= RETRY_FROM, *after
+
+    return judge_part(min(parts, key=order))
+
+
+def judge_part(part: Part) -> Ending:
+    """How a part ended: as it is named, as its agent told, or by its exit code."""
+    told = part.outcome.cause if part.outcome else Cause.COMPLETED
+    if part.cause is not None:
+        # A scheduler that answers was asked for something that it cannot start.
+        is_wrong = part.cause.of is Cause.TARGET_UNREACHABLE
+        cause = Cause.BAD_INPUT if is_wrong else part.cause.of
+    elif told is Cause.COMPLETED:
+        # What was killed after its agent had reported success did not complete.
+        cause = Cause.NODE_LOST if part.exit_code is None else cause_of_exit_code(part.exit_code)
+    else:
+        cause = told
+    return Ending(cause=cause, detail=part.words)
+
+
 # -- by all that is known --------------------------------------------------------------------------
 
 
@@ -319,7 +389,8 @@ def judge_run(
     failed first. Each source knows more than the one before. ``memory_bytes`` is a node's limit.
     """
     end = _by_nodes(seen, nodes, first)
-    if first and end.cause in _OF_WORKERS and (wrong := _find_bad_input(first)):
+    wrong = _find_bad_input(first) if first and end.cause in _OF_WORKERS else None
+    if wrong is not None:
         end = replace(end, cause=Cause.BAD_INPUT, detail=wrong)
     if memory_bytes and Cause.OUT_OF_MEMORY in (end.cause, first.cause if first else None):
         fix = f"--set resources.memory={render_bytes(2 * memory_bytes)}"
@@ -341,7 +412,7 @@ def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | Non
     same = sorted((node for node in nodes if node.exit_code == seen.cause.exit_code), key=order)
     if seen.cause is not Cause.TRAINING_FAILED:
         same = [node for node in same if node.cause is seen.cause]
-    if not same or same[0].detail == protocol.OTHERS_GO_ON:
+    if not same or not _saw_the_end(same[0]):
         return seen
     told = same[0]
     if told.cause is Cause.DISK_FULL:
@@ -350,8 +421,12 @@ def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | Non
     return replace(seen, cause=told.cause, detail=seen.detail or told.detail)
 
 
-def _find_bad_input(first: WorkerEnd) -> str:
-    """Describes input that the user has to correct; empty if the worker reports none.
+def _saw_the_end(node: NodeOutcome) -> bool:
+    return node.detail != protocol.OTHERS_GO_ON
+
+
+def _find_bad_input(first: WorkerEnd) -> str | None:
+    """What the worker says of input that the user has to correct; None if there is none.
 
     Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
     module it ends with 1, and one line on stderr.
@@ -359,5 +434,6 @@ def _find_bad_input(first: WorkerEnd) -> str:
     last = first.last_words
     if missing := _NO_MODULE.fullmatch(last):
         return f"rank {first.rank}: {missing[1]}"
-    is_bad = first.exit_code == ExitCode.BAD_INPUT
-    return f"rank {first.rank}: {last or name_ending(first.exit_code)}" if is_bad else ""
+    if first.exit_code != ExitCode.BAD_INPUT:
+        return None
+    return f"rank {first.rank}: {last}" if last else ""

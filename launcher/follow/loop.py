@@ -12,15 +12,14 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
-from launcher.contract.causes import Cause, cause_of_exit_code
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import Console, prefix_of
-from launcher.follow.endings import judge_run
-from launcher.follow.nodes import FOLDER_REMOVED
+from launcher.follow.endings import FOLDER_REMOVED, judge_error, judge_found, judge_run
 from launcher.follow.requests import (
     count_nodes,
     count_returned,
@@ -132,20 +131,12 @@ class Follower:
             # The engine died, or Ctrl-C came again, or so: leave no node, record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
             if is_over and isinstance(error, OSError) and not self._run.is_there():
-                return self._record_as(Ending(cause=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED))
+                return self._record_as(FOLDER_REMOVED)
             if is_over and self._outcome is None:
-                self._record(error)
+                self._record_as(judge_error(error))
             if isinstance(error, OSError) and disk.is_full(error):
                 raise full_disk(self._run.path) from error
             raise
-
-    def _record(self, error: BaseException) -> None:
-        said, is_told = str(error), isinstance(error, KeyboardInterrupt)
-        cause = Cause.INTERRUPTED if is_told else Cause.LAUNCHER_LOST
-        if isinstance(error, LauncherError):
-            cause, said = cause_of_exit_code(error.exit_code), error.what
-        cause = Cause.DISK_FULL if disk.is_full(error) else cause
-        self._record_as(Ending(cause=cause, detail=said.partition("\n")[0]))
 
     def _record_as(self, end: Ending) -> Outcome:
         plan = self._target.as_run(self._driver.plan)
@@ -354,6 +345,5 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         return None
     if (end := target.find_end(run, plan)) is None:
         return None
-    if end.cause is Cause.LAUNCHER_LOST and is_stop_requested(run):
-        end = Ending(cause=Cause.STOP_REQUESTED)
+    end = judge_found(end, is_asked=is_stop_requested(run))
     return write_outcome(run, target.as_run(plan), end, now)

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from launcher.contract import protocol, typed
-from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import SilentTargetError, TargetError
@@ -22,7 +21,6 @@ from launcher.runs.failure import read_node_outcomes
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
 
-FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
 AWAY_LIMIT_S = 120.0
@@ -46,7 +44,7 @@ class FolderWatch:
         if now - self._lost_at <= FOLDER_LIMIT_S:
             return None
         self._console.note(f"stopping: {self._run.path} was removed")
-        return Ending(cause=Cause.STOP_REQUESTED, detail=FOLDER_REMOVED)
+        return endings.FOLDER_REMOVED
 
 
 class NodeDriver:

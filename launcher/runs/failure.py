@@ -5,26 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
+import signal
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.agent.worker_exit import read_ends, read_error, read_tail
+from launcher.agent.endings import judge_worker, name_who_left
+from launcher.agent.worker_exit import read_ends, read_exception, read_tail
 from launcher.contract import look, protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
-from launcher.contract.errors import ExitCode, name_ending
+from launcher.contract.errors import ExitCode
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.worker_end import (
-    WorkerEnd,
-    is_own_failure,
-    name_cause,
-    name_end,
-    show_line,
-    sort_ends,
-)
+from launcher.contract.worker_end import WorkerEnd, WorkerExit, name_end, show_line
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
@@ -34,14 +28,6 @@ from launcher.runs.outcome import FailureReport
 TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
 CONSOLE_BYTES = 4 * TAIL_BYTES
-
-_EXCEPTION = re.compile(
-    r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
-)
-
-
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""torch puts it before each line of a traceback once the process group exists."""
 
 
 def decide_report(failures: Iterable[WorkerEnd], console_tail: tuple[str, ...]) -> FailureReport:
@@ -55,34 +41,6 @@ def decide_report(failures: Iterable[WorkerEnd], console_tail: tuple[str, ...]) 
         collateral=ordered[1:],
         console_tail=() if ordered else console_tail,
     )
-
-
-def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
-    """The workers that failed, causes first. Pure.
-
-    If all failed only because another worker is gone, and a worker had ended with exit code 0
-    before, that worker is the cause: no worker may leave while others still wait for it.
-    """
-    ends = tuple(ends)
-    failed = sort_ends(end for end in ends if end.exit_code != 0)
-    left = min(
-        (end for end in ends if end.exit_code == 0 and end.cause is not Cause.TERMINATED),
-        key=lambda end: end.failed_at,
-        default=None,
-    )
-    waited = [end for end in failed if end.is_collateral or end.cause is Cause.HANG]
-    first = next((end for end in waited if end.cause is not Cause.TERMINATED), None)
-    if first is None or left is None or len(waited) < len(failed):
-        return failed
-    before_s = first.failed_at - left.failed_at
-    # A script may take this long to end after it has closed its connections to the others.
-    if before_s < -5.0:
-        return failed
-    how = "hung" if first.cause is Cause.HANG else "failed"
-    what = (
-        f"it had ended with exit code 0, {max(0.0, before_s):.1f} s before rank {first.rank} {how}"
-    )
-    return (replace(left, cause=Cause.EXITED_EARLY, exception=what), *failed)
 
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
@@ -172,11 +130,11 @@ class _NodeReader:
         nproc = self._node.nproc_per_node
         for log in self._logs:
             is_newest = log.attempt == self._newest_attempt() and log.folder not in reported
-            if is_newest and _read_exception(self._run, log)[0]:
+            if is_newest:
                 rank = log.rank_on(self._node.node_index, nproc)
                 local_rank = rank % nproc if log.local_rank is None else log.local_rank
                 ends.append(self._of_worker(rank, local_rank, 1, log))
-        return ends
+        return [end for end in ends if end.exception != name_end(end)]
 
     def _by_keeper(self) -> list[WorkerEnd]:
         """The host's record of a node that could not write anything, for example on a full disk."""
@@ -186,19 +144,16 @@ class _NodeReader:
             detail = detail or os.strerror(errno.ENOSPC)
         if not record.get("exit_code") or detail in ("", protocol.LAUNCHER_GONE):
             return []
-        failure = WorkerEnd(
-            node_index=self._node.node_index,
+        seen = WorkerExit(
             rank=self._node.node_index * self._node.nproc_per_node,
             local_rank=0,
             attempt=0,
             exit_code=record["exit_code"],
-            cause=Cause.SCRIPT_ERROR,
-            exception=detail,
             failed_at=(self._folder / RECORD).stat().st_mtime,
-            log=str(self.console),
-            log_tail=_last_lines(read_tail(self.console, TAIL_BYTES)),
+            was_asked=False,
         )
-        return [failure]
+        tail = _last_lines(read_tail(self.console, TAIL_BYTES))
+        return [self._with_log(judge_worker(seen, detail), str(self.console), tail)]
 
     def of_end(self, end: WorkerEnd) -> WorkerEnd:
         """What the agent recorded, with the worker's log and its last lines."""
@@ -214,13 +169,7 @@ class _NodeReader:
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
-        return replace(
-            end,
-            node_index=self._node.node_index,
-            exception=exception,
-            log=log,
-            log_tail=tail,
-        )
+        return self._with_log(replace(end, exception=exception), log, tail)
 
     def _read_stacks(self, end: WorkerEnd) -> tuple[str, tuple[str, ...], bool] | None:
         """From the look that found the hang: the file of the worker's stacks, the calls of its main
@@ -249,27 +198,31 @@ class _NodeReader:
     def _of_worker(
         self, rank: int, local_rank: int, exit_code: int, worker: WorkerLog | None
     ) -> WorkerEnd:
-        exception, failed_at = _read_exception(self._run, worker)
-        log, tail = "", tuple[str, ...]()
+        exception, failed_at, log, tail = "", 0.0, "", tuple[str, ...]()
         if worker is not None:
             stdout, stderr = worker.streams
             folder = self._run.path / worker.folder
+            exception = read_exception(folder / stderr, exit_code, may_have_raised=True)
+            for name in (stderr, protocol.ERROR_FILE):
+                with contextlib.suppress(OSError):
+                    failed_at = (folder / name).stat().st_mtime
             log, tail = str(folder / stderr), _read_first(folder, (stderr, stdout))[1]
-        # torchrun sends SIGTERM to the siblings of a failed worker. A sibling that had already
-        # failed by itself may still be exiting at that moment.
-        terminated = exit_code == -15 and not is_own_failure(exception)
-        return WorkerEnd(
-            node_index=self._node.node_index,
+        seen = WorkerExit(
             rank=rank,
             local_rank=local_rank,
-            exit_code=exit_code,
-            exception=exception or name_ending(exit_code),
-            failed_at=failed_at,
-            log=log,
-            log_tail=tail,
-            cause=name_cause(exit_code, terminated=terminated),
             attempt=worker.attempt if worker else 0,
+            exit_code=exit_code,
+            failed_at=failed_at,
+            # torchrun sends SIGTERM to the siblings of a failed worker. One that had already failed
+            # by itself may still be exiting at that moment: only what it wrote tells.
+            was_asked=exit_code == -signal.SIGTERM,
+            had_failed=True,
         )
+        end = judge_worker(seen, exception)
+        return self._with_log(replace(end, exception=exception or name_end(end)), log, tail)
+
+    def _with_log(self, end: WorkerEnd, log: str, tail: tuple[str, ...]) -> WorkerEnd:
+        return replace(end, node_index=self._node.node_index, log=log, log_tail=tail)
 
 
 def _describe_end(end: WorkerEnd) -> str:
@@ -277,27 +230,6 @@ def _describe_end(end: WorkerEnd) -> str:
         return name_end(end) + (f" ({end.exception})" if end.exception else "")
     silent = "ended by its agent" if end.cause is Cause.TERMINATED else name_end(end)
     return end.exception or silent
-
-
-def _read_exception(run: RunFolder, worker: WorkerLog | None) -> tuple[str, float]:
-    """A worker's exception in one line, and the time of its file; ("", 0) if there is none."""
-    if worker is None:
-        return "", 0.0
-    folder = run.path / worker.folder
-    stderr_file = folder / worker.streams[1]
-    with contextlib.suppress(OSError):
-        if error := read_error(folder):
-            return error, (folder / protocol.ERROR_FILE).stat().st_mtime
-        return _last_exception(read_tail(stderr_file, TAIL_BYTES)), stderr_file.stat().st_mtime
-    return "", 0.0
-
-
-def _last_exception(stderr: str) -> str:
-    """The line that names the exception of the last traceback."""
-    _, traceback, after = stderr.rpartition("Traceback (most recent call last):")
-    lines = (_RANK_PREFIX.sub("", line) for line in reversed(after.splitlines()))
-    exception = next((line for line in lines if traceback and _EXCEPTION.match(line)), "")
-    return show_line(exception)
 
 
 def _read_first(folder: Path, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:

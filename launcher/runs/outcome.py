@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import typed
 from launcher.contract.ending import Ending
-from launcher.contract.states import RunState
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.heals import Heal
 
@@ -85,11 +84,6 @@ class Outcome(Ending):
     def duration_s(self) -> float:
         """From the submission to the end; 0 if the clocks put the end first."""
         return max(0.0, round(self.finished_at - self.started_at, 3))
-
-    @property
-    def fault(self) -> str | None:
-        """Whose mistake a failed run is; None for others."""
-        return self.cause.ends.whose if self.state == RunState.FAILED else None
 
     @property
     def clock_offsets_s(self) -> Mapping[str, float]:

@@ -24,7 +24,7 @@ from launcher.runs.ledger import (
     read_train_ledger,
 )
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.runs.summary import render_end, render_why, without_first
+from launcher.runs.summary import render_end, render_why
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
@@ -37,7 +37,8 @@ Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 class NodeReport:
     """One incarnation of a node in a report; ``cause`` is None if it left no outcome.
 
-    ``state`` is then what the target reports (``NodeState``); empty if that is not known.
+    ``state`` is then what the target reports (``NodeState``); empty if that is not known. ``told``
+    is the detail with the worker that failed first.
     """
 
     node_index: int
@@ -48,6 +49,7 @@ class NodeReport:
     detail: str
     phases_s: Mapping[str, float]
     state: str
+    told: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -196,6 +198,7 @@ def _read_nodes(
             cause=cause,
             exit_code=outcome.exit_code if outcome else ended.get("exit_code"),
             detail=outcome.detail if outcome else on_target,
+            told=outcome.told if outcome else "",
             phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
             state="" if cause else state,
         )
@@ -231,7 +234,7 @@ def _render_code(code: CodeRecord, run_id: str) -> str:
 def render_node(node: NodeReport, report: Postmortem) -> str:
     """How one incarnation of a node ended, or its present state, in one line."""
     if node.cause:
-        detail = without_first(node.detail, report.failure)
+        detail = node.detail if report.failure and report.failure.first else node.told
         how = f"{node.cause}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
     elif node.state in (NodeState.RUNNING.value, NodeState.PENDING.value):
         how = f"{node.state}; {node.detail}" if node.detail else node.state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -84,7 +83,7 @@ def render_headline(end: Outcome | Postmortem) -> str:
     """The run's end in one line; of a run that goes on, its state."""
     parts = [
         end.cause,
-        without_first(end.detail, end.failure),
+        end.detail,
         f"fault: {end.fault}" if end.fault else None,
         None if end.exit_code is None else f"exit code {end.exit_code}",
         f"{end.duration_s:.1f} s",
@@ -134,22 +133,6 @@ def _says_as_much(end: WorkerEnd) -> bool:
 
 def _who(failure: WorkerEnd) -> str:
     return failure.place + (f", attempt {failure.attempt}" if failure.attempt else "")
-
-
-def without_first(detail: str, failure: FailureReport | None) -> str:
-    """A node's detail, without the worker that it names if the first failure is shown too. Pure.
-
-    That worker may have failed only because of the first.
-    """
-    return _WORKER_AT_END.sub("", detail) if failure and failure.first else detail
-
-
-_WORKER_AT_END = re.compile(
-    r"(?:^|[:;] )(?:last: )?rank \d+: "
-    r"(?:signal \d+|SIG\w+ \(\d+\)|exit code \d+|it hung|out of memory)(?: \(.*\))?$",
-    re.DOTALL,
-)
-"""How ``contract.worker_end.describe`` names a worker, after what the agent says of the run."""
 
 
 def fell_with_a_node(first: WorkerEnd, cause: str) -> bool:

@@ -64,7 +64,7 @@ class NodeRow:
             f"{vitals['cpu_share']:.0%}" if vitals else "",
             f"{used / 2**30:.1f}/{limit / 2**30:.0f} GiB" if used and limit else "",
             ", ".join(map(_gpu, vitals.get("gpus", ()))),
-            report.detail or self.last_line,
+            report.told or report.detail or self.last_line,
         )
 
 

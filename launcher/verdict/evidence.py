@@ -171,7 +171,7 @@ def read_run(
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
-    detail = outcome.detail if outcome else ""
+    detail = outcome.tell(first) if outcome else ""
     *placed, told = name_nodes(
         [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, text=detail)], hosts
     )

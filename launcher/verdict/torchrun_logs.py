@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.agent.endings import judge_worker
 from launcher.contract.errors import name_ending
-from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause
+from launcher.contract.worker_end import WorkerExit, is_own_failure
 from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, LogReading, read_error_file
@@ -150,21 +151,19 @@ def _judge(
     for order, rank in enumerate({**codes, **said, **interrupted}, len(lines)):
         at, line = said.get(rank, (order, LogLine()))
         end = codes.get(rank, _Code(local_rank=rank, code=1, node=line.node))
-        asked = (end.code == -15 or rank not in codes) and not is_own_failure(line.text)
-        node = end.node if line.node is None else line.node
-        ends.append(
-            WorkerEnd(
-                attempt=0,
-                rank=rank,
-                local_rank=end.local_rank,
-                node_index=-1 if node is None else node,
-                exit_code=end.code,
-                failed_at=line.at if timed and line.at else at,
-                cause=name_cause(end.code, terminated=asked),
-                exception=line.text or name_ending(end.code),
-                log=line.file,
-            )
+        seen = WorkerExit(
+            attempt=0,
+            rank=rank,
+            local_rank=end.local_rank,
+            exit_code=end.code,
+            failed_at=line.at if timed and line.at else at,
+            was_asked=end.code == -15 or rank not in codes,
+            had_failed=True,  # if what it wrote tells so
         )
+        node = end.node if line.node is None else line.node
+        index, words = -1 if node is None else node, line.text or name_ending(end.code)
+        told = judge_worker(seen, line.text)
+        ends.append(replace(told, node_index=index, exception=words, log=line.file))
     failure = decide_report(ends, ()) if ends else None
     if len(ends) == 1 and _CLOSED_HERE.search(ends[0].exception):
         # Both processes are on one machine, so no network failed; nor is a failed peer reported.

@@ -138,6 +138,8 @@ def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, t
         (0, "", "full", "completed 0"),
         (0, "", "", "completed 0"),
         (-9, "", "memory", "out-of-memory -9"),
+        (-9, "", "memory full", "out-of-memory -9"),
+        (-9, "", "asked memory", "terminated -9"),
         (1, "", "memory own", "script-error 1"),
     ],
 )
@@ -259,7 +261,7 @@ LOST = rdzv.RendezvousConnectionError("gone")
         (SignalException("x", signal.SIGTERM), "", "preempted: the agent got SIGTERM (15)"),
         (SignalException("x", signal.SIGTERM), "succeeded", "completed: "),
         (CHILD_FAILED, "failed", "training-failed: "),
-        (CHILD_FAILED, "full", "disk-full: OSError: No space left on device"),
+        (CHILD_FAILED, "full", "disk-full: "),
         (preload.ServerGoneError("it went away"), "", "agent-failed: it went away"),
         (GpuBusyError("12 GiB held"), "succeeded", "gpu-busy: 12 GiB held"),
         (ReplacedError("another came"), "", "rendezvous-closed: another came"),
@@ -295,16 +297,10 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
     [
         ("finished", "lost", 3, (), "completed: the other nodes finished the run"),
         ("failed", "lost", 3, (), "training-failed: another node ended the run"),
-        ("failed", "lost", 3, (ALREADY,), f"training-failed: last: rank 0: exit code 1 ({OTHER})"),
-        (
-            "restarts-exhausted",
-            "fault",
-            3,
-            (ALREADY,),
-            f"restarts-exhausted: last: rank 0: exit code 1 ({OTHER})",
-        ),
+        ("failed", "lost", 3, (ALREADY,), "training-failed: "),
+        ("restarts-exhausted", "fault", 3, (ALREADY,), "restarts-exhausted: "),
         ("restarts-exhausted", "fault", 0, (), "training-failed: another node ended the run"),
-        ("stranded", "fault", 3, (ALREADY,), f"training-failed: rank 0: exit code 1 ({OTHER})"),
+        ("stranded", "fault", 3, (ALREADY,), "training-failed: "),
         ("stranded", "lost", 3, (ALREADY,), NOBODY_SAYS),
         ("stranded", "fault", 3, (W(-15, asked=True),), NOBODY_SAYS),
         ("fenced", "lost", 3, (), NOBODY_SAYS),
@@ -339,7 +335,7 @@ def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path
 def test_a_stopped_or_silent_agent_has_a_cause_too(stop, told, code, oom, expected):
     end = told and NodeOutcome(node_index=0, incarnation=0, cause=Cause(told), detail="as told")
     silent = NodeOutcome(node_index=0, incarnation=0, cause=Cause.AGENT_FAILED)
-    judged = judge_node(end, silent, code, stop and Cause(stop), is_oom=oom)
+    judged = judge_node(end, silent, code, stop and Cause(stop), killed=oom)
     assert f"{judged.cause} {judged.exit_code}: {judged.detail}" == expected
 
 

@@ -188,6 +188,37 @@ def test_only_the_command_line_prints():
             assert not (is_stream and ".write" in called), module
 
 
+JUDGES = {"agent.endings", "follow.endings"}
+ENDS_ARE_PASSED_ON_IN = {
+    "agent.engine.run": "the judged ending becomes the node's outcome; or nothing was begun",
+    "agent.engine.attempts": "the watchdog has decided who hangs",
+    "agent.node.supervisor": "the node cannot begin, or its agent has said nothing yet",
+    "api.stopping": "a person has asked for it",
+    "follow.loop": "a person has asked for it; the judged ending becomes the run's outcome",
+    "verdict.evidence": "a look has found the hang",
+}
+"""Modules that give an end its cause without a judgement of their own."""
+
+
+def test_only_two_modules_judge_why_anything_ended():
+    makes = {m for m in modules() if any(_gives_a_cause(n) for n in nodes_of(path_of(m)))}
+    assert makes == {*JUDGES, *ENDS_ARE_PASSED_ON_IN}
+
+
+def _gives_a_cause(node: ast.AST) -> bool:
+    """Whether it makes an ending of a run, a node or a worker, or changes the cause of one."""
+    if not isinstance(node, ast.Call):
+        return False
+    called, given = _name_of(node.func), {keyword.arg for keyword in node.keywords}
+    made = {called, *(_name_of(n) for n in node.args if called == "partial")}
+    is_made = bool(made & {"Ending", "NodeOutcome", "Outcome", "WorkerEnd"})
+    return is_made or (called == "replace" and "cause" in given)
+
+
+def _name_of(node: ast.AST) -> str:
+    return getattr(node, "id", "") or getattr(node, "attr", "")
+
+
 @pytest.mark.parametrize("heavy", ["torch", "docker", "kubernetes", "pydantic", "psutil"])
 def test_importing_the_command_line_imports_nothing_heavy(heavy):
     code = f"import launcher.commands.cli, sys; sys.exit({heavy!r} in sys.modules)"

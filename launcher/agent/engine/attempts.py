@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.agent import disk, signals
+from launcher.agent.endings import judge_worker
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import (
@@ -23,6 +24,7 @@ from launcher.agent.worker_exit import (
 )
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.ending import Ending
 from launcher.contract.worker_end import WorkerEnd, WorkerExit, sort_ends
 
 
@@ -108,11 +110,11 @@ class Attempts:
         beats = self.beats()
         return (*(self._never_began(w) for w in self.running() if w.rank not in beats), *ends)
 
-    def describe_disk(self, said: str) -> str:
-        """Describes the full disk behind an error message."""
+    def describe_disk(self, end: Ending, first: WorkerEnd | None) -> str:
+        """The detail of a node's end by a full disk, with the disk behind what was said."""
         others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
-        told = disk.describe(said, self._run_dir, (self._scratch, *others))
-        return f"{told}; {said}" if said else told
+        told = disk.describe(end.tell(first), self._run_dir, (self._scratch, *others))
+        return f"{told}; {end.detail}" if end.detail else told
 
     def beats(self) -> dict[int, WorkerBeat]:
         """The last beat of each worker, by rank."""
@@ -154,12 +156,8 @@ class Attempts:
         ]
 
     def _killed(self, worker: WorkerPlace, steps: int) -> WorkerEnd:
-        seen = WorkerExit(
-            attempt=self.number,
-            rank=worker.rank,
-            local_rank=worker.local_rank,
-            exit_code=-signal.SIGKILL,
-            failed_at=read_failed_at(worker.folder, otherwise=time.time()),
+        seen = replace(
+            self._see(worker, -signal.SIGKILL),
             # Asked to end, and killed because the kernel kept it from ending for too long.
             was_asked=worker.asked.exists(),
             oom_killed=read_oom_kills() > self._oom_kills,
@@ -175,15 +173,17 @@ class Attempts:
 
     def _never_began(self, worker: WorkerPlace) -> WorkerEnd:
         """The end of a worker without any record: what starts workers died or failed."""
-        return WorkerEnd(
+        end = judge_worker(self._see(worker, 1), "it ended before its script began")
+        return replace(end, log=os.path.relpath(worker.folder, self._run_dir))
+
+    def _see(self, worker: WorkerPlace, exit_code: int) -> WorkerExit:
+        return WorkerExit(
             attempt=self.number,
             rank=worker.rank,
             local_rank=worker.local_rank,
-            exit_code=1,
-            failed_at=time.time(),
-            cause=Cause.SCRIPT_ERROR,
-            exception="it ended before its script began",
-            log=os.path.relpath(worker.folder, self._run_dir),
+            exit_code=exit_code,
+            failed_at=read_failed_at(worker.folder, otherwise=time.time()),
+            was_asked=False,
         )
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from launcher.agent.endings import OTHERS_FINISHED
+from launcher.agent.endings import DONE, OTHERS_FINISHED
 from launcher.agent.membership import group
 from launcher.agent.membership.client import Client
 from launcher.agent.membership.group import Membership
@@ -169,7 +169,7 @@ class NodeHandler(RosterHandler):
         with node.healer.instead():
             if comes_too_late:
                 self._roster.leave()
-                self._end(Ending(cause=Cause.COMPLETED, detail=OTHERS_FINISHED))
+                self._end(OTHERS_FINISHED)
             if self._has_run:
                 self._judge_last_attempt()
                 node.attempts.forget_speaker()
@@ -200,7 +200,7 @@ class NodeHandler(RosterHandler):
             # The group re-forms, but this node's workers had ended well before that.
             self._roster.say("finish")
             self._roster.wait_until_closed()
-            self._end(Ending(cause=Cause.COMPLETED))
+            self._end(DONE)
         step = node.judge_attempt(regroups=self._regroups)
         if isinstance(step, Ending):
             if step.cause is not Cause.DISK_FULL:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from launcher.agent.disk import is_full
-from launcher.agent.endings import may_meet_again
+from launcher.agent.endings import judge_raised, may_meet_again
 from launcher.agent.engine.node_state import Node
+from launcher.agent.engine.torch_agent import say_error
 from launcher.agent.membership.candidates import Candidates, Meeting
 from launcher.agent.membership.client import Client
 from launcher.agent.membership.group import FENCED_OUT, NONE
@@ -17,7 +18,6 @@ from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
-from launcher.contract.errors import name_signal
 from launcher.contract.node_plan import Elastic, Static
 
 
@@ -72,25 +72,20 @@ class Rounds:
 
         ``run_once`` blocks until the workers are done or the store is gone.
         """
-        try:
-            return self._run(run_once)
-        except SignalException as error:  # torch's handler is heard between two stores too
-            return Ending(
-                cause=Cause.PREEMPTED, detail=f"the agent got {name_signal(error.sigval)}"
-            )
-
-    def _run(self, run_once: Callable[[NodeTask], Ending]) -> Ending:
         node = self._node
-        while True:
-            try:
-                planned = self.plan_next()
-            except OSError as error:
-                cause = Cause.DISK_FULL if is_full(error) else Cause.RENDEZVOUS_UNREACHABLE
-                return Ending(cause=cause, detail=str(error))
-            node.reached_store = self.meets
-            end = run_once(planned)
-            if not self.on_lost(end.cause):
-                return end
-            if self._is_elsewhere:
-                end = replace(end, detail="the job goes on around another store")
-            node.on_store_lost(end, len(self._losses_at))
+        try:
+            while True:
+                try:
+                    planned = self.plan_next()
+                except OSError as error:
+                    meant = Cause.RENDEZVOUS_UNREACHABLE
+                    return judge_raised(meant, str(error), says_full=is_full(error))
+                node.reached_store = self.meets
+                end = run_once(planned)
+                if not self.on_lost(end.cause):
+                    return end
+                if self._is_elsewhere:
+                    end = replace(end, detail="the job goes on around another store")
+                node.on_store_lost(end, len(self._losses_at))
+        except SignalException as error:  # torch's handler is heard between two stores too
+            return judge_raised(Cause.PREEMPTED, say_error(error))

@@ -84,14 +84,14 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     ended = rounds.Rounds(task, node, clock).run(run_once)
     watchdog.stop()
     node.tell_ends(attempts.end(regroups=True))
+    first = next(iter(node.ends), None)  # ``ends`` begins with the causes
     is_full = ended.cause is Cause.DISK_FULL
     return end(
         cause=ended.cause,
-        detail=attempts.describe_disk(ended.detail) if is_full else ended.detail,
+        detail=attempts.describe_disk(ended, first) if is_full else ended.detail,
         attempts=attempts.count,
         restarts=dict(judge.restarts),
-        # ``ends`` begins with the causes.
-        first=next(iter(node.ends), None),
+        first=first,
         collateral=node.ends[1:],
         ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
     )

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import traceback
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from launcher.agent import signals
 from launcher.agent.addresses import interface_of
 from launcher.agent.disk import is_full, says_full
-from launcher.agent.endings import judge_raised
+from launcher.agent.endings import DONE, judge_finished, judge_raised
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
@@ -30,7 +29,6 @@ from launcher.agent.engine.rendezvous import configure, name_endpoint, register_
 from launcher.agent.engine.tee import Tee
 from launcher.agent.membership import group
 from launcher.agent.membership.client import ReplacedError
-from launcher.agent.membership.group import FENCED_OUT
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
@@ -60,16 +58,13 @@ def run_elastic_agent(task: NodeTask, node: Node, archive: str, *, forks: bool) 
             elastic_launch(config, guard.enter_forked)(*command)
         else:
             elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
-        end = Ending(cause=Cause.COMPLETED)
+        end = DONE
     except BaseException as error:
         end = judge_error(error, node)
     finally:
         if tee:
             tee.close()
-    roster = node.roster
-    if end.cause is Cause.COMPLETED and roster and roster.status.closed in ("", FENCED_OUT):
-        return replace(end, detail=protocol.OTHERS_GO_ON)
-    return end
+    return judge_finished(end, node.roster.status.closed if node.roster else None)
 
 
 def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -> LaunchConfig:
@@ -135,17 +130,18 @@ def judge_error(error: BaseException, node: Node) -> Ending:
     full = is_full(error) or (is_state and says_full(str(error)))
     if cause is None and not full:
         traceback.print_exception(error)
-    said = _say(error) if cause or full else f"{type(error).__name__}: {error}"
     return judge_raised(
-        Ending(cause=cause or Cause.AGENT_FAILED, detail=said),
+        cause,
+        say_error(error) if cause or full else f"{type(error).__name__}: {error}",
         says_full=full,
         had_group=node.had_rendezvous or node.reached_store,
         succeeded=succeeded,
-        first=next(iter(node.ends), None) if cause is Cause.TRAINING_FAILED else None,
+        first=next(iter(node.ends), None),
     )
 
 
-def _say(error: BaseException) -> str:
+def say_error(error: BaseException) -> str:
+    """An error with a cause, in a line; empty where the worker that failed says it."""
     match error:
         case SignalException():
             return f"the agent got {name_signal(error.sigval)}"

@@ -43,7 +43,6 @@ from launcher.contract.hold import RENEW
 from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.records import dump_record
 from launcher.contract.waits import POLL_S, SLOW_LOOK_S
-from launcher.contract.worker_end import is_out_of_memory
 
 say = partial(streams.say, who="supervisor")
 
@@ -146,8 +145,8 @@ class Supervisor:
         if source_of(self._task).is_pod:
             write_termination(told, Path(protocol.TERMINATION_LOG))
         if told.cause is not Cause.COMPLETED:
-            detail = f": {told.detail}" if told.detail else ""
-            say(f"{cause}{detail} (exit code {code})")
+            why = f": {told.told}" if told.told else ""
+            say(f"{cause}{why} (exit code {code})")
 
     # -- the agent's process ------------------------------------------------------------------
 
@@ -167,9 +166,8 @@ class Supervisor:
         if told and told.detail == RENEW and not self._stop:
             say(f"{RENEW}: torch is imported anew")
             return self._run_agent()
-        is_oom = is_out_of_memory([code], oom_killed=read_oom_kills() > oom_kills)
         stop = self._stop.reason if self._stop else None
-        return judge_node(told, self._outcome, code, stop, is_oom=is_oom)
+        return judge_node(told, self._outcome, code, stop, killed=read_oom_kills() > oom_kills)
 
     def _fork_agent(self, file: int) -> int:
         supervisor_pid = os.getpid()

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.records import read_object
 from launcher.contract.states import NodeState
+from launcher.follow.endings import Part
 from launcher.follow.requests import read_withdrawn, write_size
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
@@ -33,8 +35,6 @@ from launcher.targets.kubernetes.collector import PodCollector, selector_of
 from launcher.targets.kubernetes.missing_pods import describe_silence, read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import (
-    DELETED,
-    JobEnd,
     count_wanted,
     is_suspended,
     parse_job_end,
@@ -214,12 +214,12 @@ class ClusterJob:
             "--kubeconfig FILE",
         )
 
-    def read_end(self) -> JobEnd | None:
+    def read_end(self) -> Part | None:
         """How the job ended; None while it goes on."""
         if (item := self.read()) is not None:
             return parse_job_end(item)
         message = f"somebody deleted {self._place.kind} {self._place.name}"
-        return JobEnd(succeeded=False, word=DELETED, message=message)
+        return Part(words=message, cause=Cause.STOP_REQUESTED)
 
     def observe(self) -> Observation:
         """As ``Target.observe``; also says why pods are missing."""

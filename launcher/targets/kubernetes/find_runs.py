@@ -104,7 +104,7 @@ def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
     end = parse_job_end(job.item)
     state = SUSPENDED if is_suspended(job.item) else RUNNING
     if end is not None:
-        state = (RunState.SUCCEEDED if end.succeeded else RunState.FAILED).value
+        state = (RunState.SUCCEEDED if end.exit_code == 0 else RunState.FAILED).value
     return ListedRun(
         run_id=job.run_id,
         job=job.job_name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
 from launcher.follow.console import Console
-from launcher.follow.endings import FOUND_LATER
+from launcher.follow.endings import Part, judge_part, judge_parts
 from launcher.follow.loop import fold
 from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
@@ -30,10 +31,8 @@ from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
 from launcher.targets.kubernetes.pod_states import (
-    DELETED,
-    JobEnd,
     PodView,
-    judge_job,
+    find_parts,
     newest_of_each,
 )
 
@@ -59,7 +58,7 @@ class _Look(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self._job, self._news = job, missing.read(pods, wanted, now)
-        self.end: JobEnd | None = None
+        self.end: Part | None = None
         """How the job ended; None while it goes on, or if the cluster does not say."""
         self.error: TargetError | None = None
         """Why the cluster does not say."""
@@ -119,11 +118,11 @@ class ClusterDriver:
         self._print_news()
         now = self._clock.monotonic()
         if watch.error is None and (
-            ending := self._limit.judge(watch.seen(), now, self._missing.refused)
+            part := self._limit.find(watch.seen(), now, self._missing.refused)
         ):
-            self._console.note(f"ending the run: {ending.detail}")
+            self._console.note(f"ending the run: {part.words}")
             self._ends_it = True
-            return ending
+            return judge_part(part)
         if self._look is None:
             if now < self._next_look_at:
                 return None
@@ -141,14 +140,14 @@ class ClusterDriver:
             node = min(self._wanted() - runs, default=0)
             tell_moment(self._run, node, 0, at=self._clock.wall(), text=line)
         if (end := look.end) is not None:
-            self._is_over, self._is_done = True, end.succeeded
-            self._ends_it = end.succeeded or end.word == DELETED
+            self._is_over, self._is_done = True, end.exit_code == 0
+            self._ends_it = not end.exit_code
             # Each node's last pod, even if it was deleted since.
             with contextlib.suppress(TargetError):
                 watch.refresh()
             watch.wait_endings(ENDINGS_LIMIT_S)
             pods = newest_of_each(watch.seen()).values()
-            return judge_job(end, pods, self._job.cluster.kubectl_there)
+            return judge_parts(find_parts(end, pods, self._job.cluster.kubectl_there))
         least = self.plan.min_nodes
         for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
             self._console.note(line)
@@ -271,8 +270,8 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
         end = job.read_end()
     if end is None or not job.pods.writes_output():
         return None
-    judged = judge_job(end, job.pods.read(), job.cluster.kubectl_there)
-    if end.word == DELETED and run.launcher_death():
+    judged = judge_parts(find_parts(end, job.pods.read(), job.cluster.kubectl_there))
+    if end.cause is Cause.STOP_REQUESTED and run.launcher_death():
         with contextlib.suppress(TargetError):
             job.remove_left()
     with contextlib.suppress(TargetError):
@@ -280,8 +279,8 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
         if judged.cause is Cause.COMPLETED and not run.is_borrowed:
             job.remove()
             job.wait_gone(0, is_done=True)
-    at = (end.at if run.is_borrowed else None) or 0.0
-    return replace(judged, detail=judged.detail or FOUND_LATER, finished_at=at)
+    is_told = run.is_borrowed and end.ended_at < math.inf
+    return replace(judged, finished_at=end.ended_at if is_told else 0.0)
 
 
 def bring_output(

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.states import NodeState
+from launcher.follow.endings import Part
 from launcher.targets.kubernetes.pod_states import (
     NOT_STARTED,
     WORDS,
@@ -118,7 +118,7 @@ def _word(pod: PodView) -> str:
 
 
 class StartLimit:
-    """Ends a run that has too few running nodes, and pods that cannot start.
+    """Finds what ends a run that has too few running nodes, and pods that cannot start.
 
     A pod may wait ``limit_s`` for a person to help; 0: for ever.
     """
@@ -129,8 +129,8 @@ class StartLimit:
         self._forgiven: set[Start] = set()
         """Starts that failed before enough nodes ran."""
 
-    def judge(self, pods: Iterable[PodView], now: float, refused: str = "") -> Ending | None:
-        """Why the run must end; None while it may go on.
+    def find(self, pods: Iterable[PodView], now: float, refused: str = "") -> Part | None:
+        """What cannot start, for which the run must end; None while it may go on.
 
         ``pods`` are all that were seen, also gone ones; ``refused`` says why others cannot be made,
         empty if they can; ``now`` is a steady clock's time.
@@ -141,9 +141,9 @@ class StartLimit:
             self._kept_since.clear()
             self._forgiven |= {start for start, _, _ in _failed_starts(seen)}
             return None
-        return self._judge_starts(seen) or self._judge_waiting(newest, refused, now)
+        return self._find_certain(seen) or self._find_lasting(newest, refused, now)
 
-    def _judge_starts(self, seen: tuple[PodView, ...]) -> Ending | None:
+    def _find_certain(self, seen: tuple[PodView, ...]) -> Part | None:
         alike: defaultdict[str, list[tuple[PodView, ContainerEnd]]] = defaultdict(list)
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
@@ -153,9 +153,9 @@ class StartLimit:
             return None
         pod, ending = certain[-1]
         what = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
-        return Ending(cause=Cause.BAD_INPUT, detail=f"{what}; {WORDS['StartError'].fix}")
+        return Part(words=f"{what}; {WORDS['StartError'].fix}", cause=WORDS["StartError"].cause)
 
-    def _judge_waiting(self, newest: dict[int, PodView], refused: str, now: float) -> Ending | None:
+    def _find_lasting(self, newest: dict[int, PodView], refused: str, now: float) -> Part | None:
         waiting = {index: pod for index, pod in sorted(newest.items()) if is_lasting(pod)}
         troubles = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
         troubles |= {NOT_MADE: refused} if refused else {}
@@ -163,5 +163,6 @@ class StartLimit:
         for index, what in troubles.items():
             if self._limit_s and now - self._kept_since[index] >= self._limit_s:
                 told_s = f"{what}; it lasted {self._limit_s} s ({LIMIT_KEY})"
-                return Ending(cause=Cause.BAD_INPUT, detail=told_s)
+                cause = waiting[index].cause if index in waiting else Cause.NOT_ALLOWED
+                return Part(words=told_s, cause=cause)
         return None

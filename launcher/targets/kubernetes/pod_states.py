@@ -6,17 +6,19 @@ Objects are plain data, as the API server sends them.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.ending import Ending, NodeOutcome, parse_node_outcome
+from launcher.contract.causes import Cause
+from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import name_exit_code
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import is_out_of_memory
+from launcher.follow.endings import Part
 
 Object = Mapping[str, Any]
 
@@ -302,21 +304,13 @@ ENDED_BY_OTHERS = (137, 143)
 GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
 """Types of conditions by which Job, JobSet, PyTorchJob and TrainJob say that they are done."""
 BAD_ENDS = ("Failed", "FailureTarget")
-DELETED = "Deleted"
-"""The ``JobEnd.word`` of a job whose object is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobEnd:
-    """How a job's object says that it has ended; ``word`` is the controller's reason.
+class JobEnd(Part):
+    """How a job's object says that it has ended; ``word`` is the controller's reason."""
 
-    ``at`` is in seconds since the epoch; None if unknown.
-    """
-
-    succeeded: bool
-    word: str
-    message: str
-    at: float | None = None
+    word: str = ""
 
 
 def parse_job_end(item: Object) -> JobEnd | None:
@@ -324,12 +318,13 @@ def parse_job_end(item: Object) -> JobEnd | None:
     conditions = true_conditions(item)
     for kind in (*BAD_ENDS, *GOOD_ENDS):
         if (condition := conditions.get(kind)) is not None:
-            stamp = condition.get("lastTransitionTime")
+            is_good, word = kind in GOOD_ENDS, condition.get("reason", "")
             return JobEnd(
-                succeeded=kind in GOOD_ENDS,
-                word=condition.get("reason", ""),
-                message=condition.get("message", ""),
-                at=seconds_of(stamp) if stamp else None,
+                words="" if is_good else condition.get("message") or word,
+                cause=Cause.KILLED if "DeadlineExceeded" in word else None,
+                exit_code=int(not is_good),
+                ended_at=seconds_of(condition.get("lastTransitionTime") or "") or math.inf,
+                word=word,
             )
     return None
 
@@ -354,62 +349,39 @@ def is_suspended(item: Object) -> bool:
     return bool(spec.get("suspend") or section(spec, "runPolicy").get("suspend"))
 
 
-def judge_job(end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl") -> Ending:
-    """Why the run ended, with the detail of the pod whose worker failed first."""
-    if end.succeeded:
-        return Ending(cause=Cause.COMPLETED)
-    if end.word == DELETED:
-        return Ending(cause=Cause.STOP_REQUESTED, detail=end.message)
-    failed = filter(None, (_as_failed(pod, end) for pod in pods))
-    for pod in sorted(failed, key=_order_of_failure)[:1]:
-        if pod.trouble is OOM:
-            return Ending(cause=OOM.cause, detail=f"{pod.name}: {OOM.word}; {OOM.fix}")
-        if pod.cause is Cause.CONTAINER_START:
-            return Ending(cause=Cause.BAD_INPUT, detail=describe_trouble(pod, kubectl))
-        # The agent's outcome says more than its exit code: out of memory has no own code.
-        outcome = parse_node_outcome(pod.message)
-        said = (outcome.detail if outcome else pod.message).splitlines()[-1:]
-        last = "".join(said) or f"ended with exit code {name_exit_code(pod.exit_code)}"
-        # A pod that was killed after its agent reported success did not complete.
-        cause = outcome.cause if outcome else Cause.COMPLETED
-        if cause is Cause.COMPLETED:
-            cause = cause_of_exit_code(pod.exit_code or 0)
-        return Ending(cause=cause, detail=f"{pod.name}: {last}")
-    if "DeadlineExceeded" in end.word:
-        return Ending(cause=Cause.KILLED, detail=end.message)
-    return Ending(cause=Cause.TRAINING_FAILED, detail=end.message or end.word)
+def find_parts(end: Part, pods: Iterable[PodView], kubectl: str = "kubectl") -> list[Part]:
+    """The failed pods of a job that has ended; where none says more, the job itself."""
+    parts = [_find_part(pod, end, kubectl) for pod in pods if end.exit_code]
+    return list(filter(None, parts)) or [end]
 
 
-def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
-    """The pod with the ending that counts for its failed job; None if it has none.
+def _find_part(pod: PodView, job: Part, kubectl: str) -> Part | None:
+    """The pod by the ending that counts for its failed job; None if it has none.
 
     Once a job has failed, its controller ends what still runs: such an ending says nothing, but
     the one of the container before it may.
     """
-    was_ended = pod.exit_code in ENDED_BY_OTHERS and (
-        end.at is not None and pod.ending and seconds_of(pod.ending.finished) >= end.at
+    end, code, message = pod.ending, pod.exit_code, pod.message
+    ended_at = seconds_of(end.finished) if end else 0.0
+    was_ended = code in ENDED_BY_OTHERS and ended_at >= job.ended_at
+    if not code or was_ended:
+        if (end := pod.ending_before) is None or not end.exit_code:
+            return None
+        code, message, ended_at = end.exit_code, end.message, seconds_of(end.finished)
+    outcome = end.outcome if end else None
+    said = outcome.detail if outcome and end and message == end.message else message
+    last = "".join(said.splitlines()[-1:])
+    if not last and not (outcome and outcome.first):  # whose record says more
+        last = f"ended with exit code {name_exit_code(code)}"
+    is_named = pod.cause in (Cause.OUT_OF_MEMORY, Cause.CONTAINER_START)
+    words = ": ".join(filter(None, (pod.name, last)))
+    return Part(
+        words=describe_trouble(pod, kubectl) if is_named else words,
+        cause=pod.cause if is_named else None,
+        exit_code=code,
+        outcome=outcome,
+        ended_at=ended_at or math.inf,
     )
-    if pod.exit_code and not was_ended:
-        return pod
-    before = pod.ending_before
-    if before is None or not before.exit_code:
-        return None
-    return replace(pod, exit_code=before.exit_code, ending=before, message=before.message)
-
-
-def _order_of_failure(pod: PodView) -> tuple[bool, bool, bool, float]:
-    """The pod that says why comes first: one out of memory, which ends other nodes too.
-
-    Then permanent failures; causes before the failures that followed them; then by time.
-    """
-    end = pod.ending
-    has_memory = pod.trouble is not OOM and not (end and end.is_oom)
-    could_start = pod.cause is not Cause.CONTAINER_START
-    is_worth_a_retry = (pod.exit_code or 0) >= RETRY_FROM and could_start
-    if end and end.outcome and (first := end.outcome.first):
-        return has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
-    finished_at = seconds_of(end.finished) if end else 0.0
-    return has_memory, is_worth_a_retry, False, finished_at or float("inf")
 
 
 def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause, cause_of_exit_code, parse_cause
+from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code, parse_cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
-from launcher.follow.endings import FOUND_LATER
+from launcher.follow.endings import Part, decide_parts, judge_part, judge_parts
 from launcher.follow.nodes import FolderWatch
 from launcher.follow.requests import read_withdrawn
 from launcher.follow.target import NodeObservation, Observation, Target
@@ -200,73 +201,54 @@ def decide_end(
     wanted: frozenset[int | None],
 ) -> Ending | None:
     """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain."""
-    for node in dict(run.incarnations()).items():
-        outcome = run.read_node_outcome(*node)
-        # A node that saw the whole run finish.
-        if outcome and outcome.cause is Cause.COMPLETED and outcome.detail != protocol.OTHERS_GO_ON:
-            return Ending(cause=Cause.COMPLETED)
+    told = (run.read_node_outcome(*node) for node in dict(run.incarnations()).items())
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
-    failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
-    too_few = len(wanted) - len(over) < plan.min_nodes and any(s.code for s in over)
-    if not failed and len(over) < len(wanted) and not too_few:
-        return None
-    first = (failed or [start for start in over if start.code] or over)[0]
-    return end_of(run, first, jobs)
+    parts = [find_part(run, start, jobs) for start in over]
+    going = len(wanted) - len(over)
+    return decide_parts(filter(None, told), parts, going=going, min_nodes=plan.min_nodes)
 
 
 def is_told_why(end: Ending, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
     """Whether more than a signal is known: scancel, preemption and time limits all send one."""
-    newest = newest_starts(starts).values()
-    if end.cause not in (Cause.PREEMPTED, Cause.KILLED) or any(s.stop for s in newest):
-        return True
-    over = {job.name for job in jobs if job.is_over}
-    return all(start.name in over for start in newest)
+    by_signal = end.cause in (Cause.PREEMPTED, Cause.KILLED)
+    newest, over = newest_starts(starts).values(), {job.name for job in jobs if job.is_over}
+    return not by_signal or any(s.stop for s in newest) or all(s.name in over for s in newest)
 
 
 def end_by_queue(
     run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
 ) -> Ending:
     """How a run ended whose files record no end, by the queue if that still knows it."""
-    if end := _end_in_queue(jobs):
-        return end
-    last = next((start for start in reversed(starts) if start.code is not None), None)
-    if last is not None:
-        return end_of(run, last, jobs)
+    last = [start for start in starts if start.code is not None][-1:]
+    if parts := find_named(jobs) or [find_part(run, start, jobs) for start in last]:
+        return judge_parts(parts)
     names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
     # Also of a script that ended before its program ran.
     known = starts or [JobStart(job=j.number, element=j.element, restarts=0) for j in jobs]
     words = next((text for start in known if (text := last_words(run, start))), "")
-    ended = f"job {names} ended without recording why" + (
-        f"; its log says: {words}" if words else ""
-    )
-    return Ending(cause=Cause.NODE_LOST, detail=ended)
+    log = f"; its log says: {words}" if words else ""
+    return judge_part(Part(words=f"job {names} ended without recording why{log}"))
 
 
-def _end_in_queue(jobs: Iterable[QueuedJob]) -> Ending | None:
-    """The end by the first job whose state says why it ended; None if there is none."""
-    for job in jobs:
-        if job.state in REASON_OF_STATE:
-            reason, detail = REASON_OF_STATE[job.state]
-            return Ending(cause=reason, detail=f"job {job.name}: {detail}")
-    return None
+def find_named(jobs: Iterable[QueuedJob]) -> list[Part]:
+    """The jobs whose state says why they ended."""
+    named = [(job.name, REASON_OF_STATE[job.state]) for job in jobs if job.state in REASON_OF_STATE]
+    return [Part(cause=cause, words=f"job {name}: {words}") for name, (cause, words) in named]
 
 
-def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> Ending:
-    """How a start ended, by the stop request, by its state in the queue, or by its exit code."""
-    if start.stop:
-        with contextlib.suppress(ValueError):
-            return Ending(cause=parse_cause(start.stop))
-    if end := _end_in_queue(job for job in jobs if job.name == start.name):
-        return end
-    if not start.code:
-        return Ending(cause=Cause.COMPLETED)
-    reason = cause_of_exit_code(start.code)
-    if not any(run.incarnations()):
-        return Ending(cause=reason, detail=last_words(run, start))
-    is_own = start.code < protocol.SIGNAL_CODES.start
-    printed = setup_words(run, start) if is_own and SlurmSettings.of(run.read_plan()).setup else ""
-    return Ending(cause=reason, detail=printed)
+def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> Part:
+    """What is known of a start that has ended: its stop request, its state, or its exit code."""
+    with contextlib.suppress(ValueError):
+        return Part(cause=parse_cause(start.stop), exit_code=start.code)
+    if named := find_named(job for job in jobs if job.name == start.name):
+        return replace(named[0], exit_code=start.code)
+    words = ""
+    if start.code and not any(run.incarnations()):
+        words = last_words(run, start)
+    elif 0 < (start.code or 0) < RETRY_FROM and SlurmSettings.of(run.read_plan()).setup:
+        words = setup_words(run, start)
+    return Part(words=words, exit_code=start.code)
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Ending | None:
@@ -285,7 +267,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Endi
     if not is_all_over(starts, wanted):
         with contextlib.suppress(TargetError):
             stop()
-    return Ending(cause=end.cause, detail=end.detail or FOUND_LATER)
+    return end
 
 
 def is_being_submitted(run: RunFolder, now: float) -> bool:
@@ -333,7 +315,7 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None
         elif waits or (start is not None and start.goes_on):
             state, detail = NodeState.PENDING, job.why if job else ""
         if outcome is not None and state is not NodeState.PENDING:
-            state, detail = NodeState.EXITED, outcome.detail
+            state, detail = NodeState.EXITED, outcome.told
         return NodeObservation(
             node_index=index,
             incarnation=incarnation,

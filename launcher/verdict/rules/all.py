@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from launcher.contract.causes import Cause
 from launcher.contract.errors import name_ending
-from launcher.contract.worker_end import WorkerEnd, is_own_failure, last_of, name_cause
+from launcher.contract.worker_end import WorkerEnd, cause_of_ending, is_own_failure, last_of
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
 from launcher.verdict.rules.rule import FOLLOWS, LIKELY, ROOT, SIGN, SURE, Meaning
@@ -119,7 +119,7 @@ def judge_end(end: WorkerEnd) -> Meaning:
     # SIGABRT is how C++ ends a process, whatever the reason is.
     weight = LIKELY if end.log and end.exit_code != -6 else SIGN
     by_ctrl_c = end.exit_code == -signal.SIGINT
-    cause = Cause.STOPPED_BY_USER if by_ctrl_c else name_cause(end.exit_code, terminated=False)
+    cause = Cause.STOPPED_BY_USER if by_ctrl_c else cause_of_ending(end.exit_code)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
     told = judge_line(line)
     if told and (end.is_collateral or told.weight >= min(weight, LIKELY)):
@@ -128,7 +128,7 @@ def judge_end(end: WorkerEnd) -> Meaning:
     return Meaning(cause=cause, weight=weight, line=line)
 
 
-_NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}: ")
+_NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}(?:[:;] |$)")
 """How a detail names a node, or its pod."""
 _OF_RANK = re.compile(r"\brank \d")
 """Marks a detail that repeats what a worker said."""

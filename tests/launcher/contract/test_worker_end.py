@@ -4,11 +4,11 @@ import pytest
 
 from launcher.contract.worker_end import (
     LINE_CHARACTERS,
+    cause_of_ending,
     describe,
     is_out_of_memory,
     is_own_failure,
     last_of,
-    name_cause,
     name_end,
     show_line,
     show_text,
@@ -25,6 +25,7 @@ PEER = "RuntimeError: Connection closed by peer"
         (worker_end(3, "ValueError: x"), "rank 3 on node 0", "ValueError: x", "exit code 1"),
         (worker_end(3, "a", node_index=2, host="g1"), "rank 3 on node 2 (g1)", "a", "exit code 1"),
         (worker_end(0, "a\nb"), "rank 0 on node 0", "a", "exit code 1"),
+        (worker_end(0, "exit code 1"), "rank 0 on node 0", "exit code 1", "exit code 1"),
         (worker_end(0, "x" * 300), "rank 0 on node 0", "x" * 200, "exit code 1"),
         (worker_end(exit_code=-11, cause="signal"), "rank 0 on node 0", "", "SIGSEGV (11)"),
         (worker_end(exit_code=-9, cause="hang"), "rank 0 on node 0", "", "it hung"),
@@ -35,7 +36,7 @@ PEER = "RuntimeError: Connection closed by peer"
 def test_an_end_in_words(end, place, what, how):
     assert (end.place, end.headline, name_end(end)) == (place, f"{place}: {what}", how)
     assert repr(end) == f"<WorkerEnd {end.headline}>"
-    exception = f" ({end.exception})" if end.exception else ""
+    exception = f" ({end.exception})" if end.exception not in ("", how) else ""
     assert describe(end) == f"rank {end.rank}: {how}{exception}"
 
 
@@ -89,19 +90,11 @@ def test_only_what_was_killed_ran_out_of_memory(codes, killed, expected):
 
 
 @pytest.mark.parametrize(
-    ("code", "fields", "cause"),
-    [
-        (1, {}, "script-error"),
-        (0, {}, "completed"),
-        (-9, {}, "killed"),
-        (-11, {}, "crashed"),
-        (-9, {"out_of_memory": True, "disk_full": True}, "out-of-memory"),
-        (1, {"disk_full": True}, "disk-full"),
-        (-15, {"terminated": True, "out_of_memory": True}, "terminated"),
-    ],
+    ("code", "cause"),
+    [(1, "script-error"), (0, "completed"), (-9, "killed"), (-11, "crashed")],
 )
-def test_a_cause_is_the_first_that_is_known(code, fields, cause):
-    assert name_cause(code, **{"terminated": False, **fields}) == cause
+def test_a_code_says_how_a_process_ended(code, cause):
+    assert cause_of_ending(code) == cause
 
 
 def test_a_terminal_gets_what_it_can_show():

@@ -54,7 +54,6 @@ def test_what_is_written_means_what_it_meant(expect_golden):
     assert found
     read["NodeOutcome"] = {**asdict(found), "exit_code": found.exit_code}
     read["numbers"] = {name: getattr(protocol, name) for name in NUMBERS} | {
-        "SIGNAL_CODES": [protocol.SIGNAL_CODES[0], protocol.SIGNAL_CODES[-1]],
         "RECORD_BYTES": keeper_record.RECORD_BYTES,
         **{name: getattr(hold, name) for name in ("LEASE_S", "WARN_S")},
         "START_LIMIT_S": agent_settings.START_LIMIT_S,

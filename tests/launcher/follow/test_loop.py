@@ -18,8 +18,9 @@ from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.errors import DiskFullError, InputError, TargetError
 from launcher.follow.console import Console, paint_prefix
+from launcher.follow.endings import FOLDER_REMOVED
 from launcher.follow.loop import Follower, create_run, fold, write_outcome
-from launcher.follow.nodes import FOLDER_REMOVED, NodeDriver
+from launcher.follow.nodes import NodeDriver
 from launcher.follow.output_buffer import OutputBuffer
 from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import Traits
@@ -108,7 +109,7 @@ def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(tmp_p
         raise FileNotFoundError(run.path)
 
     outcome = follower.follow(remove)
-    assert (outcome.cause, outcome.detail) == (Cause.STOP_REQUESTED, FOLDER_REMOVED)
+    assert (outcome.cause, outcome.detail) == (FOLDER_REMOVED.cause, FOLDER_REMOVED.detail)
     assert (target.graces, target.how) == ([0], ["submitted: True"])
 
 

@@ -19,7 +19,7 @@ from launcher.follow.endings import (
     Restart,
     Wait,
     decide_action,
-    describe_agent,
+    describe,
     is_lost,
     pause_before_replacing_s,
 )
@@ -161,7 +161,7 @@ def test_each_pair_of_ends_has_its_step_at_each_time(make_plan, expect_golden):
 )
 def test_an_agents_end_is_told_in_words(fields, told):
     made = {"node_index": 3, "incarnation": 0, "state": NodeState.EXITED, "exit_code": None}
-    assert describe_agent(NodeObservation(**{**made, **fields})) == told
+    assert describe(NodeObservation(**{**made, **fields}), by_agent=True) == told
 
 
 def test_the_pause_before_a_replacement_doubles_up_to_its_limit():

@@ -210,7 +210,9 @@ def test_a_node_that_could_write_nothing_is_reported_by_its_host(folder, make_pl
     assert (first and first.exception) == told
     if first is not None:
         assert (first.node_index, first.rank, first.local_rank, first.attempt) == (1, 2, 0, 0)
-        assert (first.exit_code, first.cause) == (record["exit_code"], "script-error")
+        is_full = told == "No space left on device"
+        cause = "disk-full" if is_full else "script-error"
+        assert (first.exit_code, first.cause) == (record["exit_code"], cause)
         assert (first.log, first.log_tail) == (str(console), ("a", "b"))
         assert first.failed_at == (console.parent / "keeper.json").stat().st_mtime
 
@@ -281,9 +283,9 @@ def test_the_node_that_ended_first_says_why(folder, make_plan):
 
 def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(folder, make_plan):
     peer = end(0, "RuntimeError: Connection closed by peer", failed_at=1.0)
-    folder.node(0, Cause.TRAINING_FAILED, peer, detail="last: rank 0: exit code 1", finished_at=8.0)
+    folder.node(0, Cause.TRAINING_FAILED, peer, detail="as it says", finished_at=8.0)
     cause = end(1, "ValueError: boom", failed_at=2.0)
-    told = "all 2 restarts are used up; last: rank 1: exit code 1 (ValueError: boom)"
+    told = "all 2 restarts are used up"
     folder.node(1, Cause.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
     plan = make_plan(nnodes=2)
     outcome = write_run_outcome(folder.run, plan, Ending(cause=Cause.TRAINING_FAILED), 10.0)

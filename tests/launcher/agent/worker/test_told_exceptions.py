@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from launcher.agent.worker_exit import read_error, read_oom_kills
+from launcher.agent.worker_exit import judge_end, read_error, read_oom_kills
+from launcher.contract.worker_end import WorkerExit
 
 
 def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path):
@@ -17,6 +18,31 @@ def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path):
     )
     (tmp_path / "error.json").write_text(json.dumps({"message": {"message": message}}))
     assert read_error(tmp_path) == "KeyError: 'sample 13 corrupt'"
+
+
+TRACE = 'Traceback (most recent call last):\n  File "t.py", line 1\nValueError: boom\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "told"),
+    [
+        (1, f"{TRACE}INFO: bye\n", "ValueError: boom"),
+        # What a script handled, or what only a thread of it ended by.
+        (3, TRACE, ""),
+        (-9, TRACE, ""),
+        (1, f"Exception in thread Thread-1 (f):\n{TRACE}", ""),
+        (1, f"Exception ignored in: <f>\n{TRACE}", ""),
+        (1, "", ""),
+    ],
+)
+def test_where_the_worker_left_no_error_file_its_last_traceback_is_told(
+    tmp_path, code, stderr, told
+):
+    (tmp_path / "stderr").write_text(stderr)
+    seen = WorkerExit(
+        attempt=0, rank=0, local_rank=0, exit_code=code, failed_at=1.0, was_asked=False
+    )
+    assert judge_end(tmp_path, seen).exception == told
 
 
 @pytest.mark.parametrize("path", ["", "user.slice/job 7"], ids=["container", "process"])

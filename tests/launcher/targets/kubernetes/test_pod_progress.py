@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.causes import Cause
+from launcher.follow.endings import judge_part
 from launcher.targets.kubernetes.missing_pods import tell_reasons
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit, same_words
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod
@@ -40,30 +41,30 @@ def failed_start(uid: str, **fields: Any) -> PodView:
 
 def test_one_failure_to_start_is_none_and_a_second_equal_one_ends_the_run():
     limit = StartLimit(600, min_nodes=1)
-    assert limit.judge([failed_start("a")], 0.0) is None
-    found = limit.judge([failed_start("a"), failed_start("b")], 100.0)
-    assert found.cause is Cause.BAD_INPUT
+    assert limit.find([failed_start("a")], 0.0) is None
+    found = limit.find([failed_start("a"), failed_start("b")], 100.0)
+    assert judge_part(found).cause is Cause.BAD_INPUT
 
 
 def test_failures_to_start_for_different_reasons_are_not_equal():
     limit = StartLimit(600, min_nodes=1)
     other = view(0, "b", phase="Failed", state=ended(128, "StartError", message="mount: denied"))
-    assert limit.judge([failed_start("a"), other], 0.0) is None
+    assert limit.find([failed_start("a"), other], 0.0) is None
 
 
 def test_containers_of_one_pod_count_each():
     limit = StartLimit(600, min_nodes=1)
     again = failed_start("a", restarts=1, last=NOT_FOUND)
-    assert limit.judge([again], 0.0) is not None
+    assert limit.find([again], 0.0) is not None
 
 
 def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later():
     limit = StartLimit(600, min_nodes=1)
     seen = [failed_start("a"), failed_start("b")]
-    assert limit.judge([*seen, view(0, "c")], 0.0) is None
+    assert limit.find([*seen, view(0, "c")], 0.0) is None
     lost = [*seen, view(0, "c", phase="Failed", state=ended(137))]
     for now in (1.0, 1000.0):
-        assert limit.judge(lost, now) is None
+        assert limit.find(lost, now) is None
 
 
 @pytest.mark.parametrize(
@@ -79,30 +80,30 @@ def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later():
 def test_what_only_a_person_can_change_ends_the_run_after_the_limit(fields, is_ended):
     limit = StartLimit(60, min_nodes=1)
     one = view(phase="Pending", **fields)
-    assert limit.judge([one], 0.0) is None
-    assert limit.judge([one], 59.0) is None
-    assert (limit.judge([one], 60.0) is not None) is is_ended
+    assert limit.find([one], 0.0) is None
+    assert limit.find([one], 59.0) is None
+    assert (limit.find([one], 60.0) is not None) is is_ended
 
 
 def test_a_pod_that_starts_after_all_begins_a_new_wait():
     limit = StartLimit(60, min_nodes=2)
-    limit.judge([waits(NO_IMAGE)], 0.0)
-    limit.judge([view()], 59.0)
-    assert limit.judge([waits(NO_IMAGE)], 61.0) is None
-    assert limit.judge([waits(NO_IMAGE)], 121.0) is not None
+    limit.find([waits(NO_IMAGE)], 0.0)
+    limit.find([view()], 59.0)
+    assert limit.find([waits(NO_IMAGE)], 61.0) is None
+    assert limit.find([waits(NO_IMAGE)], 121.0) is not None
 
 
 def test_a_new_pod_in_the_place_of_one_that_waited_does_not_begin_a_new_wait():
     limit = StartLimit(60, min_nodes=1)
-    limit.judge([waits(NO_IMAGE)], 0.0)
-    assert limit.judge([waits(NO_IMAGE, uid="b")], 60.0) is not None
+    limit.find([waits(NO_IMAGE)], 0.0)
+    assert limit.find([waits(NO_IMAGE, uid="b")], 60.0) is not None
 
 
 def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit():
     blocked = [view(0, "a"), waits(NO_IMAGE, index=1, uid="b")]
     for limit in (StartLimit(60, min_nodes=1), StartLimit(0, min_nodes=2)):
-        assert limit.judge(blocked, 0.0) is None
-        assert limit.judge(blocked, 1e6) is None
+        assert limit.find(blocked, 0.0) is None
+        assert limit.find(blocked, 1e6) is None
 
 
 # -- notes ----------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ import pytest
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.states import NodeState
+from launcher.follow.endings import judge_parts
 from launcher.targets.kubernetes.pod_states import (
     OOM,
     WORDS,
     JobEnd,
     describe_trouble,
-    judge_job,
+    find_parts,
     newest_of_each,
     parse_job_end,
     parse_pod,
@@ -157,12 +158,12 @@ def test_a_pods_labels_tell_which_node_it_is(labels, masters, index):
 def test_conditions_of_every_kind_tell_the_end(kind, succeeded):
     item = {"status": {"conditions": [{"type": kind, "status": "True", "reason": "R"}]}}
     end = parse_job_end(item)
-    assert (None if end is None else end.succeeded) is succeeded
+    assert (None if end is None else end.exit_code == 0) is succeeded
     item["status"]["conditions"][0]["status"] = "False"
     assert parse_job_end(item) is None
 
 
-FAILED = JobEnd(succeeded=False, word="BackoffLimitExceeded", message="too many")
+FAILED = JobEnd(exit_code=1, word="BackoffLimitExceeded", words="too many")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_the_first_permanent_exit_code_says_why_a_job_failed(codes, reason):
         parse_pod(pod(f"d-{i}", {INDEX: str(i)}, phase="Failed", state=ended(code)))
         for i, code in enumerate(codes)
     )
-    assert judge_job(FAILED, pods).cause is reason
+    assert judge_parts(find_parts(FAILED, pods)).cause is reason
 
 
 @pytest.mark.parametrize(
@@ -195,12 +196,12 @@ def test_the_headline_names_the_pod_whose_worker_failed_first(at, said):
         parse_pod(pod(f"d-{i}", {INDEX: str(i)}, phase="Failed", state=ended(1, message=message)))
         for i, message in enumerate((victim, first))
     )
-    assert judge_job(FAILED, pods).detail == "d-1: rank 1: ValueError: no data"
+    assert judge_parts(find_parts(FAILED, pods)).detail == "d-1: rank 1: ValueError: no data"
 
 
 def test_a_pod_that_was_out_of_memory_says_so():
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, "OOMKilled")))
-    end = judge_job(FAILED, (view,))
+    end = judge_parts(find_parts(FAILED, (view,)))
     assert end.cause is Cause.OUT_OF_MEMORY
     assert "raise resources.memory" in end.detail
 
@@ -217,35 +218,54 @@ def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod():
     message = agents_outcome(at=100.1, message="CUDA out of memory", cause="out-of-memory")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(1, message=message)))
     told = Ending(cause=Cause.OUT_OF_MEMORY, detail="d-0: rank 0: CUDA out of memory")
-    assert judge_job(FAILED, (view,)) == told
+    assert judge_parts(find_parts(FAILED, (view,))) == told
 
 
 def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed():
     message = agents_outcome(at=100.1, message="", cause="completed", exit_code=0)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, message=message)))
-    assert judge_job(FAILED, (view,)).cause is Cause.KILLED
+    assert judge_parts(find_parts(FAILED, (view,))).cause is Cause.KILLED
 
 
 def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why():
     at = seconds_of("2026-01-01T00:00:10Z")
-    end = JobEnd(succeeded=False, word="PyTorchJobFailed", message="a limit", at=at)
+    end = JobEnd(exit_code=1, words="a limit", ended_at=at)
 
     def last(code: int, finished: str, message: str = "") -> Any:
         return ended(code, finishedAt=f"2026-01-01T00:00:{finished}Z", message=message)
 
     killed = parse_pod(pod("w-0", {INDEX: "1"}, phase="Failed", state=last(143, "11")))
-    assert judge_job(end, (killed,)) == Ending(cause=Cause.TRAINING_FAILED, detail="a limit")
+    assert judge_parts(find_parts(end, (killed,))) == Ending(
+        cause=Cause.TRAINING_FAILED, detail="a limit"
+    )
     before = parse_pod(pod("w-0", {INDEX: "1"}, phase="Failed", state=last(143, "09")))
-    assert judge_job(end, (before,)).cause is Cause.PREEMPTED
+    assert judge_parts(find_parts(end, (before,))).cause is Cause.PREEMPTED
     # Its container had failed in place before.
     failed = last(2, "08", "unrecognized arguments: --bad")
     for state in (last(143, "11"), {"waiting": {"reason": "CrashLoopBackOff"}}):
         view = parse_pod(pod("m-0", {INDEX: "0"}, state=state, last=failed, restarts=2))
-        told = judge_job(end, (killed, view))
+        told = judge_parts(find_parts(end, (killed, view)))
         assert told == Ending(cause=Cause.BAD_INPUT, detail="m-0: unrecognized arguments: --bad")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "message", "told"),
+    [
+        ("Complete", "CompletionsReached", "all pods", "completed: "),
+        ("Failed", "BackoffLimitExceeded", "too many", "training-failed: too many"),
+        ("Failed", "PyTorchJobFailed", "", "training-failed: PyTorchJobFailed"),
+        ("Failed", "DeadlineExceeded", "longer than 9 s", "killed: longer than 9 s"),
+    ],
+)
+def test_where_no_pod_says_why_the_job_does(kind, reason, message, told):
+    condition = {"type": kind, "status": "True", "reason": reason, "message": message}
+    end = parse_job_end({"status": {"conditions": [condition]}})
+    well = parse_pod(pod("d-0", {INDEX: "0"}, phase="Succeeded", state=ended(0)))
+    judged = judge_parts(find_parts(end, [well]))
+    assert f"{judged.cause}: {judged.detail}" == told
 
 
 def test_the_termination_message_comes_home():
     state = ended(1, message="Traceback\nValueError: no such file\n")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
-    assert judge_job(FAILED, (view,)).detail == "d-0: ValueError: no such file"
+    assert judge_parts(find_parts(FAILED, (view,))).detail == "d-0: ValueError: no such file"

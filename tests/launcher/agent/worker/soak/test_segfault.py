@@ -63,7 +63,7 @@ def test_a_segfault_shows_its_python_stack_as_under_torchrun(place, start):
     assert [frame[1:] for frame in found] == [frame[1:] for frame in theirs]
     assert [frame[2] for frame in found][-2:] == ["read_the_data", "<module>"]
     assert "rank 0: SIGSEGV (11)" in place.console()
-    assert place.outcome()["detail"] == "rank 0: SIGSEGV (11)"
+    assert place.outcome()["first"]["cause"] == "crashed"
     assert place.outcome()["first"]["exit_code"] == -11
 
 
