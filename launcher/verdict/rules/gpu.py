@@ -34,7 +34,8 @@ wrong-architecture sure
   with CUDA capability sm_\d+ is not compatible|wrong ELF class|not defined for option 'gpu-name'
   invalid device function|not supported in this architecture
 no-gpu sure
-  Torch not compiled with CUDA|have NCCL built in => a torch for CUDA there, or no CUDA or NCCL in the script
+  Torch not compiled with CUDA => a torch for CUDA there, or no CUDA in the script
+  have NCCL built in => a torch for CUDA there, or the backend gloo
   CUDA driver initialization failed|(?:CUDA|GPU) is not available|nproc.per.node=?gpu.*(?:no|0) GPU
   nvidia-smi: (?:command )?not f|cuda\.is_available\(\) is False
   libcuda\.so\S* cannot op|CUDA unknown error|Failed to initialize NVML
