@@ -209,6 +209,13 @@ def has_open_collective(recorded: Mapping[str, Any]) -> bool:
     return False
 
 
+def last_collective_at(recorded: Mapping[str, Any]) -> float:
+    """When the worker entered its newest collective, in seconds since the epoch; 0 if never. Pure."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+        return max(int(one["time_created_ns"]) / 1e9 for one in recorded["entries"])
+    return 0.0
+
+
 _STATES = {
     "T": "stopped by a signal; kill -CONT continues it",
     "D": "waits in the kernel, for a disk or a driver",

@@ -31,6 +31,7 @@ from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import (
     Seen,
     find_last_looks,
+    moved_lately,
     read_frames,
     read_seen,
     tell_recorded,
@@ -204,7 +205,7 @@ def _see(
     """What looks show, and whether the ranks stood still before a stop."""
     seen = read_seen(folders, consoles)
     is_stop = any(look.why == "stop" for look in seen.looks.values())
-    if is_stop and any(map(computes, tell_standing(run, seen))):
+    if is_stop and (moved_lately(seen) or any(map(computes, tell_standing(run, seen)))):
         return Seen(folders={}), False
     return seen, is_stop
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.engine.stacks import parse_faulthandler
+from launcher.agent.stopping import SILENT_S
 from launcher.agent.worker_exit import read_error, read_tail, read_traceback
 from launcher.contract.causes import Cause
 from launcher.contract.look import (
@@ -20,6 +21,7 @@ from launcher.contract.look import (
     Look,
     RankStacks,
     hear_look,
+    last_collective_at,
     look_dir,
     read_collectives,
     read_look,
@@ -80,6 +82,16 @@ def read_seen(folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]] 
                     seen.stacks[one.rank] = stacks
                 seen.traces[one.rank] = read_collectives(folder, one.rank)
     return seen
+
+
+def moved_lately(seen: Seen) -> bool:
+    """Whether a rank had entered a collective shortly before it was asked to end.
+
+    Scripts without an optimizer, and those with long steps, count as silent all the same.
+    """
+    ranks = ((one.rank, look.at) for look in seen.looks.values() for one in look.ranks)
+    last = ((last_collective_at(seen.traces.get(rank, {})), at) for rank, at in ranks)
+    return any(began_at and at - began_at < SILENT_S for began_at, at in last)
 
 
 def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:

@@ -1,0 +1,36 @@
+"""What a look says of ranks that were asked to end."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.look import Look, RankLook
+from launcher.verdict.looks import Seen, moved_lately
+
+AT = 1000.0
+
+
+@pytest.mark.parametrize(
+    ("began_at", "is_moving"),
+    [
+        ((AT - 30.0, AT - 0.05), True),
+        ((AT - 30.0, AT - 4.9), True),
+        ((AT - 30.0, AT - 5.1), False),
+        ((), False),
+    ],
+    ids=str,
+)
+def test_ranks_that_have_entered_a_collective_lately_do_not_stand_still(began_at, is_moving):
+    entries = [{"time_created_ns": round(at * 1e9)} for at in began_at]
+    looks = {n: Look(id="x", at=AT, why="stop", attempt=0, ranks=(seen_of(n),)) for n in (0, 1)}
+    traces = {0: {"entries": [{"time_created_ns": 1}]}, 1: {"entries": entries}}
+    assert moved_lately(Seen(folders={0: Path()}, looks=looks, traces=traces)) == is_moving
+
+
+def test_what_a_console_tells_has_no_collectives():
+    looks = {0: Look(id="", at=0.0, why="stop", attempt=0, ranks=(seen_of(0),))}
+    assert not moved_lately(Seen(folders={}, looks=looks))
+
+
+def seen_of(rank: int) -> RankLook:
+    return RankLook(rank=rank, pid=1, state="S")
