@@ -7,6 +7,7 @@ import json
 import sys
 
 from launcher.commands.runs import find
+from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError
 from launcher.screen.snapshot import read_snapshot, render_snapshot
@@ -26,6 +27,7 @@ def top(arguments: argparse.Namespace) -> None:
     try:
         from launcher.screen.app import RunScreen
     except ImportError as error:
-        fix = "pip install 'fabric-train[top]'; without it: launcher top | cat"
+        plain = typed.command("top", run.run_id)
+        fix = f"pip install 'fabric-train[top]'; without it: {plain} | cat"
         raise InputError("top needs textual, which is not installed", fix) from error
     RunScreen(run, arguments.interval).run()

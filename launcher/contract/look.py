@@ -210,7 +210,7 @@ def has_open_collective(recorded: Mapping[str, Any]) -> bool:
 
 
 def last_collective_at(recorded: Mapping[str, Any]) -> float:
-    """When the worker entered its newest collective, in seconds since the epoch; 0 if never. Pure."""
+    """When the worker entered its newest collective, in epoch seconds; 0 if never. Pure."""
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         return max(int(one["time_created_ns"]) / 1e9 for one in recorded["entries"])
     return 0.0

@@ -249,8 +249,8 @@ def _fell(failure: FailureReport | None, rank: int | None, text: str) -> tuple[i
 
 def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
     has_failed = not goes_on and evidence.state != RunState.SUCCEEDED.value
-    looks = "no failure so far; launcher stacks tells where its ranks are"
-    what = looks if goes_on else "it ended well"
+    look = typed.command("stacks", evidence.subject)
+    what = f"no failure so far; {look} tells where its ranks are" if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing
         told = "no line that was read reports a failure"

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker_options import PYTHON
@@ -31,11 +31,16 @@ CONTAINER = "code"
 LABEL = "launcher.code"
 """The label of ConfigMaps with code: a search for a run's plan then need not read them."""
 PARTS = f"{protocol.CONTAINER_CODE}-parts"
-OTHER_WAYS = (
-    "an image that holds it (launcher build --base IMAGE --tag REF --push, then --image REF "
-    "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
-    "workdir: /code); .launcherignore leaves out what is not code"
-)
+
+
+def tell_other_ways() -> str:
+    """How more code comes to a cluster than objects can carry."""
+    build = typed.command("build", "--base", "IMAGE", "--tag", "REF", "--push")
+    return (
+        f"an image that holds it ({build}, then --image REF --code image), "
+        "or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], workdir: /code); "
+        ".launcherignore leaves out what is not code"
+    )
 
 
 def check_size(code: PackedCode) -> None:
@@ -48,7 +53,7 @@ def check_size(code: PackedCode) -> None:
     raise InputError(
         f"the code in {code.record.root}, {_sizes(code)}, is too large for ConfigMaps, which take "
         f"{_kilobytes(MAX_BYTES)} packed; the largest files:{named}",
-        OTHER_WAYS,
+        tell_other_ways(),
     )
 
 

@@ -147,7 +147,7 @@ def test_why_names_the_nodes_of_the_losses_that_a_run_survived():
     gone = f"  healed: {GONE}, and node 0 with it; 2 nodes went on with step 184 after 0.66 s\n"
     assert why("succeeded", 0, 1, 2, 3) == f"lm-0a1b2c (succeeded): it ended well\n{lost}{gone}"
     assert why("running", 2).endswith(
-        f"no failure so far; launcher stacks tells where its ranks are\n{gone}"
+        f"no failure so far; launcher stacks lm-0a1b2c tells where its ranks are\n{gone}"
     )
     earlier = f"  healed 2 times before: {typed.command('report', 'lm-0a1b2c')}\n"
     assert why("succeeded", 0, 0, 2, 2, 2).endswith(f"it ended well\n{earlier}{gone * 3}")

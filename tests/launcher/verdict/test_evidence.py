@@ -359,8 +359,8 @@ def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(expect_golden):
 @pytest.mark.parametrize(
     ("state", "missing", "certainty", "what"),
     [
-        ("running", (), "", "no failure so far; launcher stacks tells where its ranks are"),
-        ("orphaned", (), "", "no failure so far; launcher stacks tells where its ranks are"),
+        ("running", (), "", "no failure so far; launcher stacks a tells where its ranks are"),
+        ("orphaned", (), "", "no failure so far; launcher stacks a tells where its ranks are"),
         ("succeeded", (), "", "it ended well"),
         ("", (), "unclear", "no line that was read reports a failure"),
         ("", ("log",), "unclear", "the logs that were read do not say why"),

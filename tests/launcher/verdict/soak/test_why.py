@@ -21,10 +21,8 @@ def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher):
     run = launcher.folder / "runs" / launcher.run_ids()[0]
     wait_until(lambda: (run / "up-0").exists())
     told = launcher("why").stdout
-    assert (
-        told
-        == f"{run.name} (running): no failure so far; launcher stacks tells where its ranks are\n"
-    )
+    stacks = f"python -m launcher stacks {run.name} tells where its ranks are"
+    assert told == f"{run.name} (running): no failure so far; {stacks}\n"
     launcher("stop")
     part = launcher.folder / "a part"
     (part / "nodes/0").mkdir(parents=True)
