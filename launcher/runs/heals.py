@@ -101,13 +101,13 @@ _WORDS = {JOINED: "a node joined", "left": "{} left", "fault": "a worker failed"
 
 
 def find_survived(events: Iterable[LedgerEvent]) -> frozenset[str]:
-    """What agents said of losses from which their workers went on."""
+    """What agents said of losses after which their workers made a step, started anew or not."""
     survived, open_losses = set[str](), defaultdict[tuple[int, int], set[str]](set)
     for event in events:
         agent = (event.node_index, event.incarnation)
         if event.name in ("node-lost", "store-lost"):
             open_losses[agent].add(str(event.values.get("detail")))
-        elif event.name == "healed":
+        elif event.name in ("healed", "first-step"):
             survived |= open_losses.pop(agent, set())
     return frozenset(survived.difference(*open_losses.values()))
 

@@ -116,6 +116,11 @@ class Node:
         self.tell_ends(self.ends)
         return self.judge.judge(self.ends, self.attempts.steps(), regroups=regroups)
 
+    @property
+    def last_ends(self) -> tuple[WorkerEnd, ...]:
+        """``ends``, causes first; without those of an attempt from which the node went on."""
+        return tuple(end for end in self.ends if end.attempt == self.attempts.number)
+
     def tell_ends(self, ends: tuple[WorkerEnd, ...]) -> None:
         """Writes into the ledger, once, when each worker of the present attempt ended."""
         if self._told_ends_of == self.attempts.number:

@@ -84,7 +84,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     ended = rounds.Rounds(task, node, clock).run(run_once)
     watchdog.stop()
     node.tell_ends(attempts.end(regroups=True))
-    first = next(iter(node.ends), None)  # ``ends`` begins with the causes
+    first = next(iter(node.last_ends), None)
     is_full = ended.cause is Cause.DISK_FULL
     return end(
         cause=ended.cause,
@@ -92,7 +92,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         attempts=attempts.count,
         restarts=dict(judge.restarts),
         first=first,
-        collateral=node.ends[1:],
+        collateral=node.last_ends[1:],
         ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
     )
 

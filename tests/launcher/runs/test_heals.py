@@ -15,7 +15,7 @@ from launcher.contract import typed
 from launcher.contract.causes import Cause
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import measure_goodput
-from launcher.runs.heals import find_heals, tell_heals
+from launcher.runs.heals import find_heals, find_survived, tell_heals
 from launcher.runs.ledger import LedgerEvent, agent_ledger, count_restarts, parse_event
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_summary
@@ -91,6 +91,18 @@ def test_workers_that_start_anew_have_not_healed():
         for event in AGENTS
     ]
     assert find_heals(restarted) == ()
+
+
+@pytest.mark.parametrize(
+    ("after", "is_survived"),
+    [("workers-started", False), ("first-step", True), ("healed", True)],
+)
+def test_a_loss_is_survived_once_the_workers_make_a_step_again(after, is_survived):
+    lost = next(event for event in AGENTS if event.name == "node-lost")
+    events = [lost, replace(lost, name=after, values={})]
+    said = frozenset({lost.values["detail"]})
+    assert find_survived(events) == (said if is_survived else frozenset())
+    assert find_survived([*events, lost]) == frozenset()
 
 
 def test_a_loss_while_a_newcomer_loads_is_one_heal_with_both():

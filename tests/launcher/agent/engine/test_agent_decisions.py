@@ -18,6 +18,7 @@ from launcher.agent.endings import Again, AttemptJudge, may_meet_again
 from launcher.agent.engine import preload
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
 from launcher.agent.engine.health_server import Health, start_health_server
+from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import Rounds
 from launcher.agent.engine.run import plan_preload, refuse_torch
@@ -71,6 +72,13 @@ def test_only_a_workers_own_failure_counts():
     assert one.faults == 0
     assert one.judge((lost, end(exception="KeyError")), 0, regroups=True).cause == "worker-fault"
     assert one.faults == 1
+
+
+def test_a_node_ends_by_workers_of_its_last_attempt_alone():
+    ended = end(attempt=1, cause="terminated", exit_code=-15)
+    for number, ends in ((1, (ended,)), (2, ())):
+        node = SimpleNamespace(ends=(ended,), attempts=SimpleNamespace(number=number))
+        assert Node.last_ends.fget(node) == ends
 
 
 def test_equal_failures_at_the_same_step_end_the_run_at_the_limit():
