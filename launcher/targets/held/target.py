@@ -25,10 +25,7 @@ from launcher.contract.states import NodeState
 from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
-from launcher.plan.nodes import absolute
 from launcher.plan.target_facts import (
-    RUN_ID,
-    Folders,
     MachineFacts,
     NodeFacts,
     TargetFacts,
@@ -42,7 +39,7 @@ from launcher.targets.held.hold import Hold, check_reach, ids_in
 from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
-from launcher.targets.shared_folder import MEET_DIR
+from launcher.targets.shared_folder import MEET_DIR, folders_of
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -94,15 +91,7 @@ class HeldTarget(Target):
         hold, cwd = self.hold, str(Path.cwd())
         plan, root = hold.plan, str(self._run_root.absolute())
         check_reach(job, plan, root, cwd)
-        run, given = f"{root}/{RUN_ID}", job.checkpoint_dir
-        folders = Folders(
-            run=run,
-            checkpoints=absolute(given, cwd) if given else f"{run}/{protocol.CHECKPOINTS_DIR}",
-            cwd=cwd,
-            code=f"{run}/{protocol.CODE_DIR}" if self.code is not None else "",
-            # Containers see these folders under their own names.
-            in_container=True,
-        )
+        folders = folders_of(job, root, cwd, sends_code=self.code is not None)
         is_on_gpus = plan.accelerator == "cuda" and not job.is_on_cpu
         nodes, is_here = list[NodeFacts](), self._python != ""
         for node, ready in zip(plan.nodes, hold.wait_ready(), strict=True):
@@ -134,7 +123,7 @@ class HeldTarget(Target):
             nodes=tuple(nodes)[: job.nnodes.max],
             shell=parse_shell(os.environ) if is_here else (),
             agent=AgentSettings(
-                health_port=None, tee=False, meet_dir=f"{run}/{MEET_DIR}" if meets else ""
+                health_port=None, tee=False, meet_dir=f"{folders.run}/{MEET_DIR}" if meets else ""
             ),
             own=HeldSettings(hold=hold.run.run_id, python=self._python),
         )

@@ -15,11 +15,11 @@ from launcher.follow.console import Console
 from launcher.follow.endings import FOUND_LATER
 from launcher.follow.nodes import FolderWatch
 from launcher.follow.requests import read_withdrawn
-from launcher.follow.target import NodeObservation, Observation, Target
+from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.targets.shared_folder import changed_at
+from launcher.targets.shared_folder import changed_at, observe_folder
 from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
 from launcher.targets.slurm.job_starts import (
@@ -308,39 +308,26 @@ def find_silent(run: RunFolder) -> dict[int, str]:
     return {i: f"no sign of life for {s:.0f} s" for i, s in ages.items() if s > SILENT_S}
 
 
-def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None) -> Observation:
+def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Observation:
     """Each node by its own outcome, else by the start that it belongs to."""
-    newest, last = newest_starts(read_starts(run)), dict(run.incarnations())
-    by_element = {job.element: job for job in jobs or ()}
+    newest, silent = newest_starts(read_starts(run)), find_silent(run)
+    by_element = {job.element: job for job in jobs}
     is_one = SlurmSettings.of(plan).kind == "allocation"
 
-    silent = find_silent(run)
-
-    def one(index: int) -> NodeObservation:
+    def look(index: int) -> tuple[NodeState, str]:
         element = None if is_one else index
         start, job = newest.get(element), by_element.get(element)
-        incarnation = last.get(index, 0)
-        outcome = run.read_node_outcome(index, incarnation) if index in last else None
         waits = job is not None and job.state in ("PENDING", "REQUEUED", "COMPLETING")
-        state, detail = NodeState.MISSING, ""
-        if start is not None and start.code is None and not waits:
-            names = start.nodes.split()
-            state, detail = NodeState.RUNNING, "".join(names[index : index + 1] or names[:1])
-            if is_one and index >= len(names):
-                state, detail = NodeState.MISSING, f"job {start.name} got {len(names)} nodes"
-            elif index in silent:
-                state, detail = NodeState.MISSING, f"{detail}: {silent[index]}"
-        elif waits or (start is not None and start.goes_on):
-            state, detail = NodeState.PENDING, job.why if job else ""
-        if outcome is not None and state is not NodeState.PENDING:
-            state, detail = NodeState.EXITED, outcome.detail
-        return NodeObservation(
-            node_index=index,
-            incarnation=incarnation,
-            state=state,
-            exit_code=outcome.exit_code if state is NodeState.EXITED and outcome else None,
-            detail=detail,
-        )
+        if waits or (start is not None and start.goes_on):
+            return NodeState.PENDING, job.why if job else ""
+        if start is None or start.code is not None:
+            return NodeState.MISSING, ""
+        names = start.nodes.split()
+        host = "".join(names[index : index + 1] or names[:1])
+        if is_one and index >= len(names):
+            return NodeState.MISSING, f"job {start.name} got {len(names)} nodes"
+        if index in silent:
+            return NodeState.MISSING, f"{host}: {silent[index]}"
+        return NodeState.RUNNING, host
 
-    nodes = tuple(one(node.node_index) for node in plan.nodes)
-    return Observation(run_id=run.run_id, nodes=nodes)
+    return observe_folder(run, plan, look)

@@ -8,14 +8,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import Mount
 from launcher.plan.nodes import absolute
-from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.agent_files import is_own_image
-from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT, check_meeting
+from launcher.targets.shared_folder import PLACEHOLDER_PORT, check_meeting, folders_of, let_meet
 from launcher.targets.slurm.settings import SlurmSettings
 
 if TYPE_CHECKING:
@@ -186,36 +185,13 @@ def plan_facts(
 
     Raises ``InputError`` if the job asks for something that Slurm cannot do.
     """
-    own = plan_slurm(job, cwd)
-    folder = f"{run_root}/{RUN_ID}"
-    given = job.checkpoint_dir
-    folders = Folders(
-        run=folder,
-        checkpoints=absolute(given, cwd) if given else f"{folder}/{protocol.CHECKPOINTS_DIR}",
-        cwd=cwd,
-        code=f"{folder}/{protocol.CODE_DIR}" if sends_code else "",
-        # Containers see these folders at the same paths.
-        in_container=True,
-    )
+    own, in_image = plan_slurm(job, cwd), job.agent.in_image
     cores = job.slurm.cpus_per_task or math.ceil(job.resources.cpus or 1)
-
-    def machine(index: int) -> SlurmMachine:
-        # Names for the plan only: nodes find each other through the run's folder.
-        address = f"node-{index}"
-        return SlurmMachine(
-            cpu_count=cores, device_ids=None, gpus=own.gpus, address=address, loopback=None
-        )
-
-    nodes = (
-        NodeFacts(name=f"node-{index}", machine=machine(index), folders=folders)
-        for index in range(job.nnodes.max)
-    )
-    in_image = job.agent.in_image
-    return TargetFacts(
+    facts = TargetFacts(
         target=TARGET,
         place=f"Slurm, {'a job array' if own.kind == 'array' else 'one job'}",
         accelerator="cuda" if own.gpus else "cpu",
-        machine=machine(0),
+        machine=SlurmMachine(cpu_count=cores, device_ids=None, gpus=own.gpus),
         image=own.image,
         agent_in_image=bool(own.image) and (is_own_image(own.image or "") and in_image is True),
         torch_version=job.torch_version if own.image else torch_version,
@@ -223,13 +199,13 @@ def plan_facts(
         cwd=cwd,
         ports=(PLACEHOLDER_PORT,),
         terminal=terminal,
-        nodes=tuple(nodes),
         agent=AgentSettings(
             identity=TARGET,
             health_port=None,
             tee=False,
-            meet_dir=f"{folder}/{MEET_DIR}",
             awaits_nodes=own.kind == "array",  # Slurm requeues an element that is lost.
         ),
         own=own,
     )
+    folders = folders_of(job, run_root, cwd, sends_code=sends_code)
+    return let_meet(facts, job.nnodes.max, folders)

@@ -6,13 +6,12 @@ it, and the controller is asked for little.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +20,8 @@ from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
-from launcher.follow.target import Artifact, Door, Driver, Observation, Target, Traits
+from launcher.follow.target import Artifact, Door, Driver, Observation, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, make_folders
@@ -31,7 +29,7 @@ from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.agent_files import make_token
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
-from launcher.targets.shared_folder import ask_to_stop, plan_as_run
+from launcher.targets.shared_folder import SharedFolderTarget, ask_to_stop
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
@@ -76,16 +74,16 @@ class SlurmArtifact(Artifact):
         return render_script(self.plan, embed=embed)
 
 
-class SlurmTarget(Target):
+class SlurmTarget(SharedFolderTarget):
     """Submits a run as one job, or as a job array, and reads what its nodes leave."""
 
     name = TARGET
     traits = Traits(goes_on_alone=True, sends_code=True, takes_shell=True)
+    look_s = LOOK_S
 
     def __init__(self, run_root: Path, allocation: SlurmProcess | None = None) -> None:
         """``allocation``: the one around this process, on whose nodes a new run runs."""
-        super().__init__()
-        self._run_root = run_root
+        super().__init__(run_root)
         self._allocation = allocation
         if allocation is not None:
             self.there = inside.nodes_of(allocation)
@@ -182,10 +180,6 @@ class SlurmTarget(Target):
     def observe(self, plan: LaunchPlan) -> Observation:
         run = RunFolder(Path(plan.run_dir))
         return observe(run, plan, read_queue(run))
-
-    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
-        """As ``Target.as_run``: each start of an agent takes the next incarnation."""
-        return plan_as_run(plan)
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
         own = SlurmSettings.of(plan)
@@ -298,17 +292,10 @@ class SlurmTarget(Target):
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))
 
-    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
-        """As ``Target.bring_output``: the nodes write into the folder themselves."""
-        next_look_at = float("-inf")
-        while follow and run.read_outcome() is None:
-            starts, wanted = read_starts(run), wanted_elements(run, plan)
-            is_over = decide_end(run, plan, starts, (), wanted) and is_all_over(starts, wanted)
-            if is_over or time.monotonic() >= next_look_at:
-                next_look_at = time.monotonic() + LOOK_S
-                with contextlib.suppress(TargetError):
-                    fold(run, self, time.time())
-            yield
+    def says_end(self, run: RunFolder, plan: LaunchPlan) -> bool:
+        starts, wanted = read_starts(run), wanted_elements(run, plan)
+        is_decided = decide_end(run, plan, starts, (), wanted) is not None
+        return is_decided and is_all_over(starts, wanted)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """As ``Target.scale``: adds elements to the array, or ends those of the highest indices."""
