@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ from launcher.targets.held.hold import Hold, check_reach, ids_in
 from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
-from launcher.targets.shared_folder import MEET_DIR, folders_of
+from launcher.targets.shared_folder import MEET_DIR, folders_of, wait_until
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -222,12 +221,9 @@ class HeldTarget(Target):
 
         for node in find_live():
             self._child(run_id, node).end(run_id, grace_s)
-        deadline = time.monotonic() + grace_s + END_LIMIT_S
-        while find_live():
-            if time.monotonic() > deadline:
-                what = f"STILL RUNNING: {run_id}: the nodes of {plan.place} do not end it"
-                raise TargetError(what, typed.command("stop", plan.hold))
-            time.sleep(0.05)
+        if not wait_until(lambda: not find_live(), grace_s + END_LIMIT_S, 0.05):
+            what = f"STILL RUNNING: {run_id}: the nodes of {plan.place} do not end it"
+            raise TargetError(what, typed.command("stop", plan.hold))
         if only is None:
             hold.leave()
 

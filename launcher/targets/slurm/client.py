@@ -93,24 +93,15 @@ class QueuedJob:
         return str(self.number) if self.element is None else f"{self.number}_{self.element}"
 
 
-def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a new job. Pure.
+def without_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of Slurm's commands, without options that a person has set in it. Pure.
 
     ``SBATCH_*`` would overrule the script's own options, and the new job's nodes would get the
-    variables of a job around this process.
-    """
-    outer = ("SBATCH_", "SRUN_", "SLURM_")
-    return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(outer)}
-
-
-def without_filters(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for commands that only ask, and for ``scancel``. Pure.
-
-    A person may have set ``SQUEUE_PARTITION`` and the like, which hide jobs: hidden jobs would
+    variables of a job around this process. ``SQUEUE_PARTITION`` and the like hide jobs, which would
     count as gone. With ``SCANCEL_INTERACTIVE`` scancel would wait for a person's answer.
     """
-    of_person = ("SQUEUE_", "SCANCEL_", "SINFO_")
-    return {k: v for k, v in environ.items() if not k.startswith(of_person)}
+    drop = ("SBATCH_", "SRUN_", "SLURM_", "SQUEUE_", "SCANCEL_", "SINFO_")
+    return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(drop)}
 
 
 def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) -> str:
@@ -119,11 +110,8 @@ def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) ->
 
 
 def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> CommandEnd:
-    env = without_outer_job(os.environ)
-    if argv[0] != "sbatch":
-        env = without_filters(os.environ)
     try:
-        end = short_command.ask(argv, limit_s, cwd, env)
+        end = short_command.ask(argv, limit_s, cwd, without_defaults(os.environ))
     except OSError as error:
         raise SlurmError(
             f"{argv[0]}: {error.strerror}: this machine has no Slurm client",

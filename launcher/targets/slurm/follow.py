@@ -76,6 +76,7 @@ class SlurmDriver:
     def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
+        self._watch.look()
         starts = read_starts(self._run)
         jobs = self._watch.jobs or ()
         self._print_news(starts, jobs)
@@ -150,14 +151,12 @@ class SlurmDriver:
 
     def end(self, why: Ending, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
-        self._watch.close()
         wanted = wanted_elements(self._run, self.plan)
         if asked or not is_all_over(read_starts(self._run), wanted):
             self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was submitted goes on without a launcher."""
-        self._watch.close()
         if not isinstance(error, KeyboardInterrupt):
             return not submitted and isinstance(error, LauncherError)
         # A second Ctrl-C, perhaps before sbatch has answered. A third does not end the wait.

@@ -90,15 +90,9 @@ def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
 def _plan_options(job: JobSpec) -> tuple[str, ...]:
     """Options of sbatch for what the job asks of Slurm, in the order of the keys."""
     spec, resources = job.slurm, job.resources
+    same = ("partition", "account", "qos", "time", "constraint", "reservation", "exclude", "gres")
     named: dict[str, str | int | None] = {
-        "partition": spec.partition,
-        "account": spec.account,
-        "qos": spec.qos,
-        "time": spec.time,
-        "constraint": spec.constraint,
-        "reservation": spec.reservation,
-        "exclude": spec.exclude,
-        "gres": spec.gres,
+        **{key: getattr(spec, key) for key in same},
         "gpus-per-node": spec.gpus_per_node or (None if spec.gres else resources.gpus or None),
         "cpus-per-task": spec.cpus_per_task or math.ceil(resources.cpus or 0),
         "mem": spec.mem or (resources.memory_bytes and f"{-(-resources.memory_bytes >> 20)}M"),
@@ -179,7 +173,6 @@ def plan_facts(
     cwd: str,
     torch_version: str | None,
     sends_code: bool,
-    terminal: bool = False,
 ) -> TargetFacts:
     """The facts for the planner: every path is on the shared file system, as on this machine.
 
@@ -198,7 +191,6 @@ def plan_facts(
         run_root=run_root,
         cwd=cwd,
         ports=(PLACEHOLDER_PORT,),
-        terminal=terminal,
         agent=AgentSettings(
             identity=TARGET,
             health_port=None,

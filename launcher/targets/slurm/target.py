@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
@@ -26,10 +25,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_archive import read_compiled_archive
-from launcher.targets.agent_files import make_token
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
-from launcher.targets.shared_folder import SharedFolderTarget, ask_to_stop
+from launcher.targets.shared_folder import SharedFolderTarget, ask_to_stop, wait_until
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
@@ -95,21 +93,19 @@ class SlurmTarget(SharedFolderTarget):
         torch_version = None
         if self._allocation is not None:
             self.notes += inside.describe_unused(job)
-        if job.slurm.python is None:
+        if job.slurm.python is None and not job.slurm.container:
             python, torch_version = find_own_torch()
             slurm = job.slurm.model_copy(update={"python": python})
-            if not job.slurm.container:
-                job = job.model_copy(update={"slurm": slurm})
+            job = job.model_copy(update={"slurm": slurm})
         facts = plan_facts(
             job,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             torch_version=torch_version,
             sends_code=self.code is not None,
-            terminal=sys.stderr.isatty(),
         )
         self.notes += filter(None, (describe_ignored(os.environ),))
-        facts = replace(facts, shell=parse_shell(os.environ))
+        facts = replace(facts, terminal=sys.stderr.isatty(), shell=parse_shell(os.environ))
         return facts if self._allocation is None else inside.fit_facts(facts, self._allocation)
 
     def has_image(self, job: JobSpec) -> bool:
@@ -151,12 +147,10 @@ class SlurmTarget(SharedFolderTarget):
     # -- while it runs ----------------------------------------------------------------------------
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        """As ``Target.submit``: all else that nodes need is made by the batch job itself."""
         run = RunFolder(Path(plan.run_dir))
-        make_folders((plan.checkpoint_dir, f"{plan.run_dir}/{JOBS_DIR}"))
-        if self.code is not None and plan.code is not None:
-            unpack(self.code.data, Path(plan.run_dir, protocol.CODE_DIR))
-        Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
-        make_token(Path(plan.run_dir))
+        make_folders((f"{plan.run_dir}/{JOBS_DIR}",))
+        (run.path / protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
         if self._allocation is None:
             self._submit(run)
             return
@@ -313,15 +307,6 @@ class SlurmTarget(SharedFolderTarget):
         if come := sorted(wanted - present):
             self._submit(run, tuple(come))
         return True
-
-
-def wait_until(is_done: Callable[[], bool], limit_s: float, longest_s: float = 0.1) -> bool:
-    """Waits at most ``limit_s``; returns whether it is done. Looks at least every ``longest_s``."""
-    deadline, pause_s = time.monotonic() + limit_s, min(0.5, longest_s)
-    while not (done := is_done()) and time.monotonic() < deadline:
-        time.sleep(pause_s)
-        pause_s = min(longest_s, 2 * pause_s)
-    return done
 
 
 def find_own_torch() -> tuple[str, str | None]:

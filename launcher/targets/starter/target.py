@@ -24,7 +24,12 @@ from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.processes import ProcessArtifact, render_processes
-from launcher.targets.shared_folder import SharedFolderTarget, changed_at, observe_folder
+from launcher.targets.shared_folder import (
+    SharedFolderTarget,
+    changed_at,
+    observe_folder,
+    wait_until,
+)
 from launcher.targets.starter.agreement import last_start, request_stop
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
 
@@ -104,22 +109,20 @@ class StarterTarget(SharedFolderTarget):
         if not run.is_there():
             return
         plan = run.read_plan()
-        if not self._living(plan):
+
+        def find_living() -> list[str]:
+            return [f"node {n.node_index}" for n in self.observe(plan).nodes if n.is_alive]
+
+        if not find_living():
             return
         request_stop(run)
-        deadline = self._clock.monotonic() + grace_s + STOP_MARGIN_S
-        while (left := self._living(plan)) and self._clock.monotonic() < deadline:
-            self._clock.sleep(LOOK_S)
-        if left:
+        limit_s = grace_s + STOP_MARGIN_S
+        if not wait_until(lambda: not find_living(), limit_s, LOOK_S, self._clock):
             own = StarterSettings.of(plan)
             job = f" (job {own.scheduler})" if own.scheduler else ""
-            self.notes.append(
-                f"no end reported by {', '.join(f'node {index}' for index in left)}; "
-                f"what still runs ends with {own.starter}{job}"
-            )
-
-    def _living(self, plan: LaunchPlan) -> list[int]:
-        return [node.node_index for node in self.observe(plan).nodes if node.is_alive]
+            left = ", ".join(find_living())
+            ends = f"what still runs ends with {own.starter}{job}"
+            self.notes.append(f"no end reported by {left}; {ends}")
 
 
 # -- nodes that ended without a word: only times of the file system that all share are compared ----

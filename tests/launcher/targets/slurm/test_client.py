@@ -50,8 +50,9 @@ def test_a_new_job_gets_nothing_of_the_job_around_it():
         "SLURM_NTASKS": "8",
         "SBATCH_PARTITION": "other",
         "SRUN_CPUS_PER_TASK": "2",
+        "SQUEUE_PARTITION": "high",
     }
-    kept = client.without_outer_job(environ)
+    kept = client.without_defaults(environ)
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
 
 

@@ -426,13 +426,15 @@ def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
     monkeypatch.setattr(client, "start_within", start_within)
     folder.write(e7_0_0_started="n1", e7_1_0_started="n2")
     watch = QueueWatch(folder.run)
-    try:
-        wait_until(lambda: watch.looks >= 3)
-        folder.write(e7_1_1_started="n2")
-        seen = watch.looks
-        wait_until(lambda: watch.looks >= seen + 3)
-    finally:
-        watch.close()
+
+    def has_looked(times: int) -> bool:
+        watch.look()
+        return watch.looks >= times
+
+    wait_until(lambda: has_looked(3))
+    folder.write(e7_1_1_started="n2")
+    seen = watch.looks
+    wait_until(lambda: has_looked(seen + 3))
     assert told == [("7_0", "7_1"), ("7_1",)]
     assert watch.error is None
     hastened = [] if is_refused else ["7_0.0", "7_1.0", "7_1.1"]
