@@ -104,14 +104,14 @@ def without_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(drop)}
 
 
-def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) -> str:
+def run_command(*argv: str, limit_s: float = LIMIT_S) -> str:
     """Returns a command's output. Raises ``SlurmError`` with its own words."""
-    return _run(argv, limit_s, cwd).out
+    return _run(argv, limit_s).out
 
 
-def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> CommandEnd:
+def _run(argv: tuple[str, ...], limit_s: float) -> CommandEnd:
     try:
-        end = short_command.ask(argv, limit_s, cwd, without_defaults(os.environ))
+        end = short_command.ask(argv, limit_s, env=without_defaults(os.environ))
     except OSError as error:
         raise SlurmError(
             f"{argv[0]}: {error.strerror}: this machine has no Slurm client",
@@ -135,14 +135,14 @@ def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> Comma
     return end
 
 
-def submit_script(script: Path, *options: str, folder: str) -> int:
-    """Submits a batch script from a folder; returns the job's id. ``options`` overrule those in it.
+def submit_script(script: Path, *options: str) -> int:
+    """Submits a batch script; returns the job's id. ``options`` overrule those in it.
 
     Raises ``SlurmError``.
     """
     argv = ("sbatch", "--parsable", *options, str(script))
     # A loaded controller takes long, and a job whose id nobody learns is lost.
-    out = run_command(*argv, limit_s=3 * LIMIT_S, cwd=folder)
+    out = run_command(*argv, limit_s=3 * LIMIT_S)
     return int(out.strip().splitlines()[-1].partition(";")[0])
 
 

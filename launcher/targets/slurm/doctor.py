@@ -17,6 +17,7 @@ from launcher.doctor.finding import Finding, Status, failed, is_fit, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.job.values import NodeRange
 from launcher.plan.launch_plan import new_run_id, plan_run
+from launcher.runs.folder import check_folder
 from launcher.targets.diagnosis import diagnose_nodes
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.script import render_script
@@ -103,15 +104,13 @@ def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Find
     }
     was_there = run_root.is_dir()
     try:
-        run_root.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(
-            prefix=".doctor-", dir=run_root, ignore_cleanup_errors=True
-        )
-    except OSError as error:
-        what = f"cannot be written: {error.strerror}"
-        yield failed("run folder", str(run_root), what, "--runs FOLDER that you may write to")
+        check_folder(run_root)
+    except LauncherError as error:
+        yield failed("run folder", str(run_root), error.what, error.hint)
         return
-    with folder as path:
+    run_root.mkdir(parents=True, exist_ok=True)
+    own = tempfile.TemporaryDirectory(prefix=".doctor-", dir=run_root, ignore_cleanup_errors=True)
+    with own as path:
         target = SlurmTarget(Path(path))
         findings = list(diagnose_nodes(job.model_copy(update=probed), target, limit_s))
         yield from findings

@@ -164,7 +164,7 @@ class SlurmTarget(SharedFolderTarget):
         options = (f"--array={listed}",) if elements else ()
         script = (run.path / protocol.ARTIFACT_FILE).absolute()
         try:
-            job = client.submit_script(script, *options, folder=str(Path.cwd()))
+            job = client.submit_script(script, *options)
         except client.SlurmError as error:
             job = find_taken(run, error)
             self.notes.append(f"{error.what}; but Slurm has taken the job")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
@@ -11,9 +11,9 @@ from launcher.contract.errors import InputError, KeyInputError
 from launcher.follow.requests import count_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
-from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.plan.target_facts import TargetFacts
 from launcher.targets.processes import ProcessSettings
-from launcher.targets.shared_folder import PLACEHOLDER_PORT, let_meet
+from launcher.targets.shared_folder import let_meet
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -53,27 +53,17 @@ def nodes_of(job: JobSpec, place: NodePlace) -> NodesThere:
     )
 
 
-def plan_facts(
-    job: JobSpec,
-    machine: MachineFacts,
-    own: StarterSettings,
-    *,
-    torch_version: str,
-    run_root: str,
-    cwd: str,
-) -> TargetFacts:
-    """The facts for the planner: all nodes are like this ``machine``, and see the same folders."""
-    facts = TargetFacts(
-        target=TARGET,
-        place=f"nodes that {own.starter} started",
-        accelerator="cuda" if machine.device_ids else "cpu",
-        machine=machine,
-        torch_version=torch_version,
-        run_root=run_root,
-        cwd=cwd,
-        ports=(PLACEHOLDER_PORT,),
+def plan_facts(job: JobSpec, here: TargetFacts, place: NodePlace) -> TargetFacts:
+    """The facts for the planner: all nodes are like the one ``here``, and see the same folders."""
+    facts = replace(
+        here,
+        place=f"nodes that {place.starter} started",
         agent=AgentSettings(identity=TARGET, health_port=job.agent.health.port, tee=True),
-        own=own,
+        own=StarterSettings(
+            python=ProcessSettings.of(here).python,
+            starter=place.starter,
+            scheduler=place.scheduler,
+        ),
     )
     return facts if job.nnodes.max == 1 else let_meet(facts, job.nnodes.max)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,12 @@ from launcher.contract.errors import InputError
 from launcher.contract.states import NodeState
 from launcher.follow.target import Observation, Traits
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import MachineFacts, TargetFacts, parse_shell
+from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder
-from launcher.targets.interpreter import find_torch
-from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
-from launcher.targets.processes import ProcessArtifact, render_processes
+from launcher.targets.processes import ProcessArtifact, read_facts, render_processes
 from launcher.targets.shared_folder import (
+    PLACEHOLDER_PORT,
     SharedFolderTarget,
     changed_at,
     observe_folder,
@@ -65,21 +63,9 @@ class StarterTarget(SharedFolderTarget):
     def facts(self, job: JobSpec) -> TargetFacts:
         if self.place is None:
             raise InputError(f"--on {TARGET}: somebody else starts its nodes", STARTED_BY)
-        python, torch_version = find_torch(job.local.python)
-        cores = len(os.sched_getaffinity(0))
-        gpus = read_gpus() if not job.is_on_cpu else ()
-        facts = plan_facts(
-            job,
-            MachineFacts(cpu_count=cores, device_ids=gpus),
-            StarterSettings(
-                python=python, starter=self.place.starter, scheduler=self.place.scheduler
-            ),
-            torch_version=torch_version,
-            run_root=str(self._run_root.absolute()),
-            cwd=str(Path.cwd()),
-        )
         # MASTER_ADDR and the like are the starter's own: nothing to tell.
-        return replace(facts, shell=parse_shell(os.environ))
+        here = read_facts(job, TARGET, self._run_root, (PLACEHOLDER_PORT,))
+        return plan_facts(job, here, self.place)
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
