@@ -102,13 +102,12 @@ class StarterTarget(SharedFolderTarget):
         if not find_living():
             return
         request_stop(run)
-        limit_s = grace_s + STOP_MARGIN_S
-        if not wait_until(lambda: not find_living(), limit_s, LOOK_S, self._clock):
+        wait_until(lambda: not find_living(), grace_s + STOP_MARGIN_S, LOOK_S, self._clock)
+        if left := find_living():
             own = StarterSettings.of(plan)
             job = f" (job {own.scheduler})" if own.scheduler else ""
-            left = ", ".join(find_living())
             ends = f"what still runs ends with {own.starter}{job}"
-            self.notes.append(f"no end reported by {left}; {ends}")
+            self.notes.append(f"no end reported by {', '.join(left)}; {ends}")
 
 
 # -- nodes that ended without a word: only times of the file system that all share are compared ----
