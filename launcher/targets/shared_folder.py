@@ -64,9 +64,8 @@ def let_meet(facts: TargetFacts, count: int, folders: Folders | None = None) -> 
     """The facts with ``count`` nodes like their ``machine`` that meet in the run's folder."""
     assert facts.agent is not None, "these nodes need the agent"
     # Names for the plan only: nodes find each other through the folder.
-    machines = [
-        replace(facts.machine, address=f"node-{index}", loopback=None) for index in range(count)
-    ]
+    of_several = replace(facts.machine, loopback=None, most_processes=None)
+    machines = [replace(of_several, address=f"node-{index}") for index in range(count)]
     return replace(
         facts,
         machine=machines[0],

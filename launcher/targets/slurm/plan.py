@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import AgentSettings
@@ -40,17 +39,6 @@ OWN_OPTIONS = {
     **dict.fromkeys(("--test-only", "--kill-on-invalid-dep"), ""),
 }
 """Options of sbatch that the launcher sets; the key of the job file that decides each, if any."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmMachine(MachineFacts):
-    """A node of the cluster. All that is known of it is what the job asks for."""
-
-    gpus: int = 0
-
-    @property
-    def cpu_workers(self) -> int:
-        return self.gpus or self.cpu_count
 
 
 def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
@@ -184,7 +172,8 @@ def plan_facts(
         target=TARGET,
         place=f"Slurm, {'a job array' if own.kind == 'array' else 'one job'}",
         accelerator="cuda" if own.gpus else "cpu",
-        machine=SlurmMachine(cpu_count=cores, device_ids=None, gpus=own.gpus),
+        # All that is known of a node is what the job asks for.
+        machine=MachineFacts(cpu_count=cores, device_ids=None, slots=own.gpus or None),
         image=own.image,
         agent_in_image=bool(own.image) and (is_own_image(own.image or "") and in_image is True),
         torch_version=job.torch_version if own.image else torch_version,
