@@ -21,7 +21,7 @@ from launcher.contract.hold import StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
-from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target, Traits
+from launcher.follow.target import Door, NodeObservation, Observation, Script, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.target_facts import (
@@ -31,13 +31,13 @@ from launcher.plan.target_facts import (
     describe_ignored,
     parse_shell,
 )
-from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import env_of, render_agent_files, write_agent_files
 from launcher.targets.held.hold import Hold, check_reach, ids_in
 from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
+from launcher.targets.processes import ProcessSettings
 from launcher.targets.shared_folder import MEET_DIR, folders_of, wait_until
 
 if TYPE_CHECKING:
@@ -48,26 +48,10 @@ END_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldSettings(TargetSettings):
+class HeldSettings(ProcessSettings):
     """``python`` runs the nodes, if they are processes of this machine."""
 
     python: str = ""
-
-    @property
-    def own_python(self) -> str:
-        return self.python
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldArtifact(Artifact):
-    """A plan as requests to the nodes of a hold."""
-
-    plan: LaunchPlan
-    requests: Mapping[int, StartRun]
-
-    def shell(self, *, embed: bool = False) -> str:
-        asked = (f"# node {index}: {dump_record(one)}" for index, one in self.requests.items())
-        return "\n".join((f"# What nodes of {self.plan.hold} are asked.", *asked, ""))
 
 
 class HeldTarget(Target):
@@ -139,8 +123,11 @@ class HeldTarget(Target):
         elif self.code is not None:
             check_in_code(self.code)
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HeldArtifact:
-        return HeldArtifact(plan=plan, requests=self._ask(plan, only, {}))
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Script:
+        asked = self._ask(plan, only, {}).items()
+        lines = (f"# node {index}: {dump_record(one)}" for index, one in asked)
+        text = "\n".join((f"# What nodes of {plan.hold} are asked.", *lines, ""))
+        return Script(render=lambda _: text)
 
     def _ask(
         self, plan: LaunchPlan, only: tuple[int, ...] | None, given: Mapping[str, str]

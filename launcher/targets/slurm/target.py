@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.follow.requests import request_stop, write_size
-from launcher.follow.target import Artifact, Door, Driver, Observation, Traits
+from launcher.follow.target import Door, Driver, Observation, Script, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, make_folders
@@ -60,16 +60,6 @@ if TYPE_CHECKING:
     from launcher.contract.clock import Clock
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmArtifact(Artifact):
-    """A plan as a batch script."""
-
-    plan: LaunchPlan
-
-    def shell(self, *, embed: bool = False) -> str:
-        return render_script(self.plan, embed=embed)
 
 
 class SlurmTarget(SharedFolderTarget):
@@ -140,9 +130,9 @@ class SlurmTarget(SharedFolderTarget):
                 fix = f"{client.fix_of_refusal(error.what)}; {more}"
                 raise InputError(error.what, fix) from error
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> SlurmArtifact:
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Script:
         """All nodes, whatever ``only`` says: one script starts each of them."""
-        return SlurmArtifact(plan=plan)
+        return Script(render=lambda embed: render_script(plan, embed=embed))
 
     # -- while it runs ----------------------------------------------------------------------------
 
