@@ -113,7 +113,7 @@ class Artifact(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script(Artifact):
+class ScriptArtifact(Artifact):
     """A plan of which only the script is needed; ``render`` makes it, and takes ``embed``."""
 
     render: Callable[[bool], str]

@@ -21,7 +21,14 @@ from launcher.contract.hold import StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
-from launcher.follow.target import Door, NodeObservation, Observation, Script, Target, Traits
+from launcher.follow.target import (
+    Door,
+    NodeObservation,
+    Observation,
+    ScriptArtifact,
+    Target,
+    Traits,
+)
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.target_facts import (
@@ -123,11 +130,11 @@ class HeldTarget(Target):
         elif self.code is not None:
             check_in_code(self.code)
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Script:
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptArtifact:
         asked = self._ask(plan, only, {}).items()
         lines = (f"# node {index}: {dump_record(one)}" for index, one in asked)
         text = "\n".join((f"# What nodes of {plan.hold} are asked.", *lines, ""))
-        return Script(render=lambda _: text)
+        return ScriptArtifact(render=lambda _: text)
 
     def _ask(
         self, plan: LaunchPlan, only: tuple[int, ...] | None, given: Mapping[str, str]

@@ -20,7 +20,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.follow.requests import request_stop, write_size
-from launcher.follow.target import Door, Driver, Observation, Script, Traits
+from launcher.follow.target import Door, Driver, Observation, ScriptArtifact, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, make_folders
@@ -130,9 +130,9 @@ class SlurmTarget(SharedFolderTarget):
                 fix = f"{client.fix_of_refusal(error.what)}; {more}"
                 raise InputError(error.what, fix) from error
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Script:
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptArtifact:
         """All nodes, whatever ``only`` says: one script starts each of them."""
-        return Script(render=lambda embed: render_script(plan, embed=embed))
+        return ScriptArtifact(render=lambda embed: render_script(plan, embed=embed))
 
     # -- while it runs ----------------------------------------------------------------------------
 
