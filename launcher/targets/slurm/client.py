@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
 from launcher.targets.short_command import CommandEnd
@@ -51,9 +52,18 @@ REFUSALS = (
 """Parts of what sbatch says when it refuses a job, with the fix."""
 NOT_NOW = "Requested node configuration is not available"
 """What ``sbatch --test-only`` says of nodes that are down or drained; sbatch itself would wait."""
-ENDED_STATES = frozenset(
-    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
-) | {"PREEMPTED", "TIMEOUT", "REVOKED"}
+REASON_OF_STATE = {
+    "TIMEOUT": (Cause.PREEMPTED, "the time limit"),
+    "DEADLINE": (Cause.PREEMPTED, "the deadline"),
+    "PREEMPTED": (Cause.PREEMPTED, "preempted by another job"),
+    "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
+    "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
+    "OUT_OF_MEMORY": (Cause.OUT_OF_MEMORY, "out of memory"),
+    "CANCELLED": (Cause.STOP_REQUESTED, "cancelled by scancel"),
+    "REVOKED": (Cause.STOP_REQUESTED, "revoked"),
+}
+"""What Slurm's state of an ended job means. For other states, exit codes decide."""
+ENDED_STATES = frozenset(("COMPLETED", "FAILED", *REASON_OF_STATE))
 
 
 class SlurmError(TargetError):

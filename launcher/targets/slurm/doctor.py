@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.contract.errors import LauncherError
@@ -61,24 +61,17 @@ def diagnose_slurm(
     def sinfo(*options: str) -> list[str]:
         return run_command("sinfo", "--noheader", *of_job, *options).splitlines()
 
-    rows = f"--format={PARTITION_FORMAT}"
-    yield from _try("partition", lambda: tell_partitions(sinfo(rows)))
-    reasons = ("--list-reasons", f"--format={REASON_FORMAT}")
-    yield from _try("node", lambda: tell_lost_nodes(sinfo(*reasons)))
+    try:
+        yield from tell_partitions(sinfo(f"--format={PARTITION_FORMAT}"))
+        yield from tell_lost_nodes(sinfo("--list-reasons", f"--format={REASON_FORMAT}"))
+    except SlurmError as error:
+        yield failed("partition", "cluster", error.what, error.hint or NO_ANSWER)
     try:
         yield judge_submission(try_script(script), accepted=True)
     except SlurmError as error:
         yield judge_submission(error.what, accepted=False)
     if ask_nodes:
         yield from _run_test_job(job, run_root, limit_s)
-
-
-def _try(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """The findings of ``look``, or one that says that Slurm did not answer."""
-    try:
-        yield from look()
-    except SlurmError as error:
-        yield failed(check, "cluster", error.what, error.hint or NO_ANSWER)
 
 
 def _judge_controller() -> Finding:

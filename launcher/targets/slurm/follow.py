@@ -20,7 +20,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
 from launcher.targets.shared_folder import changed_at, observe_folder
-from launcher.targets.slurm.client import QueuedJob
+from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
 from launcher.targets.slurm.job_starts import (
     JobStart,
@@ -38,17 +38,6 @@ from launcher.targets.slurm.settings import SlurmSettings
 SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
-REASON_OF_STATE = {
-    "TIMEOUT": (Cause.PREEMPTED, "the time limit"),
-    "DEADLINE": (Cause.PREEMPTED, "the deadline"),
-    "PREEMPTED": (Cause.PREEMPTED, "preempted by another job"),
-    "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
-    "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
-    "OUT_OF_MEMORY": (Cause.OUT_OF_MEMORY, "out of memory"),
-    "CANCELLED": (Cause.STOP_REQUESTED, "cancelled by scancel"),
-    "REVOKED": (Cause.STOP_REQUESTED, "revoked"),
-}
-"""What Slurm's state of an ended job means. For other states, exit codes decide."""
 
 
 class SlurmDriver:

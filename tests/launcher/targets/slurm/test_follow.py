@@ -21,9 +21,8 @@ from launcher.follow.requests import is_stop_requested, write_size
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, process_space
 from launcher.targets.slurm import client
-from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
+from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob
 from launcher.targets.slurm.follow import (
-    REASON_OF_STATE,
     SlurmDriver,
     decide_end,
     end_by_queue,
@@ -172,8 +171,12 @@ def test_withdrawn_elements_are_not_waited_for(tmp_path):
     assert folder.is_over()
 
 
-def test_each_word_of_slurm_for_an_end_has_a_reason(tmp_path):
-    assert REASON_OF_STATE.keys() == ENDED_STATES - {"COMPLETED", "FAILED"}
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", *REASON_OF_STATE])
+def test_a_job_in_a_state_of_an_end_is_over(state):
+    assert queued(state).is_over
+
+
+def test_a_word_of_slurm_for_an_end_has_a_reason(tmp_path):
     end = end_by_queue(Folder(tmp_path).run, (), (queued("NODE_FAIL"),))
     assert (end.cause, end.detail) == (Cause.NODE_LOST, "job 7: a node failed")
 
