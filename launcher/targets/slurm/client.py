@@ -18,7 +18,7 @@ LIMIT_S = 20.0
 """The limit of a command: Slurm's own tries last far longer if the controller is away."""
 OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"))
 """Variables that say which cluster is asked, and as whom."""
-_FORMAT = "%A|%F|%K|%T|%r|%N|%k"
+_FORMAT = "%A|%F|%K|%T|%r|%k"
 """The comment comes last, as it may hold any character."""
 COMMENT = "launcher:"
 _UNKNOWN = re.compile(r"Invalid job id specified|Invalid job array id|already completed", re.I)
@@ -88,7 +88,6 @@ class QueuedJob:
     element: int | None
     state: str
     why: str
-    nodes: str
     run_id: str = ""
     own: int = 0
 
@@ -193,14 +192,13 @@ def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
 
 def _parse(line: str) -> QueuedJob:
     fields = line.strip().split("|", _FORMAT.count("|"))
-    job, array, element, state, why, nodes, comment = fields
+    job, array, element, state, why, comment = fields
     is_element = element.isdigit()
     return QueuedJob(
         number=int(array if is_element else job),
         element=int(element) if is_element else None,
         state=state,
         why=why,
-        nodes=nodes,
         run_id=comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else "",
         own=int(job),
     )

@@ -79,7 +79,7 @@ class Folder:
 
 
 def queued(state: str, element: int | None = None) -> QueuedJob:
-    return QueuedJob(number=7, element=element, state=state, why="Priority", nodes="")
+    return QueuedJob(number=7, element=element, state=state, why="Priority")
 
 
 def test_a_job_goes_on_until_its_last_start_is_over(tmp_path):
@@ -281,10 +281,10 @@ def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_e
     (folder.run.path / "slurm/7.job").write_text("\n")
     followed = Followed(folder, tmp_path, monkeypatch)
     why = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    followed.says(f"7|7|N/A|PENDING|{why}||(null)\n")
+    followed.says(f"7|7|N/A|PENDING|{why}|(null)\n")
     assert followed.wait_told(f"job 7 waits in the queue: {why}") == 1
     # A node that is drained while the job runs there is told of nowhere in the queue.
-    followed.says("7|7|N/A|RUNNING|None|n[1-2]|(null)\n")
+    followed.says("7|7|N/A|RUNNING|None|(null)\n")
     folder.write(j7_0_started="n1 n2")
     assert followed.wait_told("job 7 runs on n1 n2") == 1
     folder.write(j7_0_ended="0 over")
@@ -388,7 +388,7 @@ def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_ha
 
 
 def held(element: int | None = None, why: str = "BeginTime") -> QueuedJob:
-    return QueuedJob(number=7, element=element, state="PENDING", why=why, nodes="")
+    return QueuedJob(number=7, element=element, state="PENDING", why=why)
 
 
 def held_back(folder: Folder, *jobs: QueuedJob) -> list[str]:
