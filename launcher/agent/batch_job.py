@@ -127,7 +127,7 @@ class BatchJob:
 
     def prepare(self, task: str) -> None:
         """Makes what the nodes and the launcher need. Raises ``OSError``."""
-        for folder in (self.files, self.run / "nodes", self.run / "meet", self.options.checkpoints):
+        for folder in (self.files, self.options.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         # Empty until somebody asks: on NFS, nodes may see a new file a minute late.
         self.stop.open("a").close()

@@ -152,7 +152,7 @@ def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
     console.note(f"running on {choice.why}{made}")
     while choice.target.notes:
         console.note(choice.target.notes.pop(0))
-    console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
+    console.note(f"run {run.run_id}: {plan.size}; folder {shown(run.path)}")
     return run
 
 
@@ -187,9 +187,3 @@ def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -
             where = () if is_here else ("--runs", str(run.path.parent))
             fix = typed.command("stop", live.run_id, *where)
             note(f"left behind: {live.run_id}; its launcher has died ({proof}); end it: {fix}")
-
-
-def _size_of(plan: LaunchPlan) -> str:
-    node = plan.nodes[0]
-    nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
-    return f"nnodes {nodes} x nproc_per_node {node.nproc_per_node} on {plan.accelerator}"

@@ -112,6 +112,16 @@ class Artifact(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScriptArtifact(Artifact):
+    """A plan of which only the script is needed; ``render`` makes it, and takes ``embed``."""
+
+    render: Callable[[bool], str]
+
+    def shell(self, *, embed: bool = False) -> str:
+        return self.render(embed)
+
+
 class Driver(Protocol):
     """Keeps one run going, a turn at a time. ``Follower`` calls it and shows the output."""
 

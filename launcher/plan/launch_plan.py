@@ -124,6 +124,16 @@ class LaunchPlan:
         return self.min_nodes < self.max_nodes
 
     @property
+    def nnodes(self) -> str:
+        """As the job file writes it: ``2``, or ``1:2``."""
+        return f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else str(self.max_nodes)
+
+    @property
+    def size(self) -> str:
+        """How many nodes and workers it has, and on what they run, in words."""
+        return f"nnodes {self.nnodes} x nproc_per_node {self.nproc_per_node} on {self.accelerator}"
+
+    @property
     def is_hold(self) -> bool:
         """Whether its nodes wait for other runs."""
         return self.agent is not None and self.agent.hold_idle_s > 0

@@ -36,6 +36,8 @@ class MachineFacts:
     """The interface of nodes that all run here; None if they may run on several machines."""
     clock_offset_s: float = 0.0
     """Its wall clock less the launcher's."""
+    slots: int | None = None
+    """How many workers it runs if the job leaves that open; None: one for each core."""
 
     @property
     def name(self) -> str:
@@ -45,7 +47,7 @@ class MachineFacts:
     @property
     def cpu_workers(self) -> int:
         """How many workers it runs if the job leaves that open."""
-        return self.cpu_count
+        return self.slots or self.cpu_count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.contract.records import changed_fields, parse_record
-from launcher.plan.target_facts import MachineFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 
 if TYPE_CHECKING:
     from launcher.plan.launch_plan import LaunchPlan
@@ -28,8 +28,8 @@ class TargetSettings:
     hold: str = ""
 
     @classmethod
-    def of(cls, plan: LaunchPlan) -> Self:
-        """The record of a plan that was made for this target."""
+    def of(cls, plan: LaunchPlan | TargetFacts) -> Self:
+        """The record of a plan, or of facts, for this target."""
         assert isinstance(plan.own, cls), f"planned for {plan.target}"
         return plan.own
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.target_facts import MachineFacts, TargetFacts, parse_shell
 from launcher.plan.target_settings import TargetSettings
 from launcher.targets.agent_files import AgentFiles, env_of, render_agent_files, start_argv
+from launcher.targets.interpreter import find_torch
+from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus, read_used_gpus
 from launcher.targets.shell import render_block, render_start
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +88,28 @@ class ProcessArtifact:
 
 
 _UNSET = render_block(("unset", *sorted(protocol.STALE_VARIABLES)), per_line=4)
+
+
+def read_facts(job: JobSpec, target: str, run_root: Path, ports: tuple[int, ...]) -> TargetFacts:
+    """The facts of nodes that are processes of this machine. Raises ``TargetError``."""
+    python, torch_version = find_torch(job.local.python)
+    devices, cores = () if job.is_on_cpu else read_gpus(), len(os.sched_getaffinity(0))
+    return TargetFacts(
+        target=target,
+        accelerator="cuda" if devices else "cpu",
+        machine=MachineFacts(
+            cpu_count=cores,
+            device_ids=devices,
+            used_ids=read_used_gpus() if job.devices and job.devices.unused else (),
+            most_processes=cores * PROCESSES_PER_CORE,
+        ),
+        torch_version=torch_version,
+        run_root=str(run_root.absolute()),
+        cwd=str(Path.cwd()),
+        ports=ports,
+        shell=parse_shell(os.environ),
+        own=ProcessSettings(python=python),
+    )
 
 
 def render_processes(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ProcessArtifact:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +13,14 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.causes import Cause
-from launcher.contract.errors import InputError, KeyInputError
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import ExitCode, InputError, KeyInputError, TargetError
+from launcher.contract.states import NodeState
+from launcher.follow.loop import fold
+from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.nodes import plan_incarnation
+from launcher.plan.nodes import absolute, plan_incarnation
+from launcher.plan.target_facts import RUN_ID, Folders, NodeFacts, TargetFacts
 from launcher.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -41,11 +48,89 @@ def check_meeting(job: JobSpec) -> None:
         )
 
 
-def plan_as_run(plan: LaunchPlan) -> LaunchPlan:
-    """The plan with the present incarnation of each node, as the nodes' folders tell."""
-    newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
-    nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
-    return replace(plan, nodes=tuple(nodes))
+def folders_of(job: JobSpec, run_root: str, cwd: str, *, sends_code: bool) -> Folders:
+    """The folders of nodes that see this machine's, at the same paths in containers too."""
+    run, given = f"{run_root}/{RUN_ID}", job.checkpoint_dir
+    return Folders(
+        run=run,
+        checkpoints=absolute(given, cwd) if given else f"{run}/{protocol.CHECKPOINTS_DIR}",
+        cwd=cwd,
+        code=f"{run}/{protocol.CODE_DIR}" if sends_code else "",
+        in_container=True,
+    )
+
+
+def let_meet(facts: TargetFacts, count: int, folders: Folders | None = None) -> TargetFacts:
+    """The facts with ``count`` nodes like their ``machine`` that meet in the run's folder."""
+    assert facts.agent is not None, "these nodes need the agent"
+    # Names for the plan only: nodes find each other through the folder.
+    of_several = replace(facts.machine, loopback=None, most_processes=None)
+    machines = [replace(of_several, address=f"node-{index}") for index in range(count)]
+    return replace(
+        facts,
+        machine=machines[0],
+        nodes=tuple(NodeFacts(name=m.address, machine=m, folders=folders) for m in machines),
+        agent=replace(facts.agent, meet_dir=f"{facts.run_root}/{RUN_ID}/{MEET_DIR}"),
+    )
+
+
+class SharedFolderTarget(Target):
+    """Runs that go on without a launcher, and whose nodes write into the run's folder."""
+
+    look_s: float
+    """Seconds between two looks at a run whose output is shown."""
+
+    def __init__(self, run_root: Path) -> None:
+        super().__init__()
+        self._run_root = run_root
+
+    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
+        """As ``Target.as_run``: each start of an agent takes the next incarnation."""
+        newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
+        nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
+        return replace(plan, nodes=tuple(nodes))
+
+    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
+        """As ``Target.bring_output``: the output is there; records the run's end."""
+        next_look_at = float("-inf")
+        while follow and run.read_outcome() is None:
+            if time.monotonic() >= next_look_at or self.says_end(run, plan):
+                next_look_at = time.monotonic() + self.look_s
+                with contextlib.suppress(TargetError):
+                    if fold(run, self, time.time()) is not None:
+                        return
+            yield
+
+    def says_end(self, run: RunFolder, plan: LaunchPlan) -> bool:
+        """Whether the folder alone says that the run has ended."""
+        return False
+
+
+def observe_folder(
+    run: RunFolder,
+    plan: LaunchPlan,
+    look: Callable[[int], tuple[NodeState, str]],
+    began: float = float("-inf"),
+) -> Observation:
+    """Each node by the outcome that its agent has left since ``began``, else by ``look``.
+
+    ``look`` gives a node's state and details; of one that waits to be started they count.
+    """
+    newest = dict(run.incarnations())
+
+    def observe(index: int) -> NodeObservation:
+        incarnation, (state, detail) = newest.get(index, 0), look(index)
+        code = int(ExitCode.KILLED) if state is NodeState.EXITED else None
+        is_told = changed_at(run.node_dir(index, incarnation) / protocol.OUTCOME_FILE) > began
+        outcome = run.read_node_outcome(index, incarnation) if is_told else None
+        if outcome is not None and state is not NodeState.PENDING:
+            state, code, detail = NodeState.EXITED, outcome.exit_code, outcome.told
+        return NodeObservation(
+            node_index=index, incarnation=incarnation, state=state, exit_code=code, detail=detail
+        )
+
+    nodes = tuple(observe(node.node_index) for node in plan.nodes)
+    return Observation(run_id=plan.run_id, nodes=nodes)
 
 
 def ask_to_stop(path: Path) -> None:
@@ -59,6 +144,21 @@ def ask_to_stop(path: Path) -> None:
             return
     with contextlib.suppress(OSError):
         path.write_text(f"{Cause.STOP_REQUESTED.value}\n")
+
+
+def wait_until(
+    is_done: Callable[[], object],
+    limit_s: float,
+    longest_s: float = 0.1,
+    clock: Clock | None = None,
+) -> bool:
+    """Waits at most ``limit_s``; returns whether it is done. Looks at least every ``longest_s``."""
+    clock = clock or SystemClock()
+    deadline, pause_s = clock.monotonic() + limit_s, min(0.5, longest_s)
+    while not (done := is_done()) and clock.monotonic() < deadline:
+        clock.sleep(pause_s)
+        pause_s = min(longest_s, 2 * pause_s)
+    return bool(done)
 
 
 def changed_at(path: Path) -> float:

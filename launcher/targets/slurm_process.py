@@ -13,7 +13,7 @@ class SlurmProcess:
     ``nodes`` are the job's. ``restarts`` is how often Slurm requeued the job before. ``step`` is
     the number of the step around the process, empty in a batch script and a shell of ``salloc``.
     ``is_shell``: the process is, or was typed in, a shell of ``srun --pty``, and is no task that
-    works with others. ``peer`` is an address in the same cluster, empty if Slurm names none.
+    works with others.
     """
 
     job: int
@@ -21,7 +21,6 @@ class SlurmProcess:
     restarts: str = "0"
     step: str = ""
     is_shell: bool = False
-    peer: str = ""
 
     @property
     def is_task(self) -> bool:
@@ -42,5 +41,4 @@ def read_slurm(environ: Mapping[str, str]) -> SlurmProcess | None:
         restarts=environ.get("SLURM_RESTART_COUNT", "0"),
         step=step if step.isdigit() and int(step) < 4294967290 else "",
         is_shell="SLURM_PTY_PORT" in environ or "SLURM_PTY_WIN_COL" in environ,
-        peer=environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),
     )

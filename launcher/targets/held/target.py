@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +21,31 @@ from launcher.contract.hold import StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
-from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target, Traits
+from launcher.follow.target import (
+    Door,
+    NodeObservation,
+    Observation,
+    ScriptArtifact,
+    Target,
+    Traits,
+)
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
-from launcher.plan.nodes import absolute
 from launcher.plan.target_facts import (
-    RUN_ID,
-    Folders,
     MachineFacts,
     NodeFacts,
     TargetFacts,
     describe_ignored,
     parse_shell,
 )
-from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import env_of, render_agent_files, write_agent_files
 from launcher.targets.held.hold import Hold, check_reach, ids_in
 from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
-from launcher.targets.shared_folder import MEET_DIR
+from launcher.targets.processes import ProcessSettings
+from launcher.targets.shared_folder import MEET_DIR, folders_of, wait_until
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -52,26 +55,10 @@ END_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldSettings(TargetSettings):
+class HeldSettings(ProcessSettings):
     """``python`` runs the nodes, if they are processes of this machine."""
 
     python: str = ""
-
-    @property
-    def own_python(self) -> str:
-        return self.python
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldArtifact(Artifact):
-    """A plan as requests to the nodes of a hold."""
-
-    plan: LaunchPlan
-    requests: Mapping[int, StartRun]
-
-    def shell(self, *, embed: bool = False) -> str:
-        asked = (f"# node {index}: {dump_record(one)}" for index, one in self.requests.items())
-        return "\n".join((f"# What nodes of {self.plan.hold} are asked.", *asked, ""))
 
 
 class HeldTarget(Target):
@@ -94,15 +81,7 @@ class HeldTarget(Target):
         hold, cwd = self.hold, str(Path.cwd())
         plan, root = hold.plan, str(self._run_root.absolute())
         check_reach(job, plan, root, cwd)
-        run, given = f"{root}/{RUN_ID}", job.checkpoint_dir
-        folders = Folders(
-            run=run,
-            checkpoints=absolute(given, cwd) if given else f"{run}/{protocol.CHECKPOINTS_DIR}",
-            cwd=cwd,
-            code=f"{run}/{protocol.CODE_DIR}" if self.code is not None else "",
-            # Containers see these folders under their own names.
-            in_container=True,
-        )
+        folders = folders_of(job, root, cwd, sends_code=self.code is not None)
         is_on_gpus = plan.accelerator == "cuda" and not job.is_on_cpu
         nodes, is_here = list[NodeFacts](), self._python != ""
         for node, ready in zip(plan.nodes, hold.wait_ready(), strict=True):
@@ -134,7 +113,7 @@ class HeldTarget(Target):
             nodes=tuple(nodes)[: job.nnodes.max],
             shell=parse_shell(os.environ) if is_here else (),
             agent=AgentSettings(
-                health_port=None, tee=False, meet_dir=f"{run}/{MEET_DIR}" if meets else ""
+                health_port=None, tee=False, meet_dir=f"{folders.run}/{MEET_DIR}" if meets else ""
             ),
             own=HeldSettings(hold=hold.run.run_id, python=self._python),
         )
@@ -151,8 +130,11 @@ class HeldTarget(Target):
         elif self.code is not None:
             check_in_code(self.code)
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HeldArtifact:
-        return HeldArtifact(plan=plan, requests=self._ask(plan, only, {}))
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptArtifact:
+        asked = self._ask(plan, only, {}).items()
+        lines = (f"# node {index}: {dump_record(one)}" for index, one in asked)
+        text = "\n".join((f"# What nodes of {plan.hold} are asked.", *lines, ""))
+        return ScriptArtifact(render=lambda _: text)
 
     def _ask(
         self, plan: LaunchPlan, only: tuple[int, ...] | None, given: Mapping[str, str]
@@ -233,12 +215,9 @@ class HeldTarget(Target):
 
         for node in find_live():
             self._child(run_id, node).end(run_id, grace_s)
-        deadline = time.monotonic() + grace_s + END_LIMIT_S
-        while find_live():
-            if time.monotonic() > deadline:
-                what = f"STILL RUNNING: {run_id}: the nodes of {plan.place} do not end it"
-                raise TargetError(what, typed.command("stop", plan.hold))
-            time.sleep(0.05)
+        if not wait_until(lambda: not find_live(), grace_s + END_LIMIT_S, 0.05):
+            what = f"STILL RUNNING: {run_id}: the nodes of {plan.place} do not end it"
+            raise TargetError(what, typed.command("stop", plan.hold))
         if only is None:
             hold.leave()
 

@@ -67,10 +67,6 @@ class HostFacts(MachineFacts):
     def name(self) -> str:
         return self.host.name
 
-    @property
-    def cpu_workers(self) -> int:
-        return self.host.slots or self.cpu_count
-
 
 @dataclass(frozen=True, kw_only=True)
 class HostsSettings(TargetSettings):

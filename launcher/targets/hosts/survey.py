@@ -182,6 +182,7 @@ def to_facts(host: Host, found: HostReport, job: JobSpec) -> HostFacts:
         address="127.0.0.1",
         interface="lo",
         cpu_count=found.cpu_count,
+        slots=host.slots,
         device_ids=free_gpus(host, found),
         # A container has the image's own Python.
         python=found.python if job.hosts.runtime == "python" else "python3",

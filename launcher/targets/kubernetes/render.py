@@ -109,11 +109,10 @@ def render_losses(plan: LaunchPlan) -> tuple[str, ...]:
 
 
 def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None) -> list[str]:
-    pods, node = PodSettings.of(plan), plan.nodes[0]
-    nodes = f"{node.min_nodes}:{node.max_nodes}" if plan.is_elastic else str(node.max_nodes)
+    pods, nproc = PodSettings.of(plan), plan.nproc_per_node
     of_job = f"{f' -n {pods.namespace}' if pods.namespace else ''} -l launcher.job={plan.job_name}"
     return [
-        f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
+        f"{plan.job_name}: {pods.kind}, nnodes {plan.nnodes}, nproc_per_node {nproc}.",
         f"Made by: {made_by}",
         "Change the job file, not this one.",
         *(["", f"Code: {tell_code(code)}.", _tell_maps(plan)] if code else []),

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,19 @@ from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, 
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
-from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
+from launcher.plan.target_facts import TargetFacts, describe_ignored
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
-from launcher.targets.interpreter import find_torch
-from launcher.targets.machine import PORTS, PROCESSES_PER_CORE, is_free, read_gpus, read_used_gpus
+from launcher.targets.machine import PORTS, is_free
 from launcher.targets.preflight import check_here, read_secrets
-from launcher.targets.processes import Process, ProcessArtifact, ProcessSettings, render_processes
+from launcher.targets.processes import (
+    Process,
+    ProcessArtifact,
+    ProcessSettings,
+    read_facts,
+    render_processes,
+)
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -54,32 +60,14 @@ class LocalTarget(Target):
         """Process id of each node that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        python, torch_version = find_torch(job.local.python)
+        self._free_ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
+        facts = read_facts(job, self.name, self._run_root, self._free_ports)
+        python = ProcessSettings.of(facts).python
         is_other = python != sys.executable and not job.local.python
         why = f" (from PATH, as {sys.executable} has no torch)" if is_other else ""
-        devices = read_gpus() if not job.is_on_cpu else ()
-        cores = len(os.sched_getaffinity(0))
-        ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
-        self._free_ports = ports
         self.notes += filter(None, (describe_ignored(os.environ),))
-        return TargetFacts(
-            target=self.name,
-            place=f"local processes, {python} with torch {torch_version}{why}",
-            accelerator="cuda" if devices else "cpu",
-            machine=MachineFacts(
-                cpu_count=cores,
-                device_ids=devices,
-                used_ids=read_used_gpus() if job.devices and job.devices.unused else (),
-                most_processes=cores * PROCESSES_PER_CORE,
-            ),
-            torch_version=torch_version,
-            run_root=str(self._run_root.absolute()),
-            cwd=str(Path.cwd()),
-            ports=ports,
-            terminal=sys.stderr.isatty(),
-            shell=parse_shell(os.environ),
-            own=ProcessSettings(python=python),
-        )
+        place = f"local processes, {python} with torch {facts.torch_version}{why}"
+        return replace(facts, place=place, terminal=sys.stderr.isatty())
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.contract.causes import Cause
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
 from launcher.targets.short_command import CommandEnd
@@ -17,7 +18,7 @@ LIMIT_S = 20.0
 """The limit of a command: Slurm's own tries last far longer if the controller is away."""
 OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"))
 """Variables that say which cluster is asked, and as whom."""
-_FORMAT = "%A|%F|%K|%T|%r|%N|%k"
+_FORMAT = "%A|%F|%K|%T|%r|%k"
 """The comment comes last, as it may hold any character."""
 COMMENT = "launcher:"
 _UNKNOWN = re.compile(r"Invalid job id specified|Invalid job array id|already completed", re.I)
@@ -51,9 +52,18 @@ REFUSALS = (
 """Parts of what sbatch says when it refuses a job, with the fix."""
 NOT_NOW = "Requested node configuration is not available"
 """What ``sbatch --test-only`` says of nodes that are down or drained; sbatch itself would wait."""
-ENDED_STATES = frozenset(
-    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
-) | {"PREEMPTED", "TIMEOUT", "REVOKED"}
+REASON_OF_STATE = {
+    "TIMEOUT": (Cause.PREEMPTED, "the time limit"),
+    "DEADLINE": (Cause.PREEMPTED, "the deadline"),
+    "PREEMPTED": (Cause.PREEMPTED, "preempted by another job"),
+    "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
+    "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
+    "OUT_OF_MEMORY": (Cause.OUT_OF_MEMORY, "out of memory"),
+    "CANCELLED": (Cause.STOP_REQUESTED, "cancelled by scancel"),
+    "REVOKED": (Cause.STOP_REQUESTED, "revoked"),
+}
+"""What Slurm's state of an ended job means. For other states, exit codes decide."""
+ENDED_STATES = frozenset(("COMPLETED", "FAILED", *REASON_OF_STATE))
 
 
 class SlurmError(TargetError):
@@ -78,7 +88,6 @@ class QueuedJob:
     element: int | None
     state: str
     why: str
-    nodes: str
     run_id: str = ""
     own: int = 0
 
@@ -93,37 +102,25 @@ class QueuedJob:
         return str(self.number) if self.element is None else f"{self.number}_{self.element}"
 
 
-def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a new job. Pure.
+def without_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of Slurm's commands, without options that a person has set in it. Pure.
 
     ``SBATCH_*`` would overrule the script's own options, and the new job's nodes would get the
-    variables of a job around this process.
-    """
-    outer = ("SBATCH_", "SRUN_", "SLURM_")
-    return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(outer)}
-
-
-def without_filters(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for commands that only ask, and for ``scancel``. Pure.
-
-    A person may have set ``SQUEUE_PARTITION`` and the like, which hide jobs: hidden jobs would
+    variables of a job around this process. ``SQUEUE_PARTITION`` and the like hide jobs, which would
     count as gone. With ``SCANCEL_INTERACTIVE`` scancel would wait for a person's answer.
     """
-    of_person = ("SQUEUE_", "SCANCEL_", "SINFO_")
-    return {k: v for k, v in environ.items() if not k.startswith(of_person)}
+    drop = ("SBATCH_", "SRUN_", "SLURM_", "SQUEUE_", "SCANCEL_", "SINFO_")
+    return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(drop)}
 
 
-def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) -> str:
+def run_command(*argv: str, limit_s: float = LIMIT_S) -> str:
     """Returns a command's output. Raises ``SlurmError`` with its own words."""
-    return _run(argv, limit_s, cwd).out
+    return _run(argv, limit_s).out
 
 
-def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> CommandEnd:
-    env = without_outer_job(os.environ)
-    if argv[0] != "sbatch":
-        env = without_filters(os.environ)
+def _run(argv: tuple[str, ...], limit_s: float) -> CommandEnd:
     try:
-        end = short_command.ask(argv, limit_s, cwd, env)
+        end = short_command.ask(argv, limit_s, env=without_defaults(os.environ))
     except OSError as error:
         raise SlurmError(
             f"{argv[0]}: {error.strerror}: this machine has no Slurm client",
@@ -147,14 +144,14 @@ def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> Comma
     return end
 
 
-def submit_script(script: Path, *options: str, folder: str) -> int:
-    """Submits a batch script from a folder; returns the job's id. ``options`` overrule those in it.
+def submit_script(script: Path, *options: str) -> int:
+    """Submits a batch script; returns the job's id. ``options`` overrule those in it.
 
     Raises ``SlurmError``.
     """
     argv = ("sbatch", "--parsable", *options, str(script))
     # A loaded controller takes long, and a job whose id nobody learns is lost.
-    out = run_command(*argv, limit_s=3 * LIMIT_S, cwd=folder)
+    out = run_command(*argv, limit_s=3 * LIMIT_S)
     return int(out.strip().splitlines()[-1].partition(";")[0])
 
 
@@ -195,14 +192,13 @@ def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
 
 def _parse(line: str) -> QueuedJob:
     fields = line.strip().split("|", _FORMAT.count("|"))
-    job, array, element, state, why, nodes, comment = fields
+    job, array, element, state, why, comment = fields
     is_element = element.isdigit()
     return QueuedJob(
         number=int(array if is_element else job),
         element=int(element) if is_element else None,
         state=state,
         why=why,
-        nodes=nodes,
         run_id=comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else "",
         own=int(job),
     )

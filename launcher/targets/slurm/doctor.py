@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.contract.errors import LauncherError
@@ -17,6 +17,7 @@ from launcher.doctor.finding import Finding, Status, failed, is_fit, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.job.values import NodeRange
 from launcher.plan.launch_plan import new_run_id, plan_run
+from launcher.runs.folder import check_folder
 from launcher.targets.diagnosis import diagnose_nodes
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.script import render_script
@@ -60,24 +61,17 @@ def diagnose_slurm(
     def sinfo(*options: str) -> list[str]:
         return run_command("sinfo", "--noheader", *of_job, *options).splitlines()
 
-    rows = f"--format={PARTITION_FORMAT}"
-    yield from _try("partition", lambda: tell_partitions(sinfo(rows)))
-    reasons = ("--list-reasons", f"--format={REASON_FORMAT}")
-    yield from _try("node", lambda: tell_lost_nodes(sinfo(*reasons)))
+    try:
+        yield from tell_partitions(sinfo(f"--format={PARTITION_FORMAT}"))
+        yield from tell_lost_nodes(sinfo("--list-reasons", f"--format={REASON_FORMAT}"))
+    except SlurmError as error:
+        yield failed("partition", "cluster", error.what, error.hint or NO_ANSWER)
     try:
         yield judge_submission(try_script(script), accepted=True)
     except SlurmError as error:
         yield judge_submission(error.what, accepted=False)
     if ask_nodes:
         yield from _run_test_job(job, run_root, limit_s)
-
-
-def _try(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """The findings of ``look``, or one that says that Slurm did not answer."""
-    try:
-        yield from look()
-    except SlurmError as error:
-        yield failed(check, "cluster", error.what, error.hint or NO_ANSWER)
 
 
 def _judge_controller() -> Finding:
@@ -103,15 +97,13 @@ def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Find
     }
     was_there = run_root.is_dir()
     try:
-        run_root.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(
-            prefix=".doctor-", dir=run_root, ignore_cleanup_errors=True
-        )
-    except OSError as error:
-        what = f"cannot be written: {error.strerror}"
-        yield failed("run folder", str(run_root), what, "--runs FOLDER that you may write to")
+        check_folder(run_root)
+    except LauncherError as error:
+        yield failed("run folder", str(run_root), error.what, error.hint)
         return
-    with folder as path:
+    run_root.mkdir(parents=True, exist_ok=True)
+    own = tempfile.TemporaryDirectory(prefix=".doctor-", dir=run_root, ignore_cleanup_errors=True)
+    with own as path:
         target = SlurmTarget(Path(path))
         findings = list(diagnose_nodes(job.model_copy(update=probed), target, limit_s))
         yield from findings

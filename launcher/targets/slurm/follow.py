@@ -16,12 +16,12 @@ from launcher.follow.console import Console
 from launcher.follow.endings import Part, decide_parts, judge_part, judge_parts
 from launcher.follow.nodes import FolderWatch
 from launcher.follow.requests import read_withdrawn
-from launcher.follow.target import NodeObservation, Observation, Target
+from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.targets.shared_folder import changed_at
-from launcher.targets.slurm.client import QueuedJob
+from launcher.targets.shared_folder import changed_at, observe_folder
+from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
 from launcher.targets.slurm.job_starts import (
     JobStart,
@@ -39,17 +39,6 @@ from launcher.targets.slurm.settings import SlurmSettings
 SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
-REASON_OF_STATE = {
-    "TIMEOUT": (Cause.PREEMPTED, "the time limit"),
-    "DEADLINE": (Cause.PREEMPTED, "the deadline"),
-    "PREEMPTED": (Cause.PREEMPTED, "preempted by another job"),
-    "NODE_FAIL": (Cause.NODE_LOST, "a node failed"),
-    "BOOT_FAIL": (Cause.NODE_LOST, "a node did not boot"),
-    "OUT_OF_MEMORY": (Cause.OUT_OF_MEMORY, "out of memory"),
-    "CANCELLED": (Cause.STOP_REQUESTED, "cancelled by scancel"),
-    "REVOKED": (Cause.STOP_REQUESTED, "revoked"),
-}
-"""What Slurm's state of an ended job means. For other states, exit codes decide."""
 
 
 class SlurmDriver:
@@ -77,6 +66,7 @@ class SlurmDriver:
     def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
+        self._watch.look()
         starts = read_starts(self._run)
         jobs = self._watch.jobs or ()
         self._print_news(starts, jobs)
@@ -151,14 +141,12 @@ class SlurmDriver:
 
     def end(self, why: Ending, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
-        self._watch.close()
         wanted = wanted_elements(self._run, self.plan)
         if asked or not is_all_over(read_starts(self._run), wanted):
             self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was submitted goes on without a launcher."""
-        self._watch.close()
         if not isinstance(error, KeyboardInterrupt):
             return not submitted and isinstance(error, LauncherError)
         # A second Ctrl-C, perhaps before sbatch has answered. A third does not end the wait.
@@ -290,39 +278,26 @@ def find_silent(run: RunFolder) -> dict[int, str]:
     return {i: f"no sign of life for {s:.0f} s" for i, s in ages.items() if s > SILENT_S}
 
 
-def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...] | None) -> Observation:
+def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Observation:
     """Each node by its own outcome, else by the start that it belongs to."""
-    newest, last = newest_starts(read_starts(run)), dict(run.incarnations())
-    by_element = {job.element: job for job in jobs or ()}
+    newest, silent = newest_starts(read_starts(run)), find_silent(run)
+    by_element = {job.element: job for job in jobs}
     is_one = SlurmSettings.of(plan).kind == "allocation"
 
-    silent = find_silent(run)
-
-    def one(index: int) -> NodeObservation:
+    def look(index: int) -> tuple[NodeState, str]:
         element = None if is_one else index
         start, job = newest.get(element), by_element.get(element)
-        incarnation = last.get(index, 0)
-        outcome = run.read_node_outcome(index, incarnation) if index in last else None
         waits = job is not None and job.state in ("PENDING", "REQUEUED", "COMPLETING")
-        state, detail = NodeState.MISSING, ""
-        if start is not None and start.code is None and not waits:
-            names = start.nodes.split()
-            state, detail = NodeState.RUNNING, "".join(names[index : index + 1] or names[:1])
-            if is_one and index >= len(names):
-                state, detail = NodeState.MISSING, f"job {start.name} got {len(names)} nodes"
-            elif index in silent:
-                state, detail = NodeState.MISSING, f"{detail}: {silent[index]}"
-        elif waits or (start is not None and start.goes_on):
-            state, detail = NodeState.PENDING, job.why if job else ""
-        if outcome is not None and state is not NodeState.PENDING:
-            state, detail = NodeState.EXITED, outcome.told
-        return NodeObservation(
-            node_index=index,
-            incarnation=incarnation,
-            state=state,
-            exit_code=outcome.exit_code if state is NodeState.EXITED and outcome else None,
-            detail=detail,
-        )
+        if waits or (start is not None and start.goes_on):
+            return NodeState.PENDING, job.why if job else ""
+        if start is None or start.code is not None:
+            return NodeState.MISSING, ""
+        names = start.nodes.split()
+        host = "".join(names[index : index + 1] or names[:1])
+        if is_one and index >= len(names):
+            return NodeState.MISSING, f"job {start.name} got {len(names)} nodes"
+        if index in silent:
+            return NodeState.MISSING, f"{host}: {silent[index]}"
+        return NodeState.RUNNING, host
 
-    nodes = tuple(one(node.node_index) for node in plan.nodes)
-    return Observation(run_id=run.run_id, nodes=nodes)
+    return observe_folder(run, plan, look)

@@ -56,16 +56,16 @@ def nodes_of(allocation: SlurmProcess) -> NodesThere:
 
 def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
     """The facts of a run without its own job: one set of nodes, which nobody requeues."""
-    own = facts.own
-    assert isinstance(own, SlurmSettings)
     nodes = f"{len(facts.nodes)} of its {allocation.nodes} nodes"
-    return replace(
-        facts,
-        place=f"Slurm, job {allocation.job}, {nodes}",
-        own=replace(
-            own, inside=allocation.job, kind="allocation", requeue=False, notice_s=0, options=()
-        ),
+    own = replace(
+        SlurmSettings.of(facts),
+        inside=allocation.job,
+        kind="allocation",
+        requeue=False,
+        notice_s=0,
+        options=(),
     )
+    return replace(facts, place=f"Slurm, job {allocation.job}, {nodes}", own=own)
 
 
 def start_script(

@@ -149,20 +149,20 @@ def find_taken(run: RunFolder, error: client.SlurmError) -> int:
 
 def last_words(run: RunFolder, start: JobStart) -> str:
     """The last line of the first node before its agent ran, or else of the script; may be empty."""
-    for name in (f"node-{start.element or 0}.log", f"{start.name}.log"):
-        with contextlib.suppress(OSError):
-            text = (run.path / JOBS_DIR / name).read_text(errors="replace").strip()
-            if text:
-                return text.splitlines()[-1].strip()
-    return ""
+    names = (f"node-{start.element or 0}.log", f"{start.name}.log")
+    return next((lines[-1] for name in names if (lines := _read_log(run, name))), "")
 
 
 def setup_words(run: RunFolder, start: JobStart) -> str:
     """The last lines that ``slurm.setup`` printed: they may say why it failed."""
-    log = run.path / JOBS_DIR / f"{start.name}.log"
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    own = [line.strip() for line in lines if line.strip() and not OF_SLURM.match(line)]
-    return f"{log.name} has: {'; '.join(own[-SETUP_LINES:])}" if own else ""
+    name = f"{start.name}.log"
+    own = [line for line in _read_log(run, name) if not OF_SLURM.match(line)]
+    return f"{name} has: {'; '.join(own[-SETUP_LINES:])}" if own else ""
+
+
+def _read_log(run: RunFolder, name: str) -> list[str]:
+    """The lines of a log that are not empty."""
+    with contextlib.suppress(OSError):
+        lines = (run.path / JOBS_DIR / name).read_text(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()]
+    return []

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import Mount
 from launcher.plan.nodes import absolute
-from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.agent_files import is_own_image
-from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT, check_meeting
+from launcher.targets.shared_folder import PLACEHOLDER_PORT, check_meeting, folders_of, let_meet
 from launcher.targets.slurm.settings import SlurmSettings
 
 if TYPE_CHECKING:
@@ -41,17 +39,6 @@ OWN_OPTIONS = {
     **dict.fromkeys(("--test-only", "--kill-on-invalid-dep"), ""),
 }
 """Options of sbatch that the launcher sets; the key of the job file that decides each, if any."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmMachine(MachineFacts):
-    """A node of the cluster. All that is known of it is what the job asks for."""
-
-    gpus: int = 0
-
-    @property
-    def cpu_workers(self) -> int:
-        return self.gpus or self.cpu_count
 
 
 def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
@@ -91,15 +78,9 @@ def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
 def _plan_options(job: JobSpec) -> tuple[str, ...]:
     """Options of sbatch for what the job asks of Slurm, in the order of the keys."""
     spec, resources = job.slurm, job.resources
+    same = ("partition", "account", "qos", "time", "constraint", "reservation", "exclude", "gres")
     named: dict[str, str | int | None] = {
-        "partition": spec.partition,
-        "account": spec.account,
-        "qos": spec.qos,
-        "time": spec.time,
-        "constraint": spec.constraint,
-        "reservation": spec.reservation,
-        "exclude": spec.exclude,
-        "gres": spec.gres,
+        **{key: getattr(spec, key) for key in same},
         "gpus-per-node": spec.gpus_per_node or (None if spec.gres else resources.gpus or None),
         "cpus-per-task": spec.cpus_per_task or math.ceil(resources.cpus or 0),
         "mem": spec.mem or (resources.memory_bytes and f"{-(-resources.memory_bytes >> 20)}M"),
@@ -180,56 +161,32 @@ def plan_facts(
     cwd: str,
     torch_version: str | None,
     sends_code: bool,
-    terminal: bool = False,
 ) -> TargetFacts:
     """The facts for the planner: every path is on the shared file system, as on this machine.
 
     Raises ``InputError`` if the job asks for something that Slurm cannot do.
     """
-    own = plan_slurm(job, cwd)
-    folder = f"{run_root}/{RUN_ID}"
-    given = job.checkpoint_dir
-    folders = Folders(
-        run=folder,
-        checkpoints=absolute(given, cwd) if given else f"{folder}/{protocol.CHECKPOINTS_DIR}",
-        cwd=cwd,
-        code=f"{folder}/{protocol.CODE_DIR}" if sends_code else "",
-        # Containers see these folders at the same paths.
-        in_container=True,
-    )
+    own, in_image = plan_slurm(job, cwd), job.agent.in_image
     cores = job.slurm.cpus_per_task or math.ceil(job.resources.cpus or 1)
-
-    def machine(index: int) -> SlurmMachine:
-        # Names for the plan only: nodes find each other through the run's folder.
-        address = f"node-{index}"
-        return SlurmMachine(
-            cpu_count=cores, device_ids=None, gpus=own.gpus, address=address, loopback=None
-        )
-
-    nodes = (
-        NodeFacts(name=f"node-{index}", machine=machine(index), folders=folders)
-        for index in range(job.nnodes.max)
-    )
-    in_image = job.agent.in_image
-    return TargetFacts(
+    facts = TargetFacts(
         target=TARGET,
         place=f"Slurm, {'a job array' if own.kind == 'array' else 'one job'}",
         accelerator="cuda" if own.gpus else "cpu",
-        machine=machine(0),
+        # All that is known of a node is what the job asks for.
+        machine=MachineFacts(cpu_count=cores, device_ids=None, slots=own.gpus or None),
         image=own.image,
         agent_in_image=bool(own.image) and (is_own_image(own.image or "") and in_image is True),
         torch_version=job.torch_version if own.image else torch_version,
         run_root=run_root,
         cwd=cwd,
         ports=(PLACEHOLDER_PORT,),
-        terminal=terminal,
-        nodes=tuple(nodes),
         agent=AgentSettings(
             identity=TARGET,
             health_port=None,
             tee=False,
-            meet_dir=f"{folder}/{MEET_DIR}",
             awaits_nodes=own.kind == "array",  # Slurm requeues an element that is lost.
         ),
         own=own,
     )
+    folders = folders_of(job, run_root, cwd, sends_code=sends_code)
+    return let_meet(facts, job.nnodes.max, folders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder
@@ -24,15 +25,16 @@ fails the job. The node uses its own clock, which may be this far ahead of the c
 
 
 class QueueWatch:
-    """Asks Slurm for the state of a run's jobs every ``LOOK_S``, in a thread of its own.
+    """Asks Slurm for the state of a run's jobs every ``LOOK_S``, each time in a thread.
 
     It also tells Slurm to start requeued jobs sooner than Slurm does by itself. A question to a
     controller that is away takes long to fail, and must not hold up the output.
     """
 
     def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self._over, self._wake = threading.Event(), threading.Event()
+        self._run, self._question = run, threading.Thread()
+        # A job that was just submitted waits in the queue; its files say when it starts.
+        self._next_at = time.monotonic() + LOOK_S / 5
         self._soon_until = 0
         self._tried: set[str] = set()
         self.jobs: tuple[QueuedJob, ...] | None = None
@@ -43,24 +45,24 @@ class QueueWatch:
         """Why the last question had no answer."""
         self.hastened: tuple[JobStart, ...] = ()
         """Starts after which Slurm was told to hold their jobs back for ``HELD_BACK_S`` only."""
-        threading.Thread(target=self._look, daemon=True, name="queue").start()
 
-    def _look(self) -> None:
-        while not self._over.is_set():
-            # A job that was just submitted waits in the queue; its files say when it starts.
-            pause_s = LOOK_S if self.looks or self.error else LOOK_S / 5
-            self._wake.wait(SOON_S if self.looks < self._soon_until else pause_s)
-            self._wake.clear()
-            if self._over.is_set():
-                return
-            if not read_jobs(self._run):
-                continue
-            try:
-                self.jobs = read_queue(self._run)
-                self.looks, self.error = self.looks + 1, None
-                self._hasten(self.jobs)
-            except TargetError as error:
-                self.error = error
+    def look(self) -> None:
+        """Asks if it is time to. Does not wait for the answer, which has a limit."""
+        is_asking, is_early = self._question.is_alive(), time.monotonic() < self._next_at
+        if not is_asking and not is_early and read_jobs(self._run):
+            self._question = threading.Thread(target=self._ask, daemon=True, name="queue")
+            self._question.start()
+
+    def _ask(self) -> None:
+        try:
+            self.jobs = read_queue(self._run)
+            self.looks, self.error = self.looks + 1, None
+            self._hasten(self.jobs)
+        except TargetError as error:
+            self.error = error
+        finally:
+            pause_s = SOON_S if self.looks < self._soon_until else LOOK_S
+            self._next_at = time.monotonic() + pause_s
 
     def _hasten(self, jobs: tuple[QueuedJob, ...]) -> None:
         """Tells Slurm, once for each requeue, when jobs may begin."""
@@ -73,16 +75,10 @@ class QueueWatch:
                 self.hastened += tuple(new)
 
     def ask_soon(self) -> bool:
-        """Has the thread ask a few times in a row; True once it has done so, or got no answer."""
+        """Asks a few times in a row; True once that is done, or there was no answer."""
         if not self._soon_until:
-            self._soon_until = self.looks + SOON_LOOKS
-            self._wake.set()
+            self._soon_until, self._next_at = self.looks + SOON_LOOKS, 0.0
         return self.error is not None or self.looks >= self._soon_until
-
-    def close(self) -> None:
-        """Asks no more. Does not wait for a question that is under way, which has a limit."""
-        self._over.set()
-        self._wake.set()
 
 
 def find_held_back(

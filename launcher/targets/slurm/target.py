@@ -6,32 +6,28 @@ it, and the controller is asked for little.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
-from launcher.follow.target import Artifact, Door, Driver, Observation, Target, Traits
+from launcher.follow.target import Door, Driver, Observation, ScriptArtifact, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_archive import read_compiled_archive
-from launcher.targets.agent_files import make_token
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
-from launcher.targets.shared_folder import ask_to_stop, plan_as_run
+from launcher.targets.shared_folder import SharedFolderTarget, ask_to_stop, wait_until
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
@@ -66,26 +62,16 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmArtifact(Artifact):
-    """A plan as a batch script."""
-
-    plan: LaunchPlan
-
-    def shell(self, *, embed: bool = False) -> str:
-        return render_script(self.plan, embed=embed)
-
-
-class SlurmTarget(Target):
+class SlurmTarget(SharedFolderTarget):
     """Submits a run as one job, or as a job array, and reads what its nodes leave."""
 
     name = TARGET
     traits = Traits(goes_on_alone=True, sends_code=True, takes_shell=True)
+    look_s = LOOK_S
 
     def __init__(self, run_root: Path, allocation: SlurmProcess | None = None) -> None:
         """``allocation``: the one around this process, on whose nodes a new run runs."""
-        super().__init__()
-        self._run_root = run_root
+        super().__init__(run_root)
         self._allocation = allocation
         if allocation is not None:
             self.there = inside.nodes_of(allocation)
@@ -97,21 +83,19 @@ class SlurmTarget(Target):
         torch_version = None
         if self._allocation is not None:
             self.notes += inside.describe_unused(job)
-        if job.slurm.python is None:
+        if job.slurm.python is None and not job.slurm.container:
             python, torch_version = find_own_torch()
             slurm = job.slurm.model_copy(update={"python": python})
-            if not job.slurm.container:
-                job = job.model_copy(update={"slurm": slurm})
+            job = job.model_copy(update={"slurm": slurm})
         facts = plan_facts(
             job,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             torch_version=torch_version,
             sends_code=self.code is not None,
-            terminal=sys.stderr.isatty(),
         )
         self.notes += filter(None, (describe_ignored(os.environ),))
-        facts = replace(facts, shell=parse_shell(os.environ))
+        facts = replace(facts, terminal=sys.stderr.isatty(), shell=parse_shell(os.environ))
         return facts if self._allocation is None else inside.fit_facts(facts, self._allocation)
 
     def has_image(self, job: JobSpec) -> bool:
@@ -146,19 +130,17 @@ class SlurmTarget(Target):
                 fix = f"{client.fix_of_refusal(error.what)}; {more}"
                 raise InputError(error.what, fix) from error
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> SlurmArtifact:
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptArtifact:
         """All nodes, whatever ``only`` says: one script starts each of them."""
-        return SlurmArtifact(plan=plan)
+        return ScriptArtifact(render=lambda embed: render_script(plan, embed=embed))
 
     # -- while it runs ----------------------------------------------------------------------------
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        """As ``Target.submit``: all else that nodes need is made by the batch job itself."""
         run = RunFolder(Path(plan.run_dir))
-        make_folders((plan.checkpoint_dir, f"{plan.run_dir}/{JOBS_DIR}"))
-        if self.code is not None and plan.code is not None:
-            unpack(self.code.data, Path(plan.run_dir, protocol.CODE_DIR))
-        Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
-        make_token(Path(plan.run_dir))
+        make_folders((f"{plan.run_dir}/{JOBS_DIR}",))
+        (run.path / protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
         if self._allocation is None:
             self._submit(run)
             return
@@ -172,7 +154,7 @@ class SlurmTarget(Target):
         options = (f"--array={listed}",) if elements else ()
         script = (run.path / protocol.ARTIFACT_FILE).absolute()
         try:
-            job = client.submit_script(script, *options, folder=str(Path.cwd()))
+            job = client.submit_script(script, *options)
         except client.SlurmError as error:
             job = find_taken(run, error)
             self.notes.append(f"{error.what}; but Slurm has taken the job")
@@ -182,10 +164,6 @@ class SlurmTarget(Target):
     def observe(self, plan: LaunchPlan) -> Observation:
         run = RunFolder(Path(plan.run_dir))
         return observe(run, plan, read_queue(run))
-
-    def as_run(self, plan: LaunchPlan) -> LaunchPlan:
-        """As ``Target.as_run``: each start of an agent takes the next incarnation."""
-        return plan_as_run(plan)
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
         own = SlurmSettings.of(plan)
@@ -298,17 +276,10 @@ class SlurmTarget(Target):
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))
 
-    def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
-        """As ``Target.bring_output``: the nodes write into the folder themselves."""
-        next_look_at = float("-inf")
-        while follow and run.read_outcome() is None:
-            starts, wanted = read_starts(run), wanted_elements(run, plan)
-            is_over = decide_end(run, plan, starts, (), wanted) and is_all_over(starts, wanted)
-            if is_over or time.monotonic() >= next_look_at:
-                next_look_at = time.monotonic() + LOOK_S
-                with contextlib.suppress(TargetError):
-                    fold(run, self, time.time())
-            yield
+    def says_end(self, run: RunFolder, plan: LaunchPlan) -> bool:
+        starts, wanted = read_starts(run), wanted_elements(run, plan)
+        is_decided = decide_end(run, plan, starts, (), wanted) is not None
+        return is_decided and is_all_over(starts, wanted)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """As ``Target.scale``: adds elements to the array, or ends those of the highest indices."""
@@ -326,15 +297,6 @@ class SlurmTarget(Target):
         if come := sorted(wanted - present):
             self._submit(run, tuple(come))
         return True
-
-
-def wait_until(is_done: Callable[[], bool], limit_s: float, longest_s: float = 0.1) -> bool:
-    """Waits at most ``limit_s``; returns whether it is done. Looks at least every ``longest_s``."""
-    deadline, pause_s = time.monotonic() + limit_s, min(0.5, longest_s)
-    while not (done := is_done()) and time.monotonic() < deadline:
-        time.sleep(pause_s)
-        pause_s = min(longest_s, 2 * pause_s)
-    return done
 
 
 def find_own_torch() -> tuple[str, str | None]:

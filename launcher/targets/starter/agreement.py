@@ -123,7 +123,8 @@ def check_same_job(run: RunFolder, job_text: str, place: NodePlace, *, is_named:
     if not run.is_there():
         return False
     fix = f"name this one: --run-id {run.run_id}-2 (on all nodes)"
-    if not is_named and not place.may_be_requeued:
+    # The same job of a scheduler starts the run again, as after a requeue.
+    if not is_named and not place.scheduler:
         raise InputError(f"{run.path} already exists and belongs to another run", fix)
     try:
         known = (run.path / protocol.JOB_FILE).read_text()

@@ -94,21 +94,15 @@ class StartedNode:
             run.write_plan(plan, self._target.render(plan).shell())
         else:
             create()
-        for folder in (plan.checkpoint_dir, *([plan.agent.meet_dir] if plan.agent else [])):
-            if folder:
-                Path(folder).mkdir(parents=True, exist_ok=True)
         if agent := self._target.render(plan).agent:
             write_agent_files(replace(agent, tasks=()))
         return plan
 
     def tell(self, plan: LaunchPlan) -> list[str]:
         """Lines for a person about this node and, from node 0, about the run."""
-        first = plan.nodes[0]
-        nodes = f"{first.min_nodes}:{first.max_nodes}" if plan.is_elastic else str(first.max_nodes)
         lines = list(self.notes)
         if self.place.index == 0:
-            size = f"nnodes {nodes} x nproc_per_node {first.nproc_per_node} on {plan.accelerator}"
-            lines.append(f"run {plan.run_id}: {size}; folder {plan.run_dir}")
+            lines.append(f"run {plan.run_id}: {plan.size}; folder {plan.run_dir}")
         return lines + [f"note: {note}" for note in self._target.notes]
 
     def become(self, plan: LaunchPlan) -> NoReturn:

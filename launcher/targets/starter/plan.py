@@ -11,9 +11,9 @@ from launcher.contract.errors import InputError, KeyInputError
 from launcher.follow.requests import count_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
-from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
+from launcher.plan.target_facts import TargetFacts
 from launcher.targets.processes import ProcessSettings
-from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT
+from launcher.targets.shared_folder import let_meet
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -53,41 +53,19 @@ def nodes_of(job: JobSpec, place: NodePlace) -> NodesThere:
     )
 
 
-def plan_facts(
-    job: JobSpec,
-    machine: MachineFacts,
-    own: StarterSettings,
-    *,
-    torch_version: str,
-    run_root: str,
-    cwd: str,
-) -> TargetFacts:
-    """The facts for the planner: all nodes are like this ``machine``, and see the same folders."""
-    folder = f"{run_root}/{RUN_ID}"
-    folders = Folders(run=folder, checkpoints=f"{folder}/{protocol.CHECKPOINTS_DIR}", cwd=cwd)
-    if job.checkpoint_dir is not None:
-        folders = replace(folders, checkpoints=f"{cwd}/{job.checkpoint_dir}")
-    count = job.nnodes.max
-    # Names for the plan only: nodes find each other through the run's folder.
-    nodes = (NodeFacts(machine=replace(machine, address=f"node-{i}")) for i in range(count))
-    return TargetFacts(
-        target=TARGET,
-        place=f"nodes that {own.starter} started",
-        accelerator="cuda" if machine.device_ids else "cpu",
-        machine=machine,
-        torch_version=torch_version,
-        run_root=run_root,
-        cwd=cwd,
-        ports=(PLACEHOLDER_PORT,),
-        nodes=tuple(nodes) if count > 1 else (),
-        agent=AgentSettings(
-            identity=TARGET,
-            health_port=job.agent.health.port,
-            tee=True,
-            meet_dir=f"{folder}/{MEET_DIR}" if count > 1 else "",
+def plan_facts(job: JobSpec, here: TargetFacts, place: NodePlace) -> TargetFacts:
+    """The facts for the planner: all nodes are like the one ``here``, and see the same folders."""
+    facts = replace(
+        here,
+        place=f"nodes that {place.starter} started",
+        agent=AgentSettings(identity=TARGET, health_port=job.agent.health.port, tee=True),
+        own=StarterSettings(
+            python=ProcessSettings.of(here).python,
+            starter=place.starter,
+            scheduler=place.scheduler,
         ),
-        own=own,
     )
+    return facts if job.nnodes.max == 1 else let_meet(facts, job.nnodes.max)
 
 
 def env_of_node(plan: LaunchPlan, index: int, host: str, gpus: tuple[str, ...]) -> dict[str, str]:

@@ -45,11 +45,6 @@ class NodePlace:
     start: str = ""
     scheduler: str = ""
 
-    @property
-    def may_be_requeued(self) -> bool:
-        """Whether an equal ``job`` means a later start of the same job, as after a requeue."""
-        return bool(self.scheduler)
-
 
 def _find_by_hand(environ: Environ) -> NodePlace | None:
     """A site's own script, which sets the node index. A run's workers have that too."""

@@ -165,7 +165,7 @@ def test_a_machine_that_has_got_a_hosts_name_answers_for_nothing(
 # -- slurm ---------------------------------------------------------------------------------------
 
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-OTHERS = "echo '7|7|N/A|RUNNING|None|n1|launcher:other-1'"
+OTHERS = "echo '7|7|N/A|RUNNING|None|launcher:other-1'"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from launcher.targets.slurm.room import SlurmRoom
 from launcher.targets.slurm_process import SlurmProcess
 
 TWO = SlurmProcess(job=7, nodes=2)
-RUNS = "echo '7|7|N/A|RUNNING|None|n1|'"
+RUNS = "echo '7|7|N/A|RUNNING|None|'"
 
 
 @pytest.fixture

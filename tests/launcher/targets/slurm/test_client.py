@@ -50,8 +50,9 @@ def test_a_new_job_gets_nothing_of_the_job_around_it():
         "SLURM_NTASKS": "8",
         "SBATCH_PARTITION": "other",
         "SRUN_CPUS_PER_TASK": "2",
+        "SQUEUE_PARTITION": "high",
     }
-    kept = client.without_outer_job(environ)
+    kept = client.without_defaults(environ)
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
 
 
@@ -88,9 +89,9 @@ def test_jobs_of_a_run_are_found_by_their_comment(tmp_path, monkeypatch):
 
 SQUEUE = """#!/bin/bash
 [ -z "$SQUEUE_PARTITION" ] || exit 1
-echo '12|12|N/A|RUNNING|None|n[1-2]|launcher:tiny-1'
-echo '14|13|1|PENDING|BeginTime||(null)'
-echo '13|13|2|PENDING|Priority||a | b'
+echo '12|12|N/A|RUNNING|None|launcher:tiny-1'
+echo '14|13|1|PENDING|BeginTime|(null)'
+echo '13|13|2|PENDING|Priority|a | b'
 """
 
 
@@ -100,5 +101,5 @@ def test_the_queue_is_told_whole_whatever_filter_a_person_likes(tmp_path, monkey
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SQUEUE_PARTITION", "high")
     running, held, waiting = client.read_queue([12, 13])
-    assert (held.name, waiting.why, running.nodes) == ("13_1", "Priority", "n[1-2]")
+    assert (held.name, waiting.why, running.state) == ("13_1", "Priority", "RUNNING")
     assert (running.run_id, held.run_id, waiting.run_id) == ("tiny-1", "", "")

@@ -21,9 +21,8 @@ from launcher.follow.requests import is_stop_requested, write_size
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, process_space
 from launcher.targets.slurm import client
-from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
+from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob
 from launcher.targets.slurm.follow import (
-    REASON_OF_STATE,
     SlurmDriver,
     decide_end,
     end_by_queue,
@@ -80,7 +79,7 @@ class Folder:
 
 
 def queued(state: str, element: int | None = None) -> QueuedJob:
-    return QueuedJob(number=7, element=element, state=state, why="Priority", nodes="")
+    return QueuedJob(number=7, element=element, state=state, why="Priority")
 
 
 def test_a_job_goes_on_until_its_last_start_is_over(tmp_path):
@@ -172,8 +171,12 @@ def test_withdrawn_elements_are_not_waited_for(tmp_path):
     assert folder.is_over()
 
 
-def test_each_word_of_slurm_for_an_end_has_a_reason(tmp_path):
-    assert REASON_OF_STATE.keys() == ENDED_STATES - {"COMPLETED", "FAILED"}
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", *REASON_OF_STATE])
+def test_a_job_in_a_state_of_an_end_is_over(state):
+    assert queued(state).is_over
+
+
+def test_a_word_of_slurm_for_an_end_has_a_reason(tmp_path):
     end = end_by_queue(Folder(tmp_path).run, (), (queued("NODE_FAIL"),))
     assert (end.cause, end.detail) == (Cause.NODE_LOST, "job 7: a node failed")
 
@@ -278,10 +281,10 @@ def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_e
     (folder.run.path / "slurm/7.job").write_text("\n")
     followed = Followed(folder, tmp_path, monkeypatch)
     why = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    followed.says(f"7|7|N/A|PENDING|{why}||(null)\n")
+    followed.says(f"7|7|N/A|PENDING|{why}|(null)\n")
     assert followed.wait_told(f"job 7 waits in the queue: {why}") == 1
     # A node that is drained while the job runs there is told of nowhere in the queue.
-    followed.says("7|7|N/A|RUNNING|None|n[1-2]|(null)\n")
+    followed.says("7|7|N/A|RUNNING|None|(null)\n")
     folder.write(j7_0_started="n1 n2")
     assert followed.wait_told("job 7 runs on n1 n2") == 1
     folder.write(j7_0_ended="0 over")
@@ -385,7 +388,7 @@ def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_ha
 
 
 def held(element: int | None = None, why: str = "BeginTime") -> QueuedJob:
-    return QueuedJob(number=7, element=element, state="PENDING", why=why, nodes="")
+    return QueuedJob(number=7, element=element, state="PENDING", why=why)
 
 
 def held_back(folder: Folder, *jobs: QueuedJob) -> list[str]:
@@ -426,13 +429,15 @@ def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
     monkeypatch.setattr(client, "start_within", start_within)
     folder.write(e7_0_0_started="n1", e7_1_0_started="n2")
     watch = QueueWatch(folder.run)
-    try:
-        wait_until(lambda: watch.looks >= 3)
-        folder.write(e7_1_1_started="n2")
-        seen = watch.looks
-        wait_until(lambda: watch.looks >= seen + 3)
-    finally:
-        watch.close()
+
+    def has_looked(times: int) -> bool:
+        watch.look()
+        return watch.looks >= times
+
+    wait_until(lambda: has_looked(3))
+    folder.write(e7_1_1_started="n2")
+    seen = watch.looks
+    wait_until(lambda: has_looked(seen + 3))
     assert told == [("7_0", "7_1"), ("7_1",)]
     assert watch.error is None
     hastened = [] if is_refused else ["7_0.0", "7_1.0", "7_1.1"]

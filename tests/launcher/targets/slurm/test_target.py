@@ -30,7 +30,7 @@ class Controller:
             program.chmod(0o755)
 
     def holds(self, *elements: int) -> None:
-        lines = (f"8|7|{element}|PENDING|Priority||(null)\n" for element in elements)
+        lines = (f"8|7|{element}|PENDING|Priority|(null)\n" for element in elements)
         self.queue.write_text("".join(lines))
 
     def calls(self, name: str) -> list[str]:

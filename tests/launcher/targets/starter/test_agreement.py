@@ -17,8 +17,9 @@ from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.nnodes import decide_nnodes
-from launcher.plan.target_facts import MachineFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder
+from launcher.targets.processes import ProcessSettings
 from launcher.targets.starter import node as node_module
 from launcher.targets.starter.agreement import (
     PLAN_LIMIT_S,
@@ -29,12 +30,10 @@ from launcher.targets.starter.agreement import (
     name_run,
 )
 from launcher.targets.starter.node import StartedNode
-from launcher.targets.starter.plan import StarterSettings, env_of_node, nodes_of, plan_facts
+from launcher.targets.starter.plan import env_of_node, nodes_of, plan_facts
 from launcher.targets.starter.starters import NodePlace
 from launcher.targets.starter.target import LEFT_BEHIND_S, SILENT_S, StarterTarget
 from tests.waiting import StoppedClock
-
-OWN = StarterSettings(python="/opt/python", starter="srun", scheduler="77")
 
 
 def place(**fields: Any) -> NodePlace:
@@ -45,11 +44,17 @@ def place(**fields: Any) -> NodePlace:
 def plan(make_job: Callable[..., JobSpec], tmp_path: Path) -> LaunchPlan:
     job = make_job(nproc_per_node=2)
     job = decide_nnodes(job, nodes_of(job, place()))
-    machine = MachineFacts(cpu_count=2, device_ids=("0", "1"), loopback=None)
-    facts = plan_facts(
-        job, machine, OWN, torch_version="2.13.0", run_root=str(tmp_path), cwd="/home/me"
+    here = TargetFacts(
+        target="starter",
+        accelerator="cuda",
+        machine=MachineFacts(cpu_count=2, device_ids=("0", "1")),
+        torch_version="2.13.0",
+        run_root=str(tmp_path),
+        cwd="/home/me",
+        ports=(29400,),
+        own=ProcessSettings(python="/opt/python"),
     )
-    return plan_run(job, facts, run_id="digits-77.0")
+    return plan_run(job, plan_facts(job, here, place(scheduler="77")), run_id="digits-77.0")
 
 
 @pytest.fixture

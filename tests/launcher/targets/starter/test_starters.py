@@ -99,7 +99,7 @@ def test_a_requeued_job_is_the_same_job_in_another_start():
     first, second = (find_place({**SRUN, **more}) for more in ({}, {"SLURM_RESTART_COUNT": "1"}))
     assert first.job == second.job
     assert first.start != second.start
-    assert first.may_be_requeued
+    assert first.scheduler
 
 
 def test_two_calls_of_mpirun_in_one_job_are_two_starts():
@@ -108,7 +108,7 @@ def test_two_calls_of_mpirun_in_one_job_are_two_starts():
     assert first.job == second.job
     assert first.start != second.start
     # Without a scheduler its id is made of a process id, which another mpirun may get.
-    assert not find_place(OPEN_MPI).may_be_requeued
+    assert not find_place(OPEN_MPI).scheduler
 
 
 # -- launcher run in the place of launcher node ---------------------------------------------------
