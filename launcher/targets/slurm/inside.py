@@ -65,7 +65,9 @@ def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
         notice_s=0,
         options=(),
     )
-    return replace(facts, place=f"Slurm, job {allocation.job}, {nodes}", own=own)
+    assert facts.agent is not None
+    agent = replace(facts.agent, awaits_nodes=False)
+    return replace(facts, place=f"Slurm, job {allocation.job}, {nodes}", own=own, agent=agent)
 
 
 def start_script(
