@@ -94,7 +94,7 @@ def _option_meant(word: str, options: Collection[str]) -> str:
         return CALLED_HERE[name] if CALLED_HERE[name] in options else ""
     if not name.startswith("--"):
         return ""
-    # torchrun takes a part of a name that only one option begins with.
+    # As in torchrun, a beginning that only one option has means that option.
     begun = [option for option in options if option.startswith(name) and len(name) > 4]
     return begun[0] if len(begun) == 1 else closest(name, options, cutoff=0.75)
 

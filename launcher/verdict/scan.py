@@ -53,7 +53,7 @@ LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python3|/bin/\w+$|^<|launcher(?:_node)?/agent|agent\.pyz"
     r"|^__main__\.py$"
 )
-"""Files of others: the last one is the agent's archive."""
+"""Files that are not the user's own; the last one is in the agent's archive."""
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::|$)")
 _POD_NAMED = re.compile(
     r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+(?:-[a-z0-9]{5})?) +\d+/\d+ "
