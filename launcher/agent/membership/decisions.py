@@ -154,6 +154,7 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> N
     group.waiting[name] = replace(join, since=now)
     group.newest[index] = name
     group.arrived_at = now
+    group.refuse_at = min(group.refuse_at, now + join.limit_s)
 
 
 def _strike(group: GroupState, name: str, cause: RoundCause, now: float) -> None:
@@ -280,14 +281,13 @@ def _refuse_late(group: GroupState, now: float) -> list[Refuse]:
     if group.closed:
         text = f"the run is closed: {group.closed}"
         return [Refuse(name, "closed", text) for name in group.waiting]
-    if group.sealed:
-        # Waiting beside a running group does not count.
+    # Waiting beside a running group does not count.
+    if group.sealed or now < group.refuse_at:
         return []
-    return [
-        Refuse(name, "timeout", _why_not(group, one.limit_s))
-        for name, one in group.waiting.items()
-        if now - max(one.since, group.phase_at) >= one.limit_s
-    ]
+    ends = {n: max(one.since, group.phase_at) + one.limit_s for n, one in group.waiting.items()}
+    group.refuse_at = min((at for at in ends.values() if at > now), default=math.inf)
+    late = [name for name, at in ends.items() if at <= now]
+    return [Refuse(name, "timeout", _why_not(group, group.waiting[name].limit_s)) for name in late]
 
 
 def _why_not(group: GroupState, limit_s: float) -> str:

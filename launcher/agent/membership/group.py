@@ -212,6 +212,8 @@ class GroupState(GroupStatus):
     arrived_at: float = 0.0
     """When the last node came, or when the round began if that was later."""
     grown_at: float = float("-inf")
+    refuse_at: float = float("inf")
+    """No waiting node has waited too long before."""
 
     def working(self) -> set[str]:
         """The members that are there and whose workers have not all succeeded."""
