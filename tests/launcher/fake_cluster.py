@@ -8,6 +8,7 @@ Not as there: no defaults are filled in, one manager applies, lists come in one 
 one container.
 """
 
+import contextlib
 import json
 import ssl
 import subprocess
@@ -245,6 +246,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+    def handle(self) -> None:
+        # A client may reset its connection between two requests.
+        with contextlib.suppress(ConnectionResetError):
+            super().handle()
 
     def do_GET(self) -> None:
         self._serve("GET")

@@ -44,10 +44,7 @@ def launcher(typed: Command, project: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def objects_of(text: str) -> list[Object]:
-    try:
-        return list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        raise AssertionError(text) from error
+    return list(yaml.safe_load_all(text))
 
 
 def maps_of(objects: Iterable[Object]) -> list[Object]:
