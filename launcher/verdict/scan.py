@@ -49,6 +49,8 @@ _SIDE = re.compile(
 """Stands before the traceback of an exception that does not end the process."""
 _CHAINED = re.compile(r"(?:The above|During handling of the above) exception")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_UNREADABLE = re.compile(rb'  File "[^"]+", line \d+\s*$')
+"""A script that is no Python: its exception follows, and no heading stands before this."""
 LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python3|/bin/\w+$|^<|launcher(?:_node)?/agent|agent\.pyz"
     r"|^__main__\.py$"
@@ -127,7 +129,8 @@ def find_telling(
     described = place.pod
     for number, raw in enumerate(lines, 1):
         is_telling = _TELLING.search(raw.lower()) is not None
-        if not (is_telling or traces) or b"frame #" in raw[:60]:
+        is_unreadable = _UNREADABLE.search(raw) is not None
+        if not (is_telling or traces or is_unreadable) or b"frame #" in raw[:60]:
             continue  # The frames of C++ name every function that was called.
         text, named = split_prefix(raw.decode(errors="backslashreplace"), forms)
         stamp = named.pop("at", "")
@@ -143,6 +146,8 @@ def find_telling(
         if _TRACEBACK in text:
             traces[who] = ("", False, inside)
             continue
+        if is_unreadable:
+            indent = traces.setdefault(who, ("", False, inside - 2))[2]
         if who in traces and inside > indent:
             if frame := _FRAME.match(text):
                 is_own = not LIBRARY.search(frame["file"])

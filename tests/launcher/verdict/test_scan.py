@@ -35,6 +35,8 @@ def test_an_exception_is_told_with_the_innermost_line_of_the_users_own_code():
     assert told(f"{own}KeyError: 'x'") == [(6, "KeyError: 'x'", "net.py:7", True, True)]
     agents = TRACE.replace("/venv/lib/python3.11/site-packages/torch/nn.py", "__main__.py")
     assert told(f"{agents}KeyError: 'x'") == [(6, "KeyError: 'x'", "train.py:12", False, True)]
+    unread = '  File "/code/my train.py", line 2\n    x = [1\n        ^\nSyntaxError: bad'
+    assert told(f"a\n{unread}") == [(5, "SyntaxError: bad", "my train.py:2", True, True)]
     assert told(f"{own}no exception failed") == [(6, "no exception failed")]
     inside = "".join(f"    {line}\n" for line in f"{own}KeyError: 'x'".splitlines())
     assert told(f"{inside}error: end") == [
