@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 STOP_FILE, DISK_FULL, PREEMPTED = "LAUNCHER_STOP_FILE", 198, "preempted"
+STARTS_AGAIN = "launcher: the job starts again"
 """As ``contract`` has them, which such Pythons cannot read."""
 OVER, REQUEUED, FAULT = "over", "requeued", "fault"
 SRUN_SLACK_S = 20
@@ -332,6 +333,8 @@ def main(argv: List[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     job, code, word = BatchJob(read_options(argv), dict(os.environ)), 2, OVER
+    if job.restarts:
+        print(STARTS_AGAIN, flush=True)
     try:
         job.prepare(sys.stdin.read())
         refused, error = job.refuse(), job.unpack()

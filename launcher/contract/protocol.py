@@ -138,6 +138,8 @@ METRICS_FILE = "metrics.json"
 ARTIFACT_FILE = "artifact.sh"
 """What was submitted, as the shell lines that would do the same by hand; secrets by name."""
 LAUNCHER_LOG_FILE = "launcher.log"
+STARTS_AGAIN = "launcher: the job starts again"
+"""A line in the log of a scheduler's job: what stands before it is of an earlier start."""
 STOP_RUN_FILE = "stop-run"
 SCALE_REQUEST = "scale-request"
 RUN_REQUESTS = (STOP_RUN_FILE, SCALE_REQUEST)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import BinaryIO
 
+from launcher.contract import protocol
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.places import find_hosts, form_of, split_prefix
 
@@ -35,6 +36,7 @@ _TELLING = re.compile(
     rb"|multi-attach|out.?of|mount|pull|remap|launch|nodelist|nproc|pending|num_local_procs"
     rb"|(?:node|group).rank|ntasks|data for node|attempt has|^ *host +:|^node:|world info"
     rb"|terminat|broken|disconnect|pressure|no devices|reboot|disrupt|is full|read-only|n't |fallen"
+    rb"|requeue"
 )
 """In a line in lower case; outside a traceback, a line without any of these is dropped."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<![A-Za-z\d])(?<![A-Za-z]-)\d[\d.:TZ,-]*")
@@ -105,6 +107,7 @@ def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
 
     ``place`` says who wrote the lines that do not say so.
     """
+    head, tail = _of_last_start(head, tail)
     first, last = head.split(b"\n"), tail.split(b"\n")[1:]
     hosts = find_hosts((*first[:MOST_LINES], *(last or first)[-MOST_LINES:]))
     forms = frozenset(map(form_of, hosts))
@@ -116,6 +119,15 @@ def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
     kept += [replace(line, number=0) for line in behind if (line.raised, line.text) not in seen]
     half = MOST_LINES // 2
     return kept if len(kept) <= MOST_LINES else kept[:half] + kept[-half:]
+
+
+def _of_last_start(head: bytes, tail: bytes) -> tuple[bytes, bytes]:
+    """Without what earlier starts of a job have left there; lines keep their numbers."""
+    again = protocol.STARTS_AGAIN.encode()
+    if again in tail:
+        return b"", tail[tail.rindex(again) :]
+    earlier, again, newest = head.rpartition(again)
+    return b"\n" * earlier.count(b"\n") + again + newest, tail
 
 
 def find_telling(

@@ -42,7 +42,7 @@ SETTLE_S = 0.002
 one are not a thousand decisions."""
 
 
-@dataclass(eq=False)
+@dataclass
 class Peer:
     """A node that has proven that it knows the token; its connection may have ended since."""
 
@@ -63,7 +63,7 @@ class Peer:
             self.writer.write(line)
 
 
-@dataclass(eq=False)
+@dataclass
 class Coordinator:
     """Serves one run until the process ends."""
 

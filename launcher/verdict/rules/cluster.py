@@ -34,6 +34,9 @@ no-room root
   didn't trigger scale-up|Node didn't have enough resource
   ReqNodeNotAvail|more processors requested than permitted|Memory required by task is not available
   (?:pending|\bPD\b|reason=|in the queue).*\b(?:Resources|Priority|QOS\w+|Assoc\w+|Max\w+Per\w+)\b
+  (?:\bPD\b|in the queue).*Partition\w+Limit => fewer nodes or less time: scontrol show partition
+  (?:\bPD\b|in the queue).*(?:JobHeld|requeued (?:in )?held) => scontrol release JOB, or ask why
+  (?:\bPD\b|in the queue).*(?:Partition(?:Down|Inactive)|NodeDown|DependencyNeverS)
 no-room sign
   submitted, and no node has started
 not-allowed root

@@ -140,3 +140,4 @@ def test_any_python_from_3_6_reads_it(module):
 def test_its_words_are_those_of_the_contract():
     own = (batch_job.STOP_FILE, batch_job.DISK_FULL, batch_job.PREEMPTED)
     assert own == (protocol.STOP_FILE, ExitCode.DISK_FULL.value, Cause.PREEMPTED.value)
+    assert batch_job.STARTS_AGAIN == protocol.STARTS_AGAIN

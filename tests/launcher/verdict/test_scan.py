@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from launcher.contract import protocol
 from launcher.verdict import scan
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.scan import find_telling, read_both, read_time, strip_colours, tell_both
@@ -182,6 +183,17 @@ def test_what_stands_at_a_texts_start_and_end_is_told_once():
     many = "\n".join(f"error: {chr(0x4E00 + at)}" for at in range(3000)).encode()
     kept = tell_both(many, b"", PLACE)
     assert (len(kept), kept[999].number, kept[1000].number) == (2000, 1000, 2001)
+
+
+def test_what_an_earlier_start_of_a_job_has_left_is_not_told():
+    again = f"{protocol.STARTS_AGAIN}\n".encode()
+    for head, tail, lines in (
+        (b"error: a\n" + again + b"error: b", b"", [(3, "error: b")]),
+        (b"error: a", b"cut\n" + again + b"error: c\n" + again + b"error: b", [(0, "error: b")]),
+        (b"error: a\n" + again + b"error: b", b"cut\nerror: c", [(3, "error: b"), (0, "error: c")]),
+    ):
+        found = [(one.number, one.text) for one in tell_both(head, tail, PLACE)]
+        assert [line for line in found if "error" in line[1]] == lines
 
 
 def test_a_viewers_colours_and_carriage_returns_are_no_part_of_a_line():

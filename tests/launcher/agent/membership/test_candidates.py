@@ -151,11 +151,15 @@ def test_the_host_of_a_plan_serves_for_this_machine_alone_unless_something_serve
     of_plan.served.stop()
 
 
-def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(store):
-    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=1) for port in (1, store.port)]
+@pytest.mark.parametrize(("others", "next_port"), [((), 1), ((2,), 2)])
+def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(
+    store, others, next_port
+):
+    ports = (1, store.port, *others)
+    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=1) for port in ports]
     task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
     of_plan = Candidates(task, SystemClock())
-    assert [port_of(of_plan)[0] for _ in range(2)] == [store.port, 1]
+    assert [port_of(of_plan)[0] for _ in range(2)] == [store.port, next_port]
     assert of_plan.rules.connect_timeout_s == candidates.CONNECT_LIMIT_S
 
 

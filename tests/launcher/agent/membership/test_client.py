@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 from launcher.agent.engine.rendezvous import describe
 from launcher.agent.membership import coordinator
 from launcher.agent.membership.client import Client, ReplacedError
+from launcher.agent.membership.group import Last
 from launcher.contract.generations import Fence
 from tests.launcher.agent.membership.conftest import RUN, together
 from tests.waiting import wait_until
@@ -42,6 +43,14 @@ def test_a_run_that_a_node_closes_or_completes_is_closed_for_all_who_ask(make, e
     assert first.is_closed()
     with pytest.raises(RendezvousClosedError):
         second.meet()
+
+
+def test_the_last_membership_counts_who_has_neither_left_nor_finished(make):
+    stays, goes = make(1, 2).meet(0, 1)
+    assert stays.last == Last(generation=1, majority_of=2)
+    goes.say("finish")
+    wait_until(lambda: stays.status.finished)
+    assert stays.last == Last(generation=1, majority_of=1, finished=1)
 
 
 def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make):

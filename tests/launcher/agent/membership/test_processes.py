@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from launcher.agent import signals
 from launcher.agent.membership import client, wire
 from launcher.agent.membership.group import RoundCause
 from tests.launcher.agent.membership.conftest import RUN, Bench
@@ -73,7 +74,14 @@ def test_what_was_said_while_the_connection_was_cut_is_said_again(make):
         node.say("finish")
     for node in nodes:
         node.wait_until_closed()
-        assert node.status.closed == "finished"
+        assert (node.status.closed, node.must_meet()) == ("finished", False)
+
+
+@pytest.mark.parametrize("signum", [*signals.ENDING, *signals.FOR_SCRIPTS])
+def test_a_signal_to_all_processes_of_a_terminal_ends_no_coordinator(make, signum):
+    bench = make()
+    os.kill(bench.served.pid, signum)
+    assert bench.meet(0)
 
 
 def take_part(bench: Bench) -> None:
