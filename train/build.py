@@ -35,8 +35,8 @@ from fabric_train.strategies.strategy import Strategy, find_place
 from fabric_train.transfer import freeze, group_weights, read_pretrained
 from fabric_train.worker_env import WorkerEnv
 from fabric_train.worlds import TrainingWorld
-from train.config import TrainConfig, fingerprint
-from train.resume import plan_interval
+from train.config import TrainConfig
+from train.resume import fingerprint, plan_interval
 from train.schedule import Schedule, plan_batch_size, plan_schedule
 from train.workloads import WORKLOADS, Workload
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from jsonargparse.typing import (
@@ -160,35 +159,6 @@ VERBS = ("fit", "validate", "test", "predict")
 ENV_PREFIX = "TRAIN_"
 FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 
-MAY_DIFFER_ON_RESUME = frozenset(
-    {
-        "epochs",
-        "max_steps",
-        "accumulate",
-        "patience",
-        "compile",
-        "sanity_pass",
-        "checkpoint_activations",
-        "accelerator",
-        "num_workers",
-        "strategy",
-        "strategy_options",
-        "checkpoint_dir",
-        "checkpoint_every_steps",
-        "checkpoint_every_s",
-        "mtbf_s",
-        "keep_checkpoints",
-        "keep_best",
-        "keep_every_steps",
-        "checkpoint_async",
-        "storage",
-        "loggers",
-        "profile",
-        "log_every",
-    }
-)
-"""Fields that a resumed run may change: how long, where and how fast to train, but not what."""
-
 
 def build_parser() -> ArgumentParser:
     """The command line of ``python -m train``, from the fields of TrainConfig."""
@@ -278,17 +248,3 @@ def suggest_fix(message: str) -> str:
             if near:
                 return f"did you mean {near[0]}?"
     return "python -m train --help lists the options"
-
-
-def fingerprint(config: TrainConfig) -> dict[str, Any]:
-    """The fields that a checkpoint and the run that resumes it must share, as plain types.
-
-    The parser returns subclasses of int and float, which JSON turns into plain ones.
-    """
-    shared = {
-        name: value
-        for name, value in dataclasses.asdict(config).items()
-        if name not in MAY_DIFFER_ON_RESUME
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(shared))
-    return plain

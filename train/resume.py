@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from fabric_train.errors import InputError
 from fabric_train.manifest import CheckpointManifest
@@ -15,6 +18,49 @@ from fabric_train.strategies.strategy import Strategy
 from fabric_train.worker_env import CHECKPOINTS_DIR, WorkerEnv
 from train.config import TrainConfig
 from train.schedule import plan_batch_size
+
+MAY_DIFFER_ON_RESUME = frozenset(
+    {
+        "epochs",
+        "max_steps",
+        "accumulate",
+        "patience",
+        "compile",
+        "sanity_pass",
+        "checkpoint_activations",
+        "accelerator",
+        "num_workers",
+        "strategy",
+        "strategy_options",
+        "checkpoint_dir",
+        "checkpoint_every_steps",
+        "checkpoint_every_s",
+        "mtbf_s",
+        "keep_checkpoints",
+        "keep_best",
+        "keep_every_steps",
+        "checkpoint_async",
+        "storage",
+        "loggers",
+        "profile",
+        "log_every",
+    }
+)
+"""Fields that a resumed run may change: how long, where and how fast to train, but not what."""
+
+
+def fingerprint(config: TrainConfig) -> dict[str, Any]:
+    """The fields that a checkpoint and the run that resumes it must share, as plain types.
+
+    The parser returns subclasses of int and float, which JSON turns into plain ones.
+    """
+    shared = {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in MAY_DIFFER_ON_RESUME
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(shared))
+    return plain
 
 
 def choose_virtual_shards(

@@ -6,7 +6,8 @@ import pytest
 
 from fabric_train.errors import InputError
 from tests.programs import run_program
-from train.config import FIELDS, MAY_DIFFER_ON_RESUME, TrainConfig, fingerprint, parse_config
+from train.config import FIELDS, TrainConfig, parse_config
+from train.resume import MAY_DIFFER_ON_RESUME, fingerprint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
