@@ -85,13 +85,15 @@ def read_seen(folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]] 
 
 
 def moved_lately(seen: Seen) -> bool:
-    """Whether a rank had entered a collective shortly before it was asked to end.
+    """Whether a rank had entered a collective, or written a line, shortly before it was to end.
 
-    Scripts without an optimizer, and those with long steps, count as silent all the same.
+    Scripts without an optimizer, and those with long steps, count as silent all the same. A script
+    that has made steps may write lines while it hangs.
     """
-    ranks = ((one.rank, look.at) for look in seen.looks.values() for one in look.ranks)
-    last = ((last_collective_at(seen.traces.get(rank, {})), at) for rank, at in ranks)
-    return any(began_at and at - began_at < SILENT_S for began_at, at in last)
+    ranks = [(one, look.at) for look in seen.looks.values() for one in look.ranks]
+    last = ((last_collective_at(seen.traces.get(one.rank, {})), at) for one, at in ranks)
+    has_entered = any(began_at and at - began_at < SILENT_S for began_at, at in last)
+    return has_entered or any(not one.steps and 0 <= one.wrote_s < SILENT_S for one, _ in ranks)
 
 
 def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:

@@ -1,5 +1,6 @@
 """What a look says of ranks that were asked to end."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,19 @@ def test_ranks_that_have_entered_a_collective_lately_do_not_stand_still(began_at
 def test_what_a_console_tells_has_no_collectives():
     looks = {0: Look(id="", at=0.0, why="stop", attempt=0, ranks=(seen_of(0),))}
     assert not moved_lately(Seen(folders={}, looks=looks))
+
+
+@pytest.mark.parametrize(
+    ("wrote_s", "steps", "is_moving"),
+    [(0.9, 0, True), (4.9, 0, True), (5.1, 0, False), (-1.0, 0, False), (0.9, 30, False)],
+    ids=str,
+)
+def test_a_script_without_an_optimizer_that_has_just_written_a_line_does_not_stand_still(
+    wrote_s, steps, is_moving
+):
+    ranks = (seen_of(0), replace(seen_of(1), wrote_s=wrote_s, steps=steps))
+    looks = {0: Look(id="x", at=AT, why="stop", attempt=0, ranks=ranks)}
+    assert moved_lately(Seen(folders={}, looks=looks)) == is_moving
 
 
 def seen_of(rank: int) -> RankLook:
