@@ -18,6 +18,7 @@ script-error sure
   ^(?:SyntaxError|IndentationError|TabError): |[Dd]efault process group has not been initialized
   partially initialized module {name} => undo the circle of imports; or rename PACKAGE.py
   cannot import name .* from {name}(?!.*{installed}) => correct it; or rename your own PACKAGE
+  ^EOFError: EOF when reading a line|^(?:bdb\.)?BdbQuit => workers have no stdin; pdb: --debug R
   does not require grad and does not have
   Expected to have finished reduction in the prior|attempt has been made to start a new process
 script-error sign
@@ -27,6 +28,7 @@ missing-module sure
   cannot import name .* from {name}.*{installed} => correct it; or python -m pip install -U PACKAGE
   No module named .*; it lies in => --set env.PYTHONPATH=FOLDER, or pip install -e .
   ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
+  Error while finding module spec.* {name} \( => cd to the folder of PACKAGE, or pip install PACKAGE
   Error while finding module specification for|PackageNotFoundError|No matching distribution found
   ^ImportError: (?!attempted |cannot imp|.*(?:version `|static TLS|numpy|compiled (?:us|against)))
   VersionConflict
@@ -59,6 +61,7 @@ bad-data sure
   (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|Invalid data found when processing
   mmap length is greater than file|Compressed file ended before|storage has wrong byte size
 bad-data likely
+  ^OSError: \[Errno 22\] Invalid argument <EINVAL>$ => a cut file; load an earlier checkpoint
   <EIO> => read a copy elsewhere; dmesg -T there names the disk or mount that fails
   JSONDecodeError|UnicodeDecodeError|Error tokenizing data|configparser\.\w+Error|TOMLDecodeError
   ^yaml\.\S*Error|EmptyDataError
