@@ -76,6 +76,10 @@ class Again:
     cause: Cause
 
 
+TOO_FEW_LEFT = "not started again: the other nodes had finished, and too few are left"
+"""Why ``max_restarts`` was of no use."""
+
+
 class AttemptJudge:
     """Remembers how attempts ended and judges the next step.
 
@@ -130,7 +134,8 @@ class AttemptJudge:
             return OTHERS_FINISHED
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
         if closed == "stranded" and by_fault and has_failed:
-            return Ending(cause=Cause.TRAINING_FAILED)
+            why = TOO_FEW_LEFT if self.max_restarts > 0 else ""
+            return Ending(cause=Cause.TRAINING_FAILED, detail=why)
         if closed not in ("failed", Cause.RESTARTS_EXHAUSTED):
             return TELLS_NOT_WHY
         used_up = closed == Cause.RESTARTS_EXHAUSTED and self.max_restarts > 0

@@ -106,6 +106,7 @@ class RankLook:
     ``waits_in`` is where in the kernel a D waits, as far as the kernel tells it.
     ``silent_s`` are the seconds since its last beat, at its start and after each optimizer step.
     ``cpu_share`` of a core is what its processes used before they were to be ended; else 0.
+    ``wrote_s`` are the seconds since its last output; -1 if it has written nothing.
     ``no_stacks`` and ``no_collectives`` say why there are none; empty where the file is there.
     """
 
@@ -116,6 +117,7 @@ class RankLook:
     steps: int = 0
     silent_s: float = 0.0
     cpu_share: float = 0.0
+    wrote_s: float = -1.0
     no_stacks: str = ""
     no_collectives: str = ""
 

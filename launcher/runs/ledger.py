@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.causes import with_cause
-from launcher.contract.records import parse_object
+from launcher.contract.records import parse_object, read_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.heals import Heal, find_heals
@@ -35,6 +35,8 @@ class LedgerEvent:
     values: Mapping[str, Any]
 
 
+SILENT_S = 3 * protocol.VITALS_S
+"""A running node without vitals for this long counts as a node with trouble."""
 JUMP_S = 5.0
 """A wall clock that moved this much against the monotonic one has jumped."""
 _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
@@ -156,6 +158,20 @@ def find_jump(events: Sequence[LedgerEvent]) -> float:
 def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
     """Each node's wall clock less the launcher's, in seconds, as measured before the run. Pure."""
     return {index: machine.clock_offset_s for index, machine in enumerate(plan.machines)}
+
+
+def read_vitals(
+    run: RunFolder, plan: LaunchPlan, node: tuple[int, int], now: float
+) -> tuple[dict[str, Any], float | None]:
+    """What an incarnation of a node last wrote of itself, and how many seconds ago; else None.
+
+    ``now`` is of the launcher's clock, in seconds since the epoch.
+    """
+    vitals = read_object(run.node_dir(*node) / protocol.VITALS_FILE)
+    if not vitals:
+        return {}, None
+    offset_s = clock_offsets(plan).get(node[0], 0.0)
+    return vitals, max(0.0, round(now - vitals.get("at", now) + offset_s, 1))
 
 
 def by_launchers_clock(

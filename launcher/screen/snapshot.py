@@ -11,19 +11,15 @@ from typing import Any
 from launcher.agent.worker_exit import read_tail
 from launcher.api.listing import render_age
 from launcher.api.report import report_run
-from launcher.contract import protocol
-from launcher.contract.records import read_object
 from launcher.contract.states import NodeState
 from launcher.contract.worker_end import show_line
 from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import tell_heals
-from launcher.runs.ledger import clock_offsets
+from launcher.runs.ledger import SILENT_S, read_vitals
 from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.summary import render_headline
 
-SILENT_S = 3 * protocol.VITALS_S
-"""A running node without vitals for this long counts as a node with trouble."""
 PACE_POINTS = 20
 """How many of the ledger's last points give the pace, and so the time left."""
 TAIL_BYTES = 4096
@@ -83,17 +79,15 @@ class RunSnapshot:
 def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
     """A run at ``now``, seconds since the epoch. Raises ``InputError`` for one without a plan."""
     plan, report, outputs = run.read_plan(), report_run(run, now), find_outputs(run)
-    offsets = clock_offsets(plan)
 
     def read_row(node: NodeReport) -> NodeRow:
-        index, folder = node.node_index, run.node_dir(node.node_index, node.incarnation)
-        vitals = read_object(folder / protocol.VITALS_FILE)
-        seen_s = max(0.0, round(now - vitals.get("at", now) + offsets.get(index, 0.0), 1))
+        index = node.node_index
+        vitals, seen_s = read_vitals(run, plan, (index, node.incarnation), now)
         return NodeRow(
             report=node,
             host=plan.machines[index].name if index < len(plan.machines) else "",
             vitals=vitals,
-            seen_s=seen_s if vitals and not node.cause else None,
+            seen_s=None if node.cause else seen_s,
             last_line=read_last_line(outputs.get(index, ())),
         )
 

@@ -44,11 +44,12 @@ def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
     return {}
 
 
-def fill_fix(fix: str, text: str, **known: str) -> str:
-    """The fix with what ``text`` and ``known`` say; a placeholder without a value stays."""
+def fill_fix(fix: str, *texts: str, **known: str) -> str:
+    """The fix with what ``known`` and ``texts`` say; a placeholder without a value stays."""
     found: dict[str, str] = {}
-    for pattern in _VALUES:
-        if told := pattern.search(text):
-            found = told.groupdict() | found
+    for text in texts:
+        for pattern in _VALUES:
+            if told := pattern.search(text):
+                found = told.groupdict() | found
     found = {"NAME": found.get("HOST", "")} | found | known
     return _PLACEHOLDER.sub(lambda one: found.get(one[0]) or one[0], fix)

@@ -14,6 +14,7 @@ from launcher.agent.stopping import SILENT_S
 from launcher.agent.worker_exit import read_error, read_tail, read_traceback
 from launcher.contract.causes import Cause
 from launcher.contract.look import (
+    CRASH,
     CRASHED_STACKS,
     FAILED_COLLECTIVES,
     STACKS,
@@ -28,7 +29,7 @@ from launcher.contract.look import (
     read_looks,
     read_stacks,
 )
-from launcher.contract.protocol import ERROR_FILE
+from launcher.contract.protocol import ERROR_FILE, STDERR_FILE
 from launcher.contract.records import read_object
 from launcher.contract.worker_end import COLLATERAL, WorkerEnd
 from launcher.plan.torchrun import WorkerLog
@@ -85,13 +86,15 @@ def read_seen(folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]] 
 
 
 def moved_lately(seen: Seen) -> bool:
-    """Whether a rank had entered a collective shortly before it was asked to end.
+    """Whether a rank had entered a collective, or written a line, shortly before it was to end.
 
-    Scripts without an optimizer, and those with long steps, count as silent all the same.
+    Scripts without an optimizer, and those with long steps, count as silent all the same. A script
+    that has made steps may write lines while it hangs.
     """
-    ranks = ((one.rank, look.at) for look in seen.looks.values() for one in look.ranks)
-    last = ((last_collective_at(seen.traces.get(rank, {})), at) for rank, at in ranks)
-    return any(began_at and at - began_at < SILENT_S for began_at, at in last)
+    ranks = [(one, look.at) for look in seen.looks.values() for one in look.ranks]
+    last = ((last_collective_at(seen.traces.get(one.rank, {})), at) for one, at in ranks)
+    has_entered = any(began_at and at - began_at < SILENT_S for began_at, at in last)
+    return has_entered or any(not one.steps and 0 <= one.wrote_s < SILENT_S for one, _ in ranks)
 
 
 def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
@@ -159,15 +162,19 @@ def tell_recorded(
         yield replace(line, joined=True, frame=places.get(rank, ""))
 
 
-_CALL = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+_CALL = re.compile(r'^[ |]*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
     """Where a worker's main thread was as it crashed, or raised; the newest call is first."""
     for thread in parse_faulthandler(read_tail(folder / CRASHED_STACKS))[:1]:
         return thread.frames
-    calls = reversed(_CALL.findall(read_traceback(folder / ERROR_FILE)[0]))
-    return tuple(Frame(file=file, line=int(line), function=name) for file, line, name in calls)
+    if calls := _CALL.findall(read_traceback(folder / ERROR_FILE)[0]):
+        return tuple(Frame(file=f, line=int(n), function=name) for f, n, name in reversed(calls))
+    # A script that has switched faulthandler on has it write there.
+    _, crash, stacks = read_tail(folder / STDERR_FILE).rpartition(CRASH)
+    threads = parse_faulthandler(stacks) if crash else ()
+    return threads[0].frames if threads else ()
 
 
 def _nodes(seen: Seen) -> Iterator[tuple[int, int]]:

@@ -49,6 +49,8 @@ _SIDE = re.compile(
     r"Exception (?:in thread|ignored (?:in|on|while))\b|Task exception was never retr"
 )
 """Stands before the traceback of an exception that does not end the process."""
+_OF_GROUP = re.compile(r"(?:  )+(?:\||\+(?= Exception Group ))(?: |$)")
+"""Stands before each line of an ``ExceptionGroup``'s traceback, and of those inside it."""
 _CHAINED = re.compile(r"(?:The above|During handling of the above) exception")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _UNREADABLE = re.compile(rb'  File "[^"]+", line \d+\s*$')
@@ -145,6 +147,7 @@ def find_telling(
         if not (is_telling or traces or is_unreadable) or b"frame #" in raw[:60]:
             continue  # The frames of C++ name every function that was called.
         text, named = split_prefix(raw.decode(errors="backslashreplace"), forms)
+        text = _OF_GROUP.sub("", text, count=1)
         stamp = named.pop("at", "")
         told = _POD_NAMED.search(text)
         about = None if told or described else _POD_OF_ROLE.search(text)

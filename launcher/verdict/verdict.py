@@ -120,6 +120,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         fix=fill_fix(
             best.fix or evidence.fixes.get(best.cause, best.cause.fix),
             line.text,
+            evidence.detail,
             PACKAGE=best.package,
             RUN=evidence.subject if evidence.state else "",
         ),

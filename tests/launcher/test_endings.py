@@ -19,7 +19,7 @@ from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from launcher.agent.endings import Again, AttemptJudge, judge_node, judge_worker
+from launcher.agent.endings import TOO_FEW_LEFT, Again, AttemptJudge, judge_node, judge_worker
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
@@ -300,7 +300,8 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
         ("failed", "lost", 3, (ALREADY,), "training-failed: "),
         ("restarts-exhausted", "fault", 3, (ALREADY,), "restarts-exhausted: "),
         ("restarts-exhausted", "fault", 0, (), "training-failed: another node ended the run"),
-        ("stranded", "fault", 3, (ALREADY,), "training-failed: "),
+        ("stranded", "fault", 3, (ALREADY,), f"training-failed: {TOO_FEW_LEFT}"),
+        ("stranded", "fault", 0, (ALREADY,), "training-failed: "),
         ("stranded", "lost", 3, (ALREADY,), NOBODY_SAYS),
         ("stranded", "fault", 3, (W(-15, asked=True),), NOBODY_SAYS),
         ("fenced", "lost", 3, (), NOBODY_SAYS),

@@ -22,7 +22,7 @@ from launcher.agent.engine.stacks import Faulthandler, PySpy
 from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.streams import say
 from launcher.agent.worker import recorder
-from launcher.contract import look
+from launcher.contract import look, protocol
 from launcher.contract.clock import Clock
 from launcher.contract.look import Look, LookRequest, RankLook, RankStacks, Why
 from launcher.contract.process_stat import is_stopped, read_stat, wait_channel
@@ -99,7 +99,14 @@ class Looker:
         folder.mkdir(parents=True, exist_ok=True)
         attempt, beats = self._attempts.number, self._attempts.beats()
         workers = tuple(w for w in self._attempts.running() if w.rank in beats)
-        seen = [_describe(w.rank, beats[w.rank], now, shares.get(w.rank, 0.0)) for w in workers]
+        seen = [
+            replace(
+                _describe(w.rank, beats[w.rank], now),
+                cpu_share=shares.get(w.rank, 0.0),
+                wrote_s=_since_output(w.folder, at),
+            )
+            for w in workers
+        ]
         asked = {w.rank: _ask_recorder(w, one.state) for w, one in zip(workers, seen, strict=True)}
         found = self._take_stacks(workers, beats, native, end) if stacks else {}
         no_collectives = self._take_collectives(folder, workers, asked, end)
@@ -177,7 +184,7 @@ class Looker:
             shutil.rmtree(look.look_dir(self._attempts.node_dir, one.id), ignore_errors=True)
 
 
-def _describe(rank: int, beat: WorkerBeat, now: float, cpu_share: float) -> RankLook:
+def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
     state = "".join(read_stat(beat.pid)[:1])
     return RankLook(
         rank=rank,
@@ -186,8 +193,16 @@ def _describe(rank: int, beat: WorkerBeat, now: float, cpu_share: float) -> Rank
         waits_in=wait_channel(beat.pid) if state == "D" else "",
         steps=beat.steps,
         silent_s=max(0.0, now - beat.at),
-        cpu_share=cpu_share,
     )
+
+
+def _since_output(folder: Path, at: float) -> float:
+    """The seconds from a worker's last output to ``at``; -1 if it has written nothing."""
+    files = (folder / protocol.STDOUT_FILE, folder / protocol.STDERR_FILE)
+    with contextlib.suppress(OSError):
+        wrote_at = [found.st_mtime for one in files if (found := one.stat()).st_size]
+        return max(0.0, at - max(wrote_at)) if wrote_at else -1.0
+    return -1.0
 
 
 def _ask_recorder(worker: WorkerPlace, state: str) -> str:

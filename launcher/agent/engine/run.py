@@ -158,8 +158,10 @@ def warm_up(task: NodeTask, scratch: Path) -> bool:
 
 def refuse_torch() -> str:
     """Why this torch cannot be used; empty if it can. The launcher cannot see an image's torch."""
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:  # to start the node again would change nothing
+        return f"{sys.executable}: {error}"
     oldest = protocol.OLDEST_TORCH
     if tuple(map(int, torch.__version__.split(".")[:2])) >= oldest:
         return ""

@@ -97,8 +97,14 @@ _OF_RUN = {
     Cause.STORE_LOST: (Cause.NODE_LOST, SIGN),
     Cause.BAD_INPUT: (Cause.WRONG_ARGUMENT, LIKELY),
     Cause.KILLED: (Cause.KILLED, SIGN),
+    Cause.LAUNCHER_LOST: (Cause.KILLED, LIKELY),
 }
 """These tables: what an end, an exit code or a run's cause means if no line says more."""
+_OF_SIGNAL: dict[int, str] = {
+    signal.SIGALRM: "look for signal.alarm() or setitimer() in the script and its libraries",
+    signal.SIGXCPU: "ulimit -t there: raise it, or ulimit -t unlimited",
+}
+"""The fix for a worker that a clock of its own or a limit has ended, and nobody else."""
 
 
 def judge_end(end: WorkerEnd) -> Meaning:
@@ -121,11 +127,11 @@ def judge_end(end: WorkerEnd) -> Meaning:
     by_ctrl_c = end.exit_code == -signal.SIGINT
     cause = Cause.STOPPED_BY_USER if by_ctrl_c else cause_of_ending(end.exit_code)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
-    told = judge_line(line)
+    told, own_fix = judge_line(line), _OF_SIGNAL.get(-end.exit_code, "")
     if told and (end.is_collateral or told.weight >= min(weight, LIKELY)):
         is_weak = told.weight < weight and not end.is_collateral
         return replace(told, weight=weight) if is_weak else told
-    return Meaning(cause=cause, weight=weight, line=line)
+    return Meaning(cause=cause, weight=weight, line=line, fix=own_fix)
 
 
 _NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}(?:[:;] |$)")
@@ -145,4 +151,5 @@ def judge_run_cause(ended: Cause | None, detail: str, named: int | None) -> Iter
         yield told if is_engines else replace(told, weight=LIKELY)
     elif ended in _OF_RUN:
         cause, weight = _OF_RUN[ended]
-        yield Meaning(cause=cause, weight=weight, line=line)
+        fix = Cause.STOPPED_BY_USER.fix if ended is Cause.LAUNCHER_LOST else ""
+        yield Meaning(cause=cause, weight=weight, line=line, fix=fix)

@@ -47,7 +47,8 @@ master-unreachable likely
   Timeout waiting for key: |connect\(\) timed out\. Orig|No more machines in the clust
   EtcdConnectionFailed
 master-unreachable sign
-  timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
+  for clients\. \d+/\d+ clients joined => see what the others do before init_process_group
+  Connection refused
   waiting for the (?:master|rendezvous)|failed to recv, got 0 bytes|^RuntimeError: Socket Timeout
 firewall likely
   no route to host|Network is unreachable

@@ -10,20 +10,27 @@ from launcher.contract.causes import Cause
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, SIGN, SURE, Meaning, table
 
-RULES = table(r"""
+RULES = table(
+    r"""
 script-error root
   not an allowed global by default => weights_only=False for a file that you trust
 script-error sure
   ^(?:SyntaxError|IndentationError|TabError): |[Dd]efault process group has not been initialized
-  partially initialized module|does not require grad and does not have
+  partially initialized module {name} => undo the circle of imports; or rename PACKAGE.py
+  cannot import name .* from {name}(?!.*{installed}) => correct it; or rename your own PACKAGE
+  ^EOFError: EOF when reading a line|^(?:bdb\.)?BdbQuit => workers have no stdin; pdb: --debug R
+  does not require grad and does not have
   Expected to have finished reduction in the prior|attempt has been made to start a new process
 script-error sign
   ChildFailedError|failed \(exitcode: \d|task \d+: Exited with exit code
 missing-module sure
+  No module named .*; {name} is not a package => rename PACKAGE.py, which hides that package
+  cannot import name .* from {name}.*{installed} => correct it; or python -m pip install -U PACKAGE
   No module named .*; it lies in => --set env.PYTHONPATH=FOLDER, or pip install -e .
   ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
+  Error while finding module spec.* {name} \( => cd to the folder of PACKAGE, or pip install PACKAGE
   Error while finding module specification for|PackageNotFoundError|No matching distribution found
-  ^ImportError: (?!attempted rel|.*(?:version `|static TLS|numpy|compiled (?:using|against)))
+  ^ImportError: (?!attempted |cannot imp|.*(?:version `|static TLS|numpy|compiled (?:us|against)))
   VersionConflict
   has no torch\b|Failed to find C compiler|DistributionNotFound
 missing-module likely
@@ -54,6 +61,7 @@ bad-data sure
   (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|Invalid data found when processing
   mmap length is greater than file|Compressed file ended before|storage has wrong byte size
 bad-data likely
+  ^OSError: \[Errno 22\] Invalid argument <EINVAL>$ => a cut file; load an earlier checkpoint
   <EIO> => read a copy elsewhere; dmesg -T there names the disk or mount that fails
   JSONDecodeError|UnicodeDecodeError|Error tokenizing data|configparser\.\w+Error|TOMLDecodeError
   ^yaml\.\S*Error|EmptyDataError
@@ -137,7 +145,10 @@ killed sign
 stopped-by-user likely
   ^(?:\^C)?KeyboardInterrupt\b|received Ctrl\+C
   received (?:2|SIGINT|Signals\.SIGINT) death signal|SignalException: Process \d+ got signal: 2\b
-""")
+""",
+    name=r"'(?P<package>\w+)[\w.]*'",
+    installed=r"(?:(?:site|dist)-packages|/lib/python3)",
+)
 
 _VERSIONS = {
     "code": re.compile(r"^code version ([0-9a-f]{12})$"),

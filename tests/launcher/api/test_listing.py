@@ -1,13 +1,16 @@
 """What is told of runs: lists, one run's state, its logs, and what is refused."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launcher import InputError, RunHandle
+from launcher.api import listing
 from launcher.api.listing import (
     ListedRun,
     RunStatus,
@@ -20,9 +23,10 @@ from launcher.api.listing import (
 from launcher.api.programs import plan_shell, run_in_nodes
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
+from launcher.contract.protocol import VITALS_FILE
 from launcher.contract.states import NodeState
 from launcher.follow.loop import write_outcome
-from launcher.follow.target import NodeObservation
+from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import Heal
@@ -135,6 +139,28 @@ def test_a_run_is_told_with_its_nodes_and_what_they_reported():
         "  folder: /runs/digits-1",
         "  its launcher has died (no process 7); end it: launcher stop digits-1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "age_s", "told"),
+    [
+        (NodeState.RUNNING, 26.0, "no sign of life for 26 s"),
+        (NodeState.RUNNING, 9.0, ""),
+        (NodeState.RUNNING, None, ""),
+        (NodeState.EXITED, 26.0, ""),
+    ],
+)
+def test_a_node_that_runs_and_says_nothing_is_told_so(state, age_s, told, make_run, monkeypatch):
+    run, _ = make_run(nnodes=1, follows=True)
+    node = NodeObservation(node_index=0, incarnation=0, state=state)
+    seen = Observation(run_id=run.run_id, nodes=(node,))
+    target = SimpleNamespace(observe_reachable=lambda plan: (seen, None))
+    monkeypatch.setattr(listing, "target_of", lambda *_: target)
+    if age_s is not None:
+        folder = run.node_dir(0, 0)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / VITALS_FILE).write_text(json.dumps({"at": time.time() - age_s}))
+    assert [one.detail for one in read_status(run).nodes] == [told]
 
 
 def test_no_time_is_negative_where_a_clock_was_set_back(make_run, tmp_path):

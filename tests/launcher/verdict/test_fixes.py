@@ -33,6 +33,12 @@ def test_a_fix_names_the_value_that_stands_in_the_line(cause, text, told):
     assert told in fill_fix(Cause(cause).fix, text, RUN="train-1")  # type: ignore[call-arg]
 
 
+def test_what_the_line_does_not_name_the_word_for_the_runs_end_may():
+    detail = "denied: '/other'; fix: --set resources.memory=1400Mi"
+    text = "Permission denied: '/data'"
+    assert fill_fix("SIZE of FILE", text, detail) == "1400Mi of /data"
+
+
 @pytest.mark.parametrize(
     ("cause", "text", "told"),
     [
@@ -43,6 +49,26 @@ def test_a_fix_names_the_value_that_stands_in_the_line(cause, text, told):
         ("host-out-of-memory", "MemoryError", "ulimit -v"),
         ("host-out-of-memory", "RuntimeError: Cannot allocate memory", "ulimit -v"),
         ("bad-data", "OSError: [Errno 5] Input/output error: '/data/9.tar'", "dmesg -T"),
+        ("bad-data", "OSError: [Errno 22] Invalid argument", "an earlier checkpoint"),
+        ("master-unreachable",
+         "DistStoreError: Timed out after 7 seconds waiting for clients. 1/2 clients joined.",
+         "before init_process_group"),
+        ("script-error", "EOFError: EOF when reading a line", "no stdin"),
+        ("missing-module",
+         "python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No mod",
+         "cd to the folder of PACKAGE"),
+        ("missing-module",
+         "ModuleNotFoundError: No module named 'torch.nn'; 'torch' is not a package",
+         "rename PACKAGE.py"),
+        ("script-error", "ImportError: cannot import name 'x' from 'datasets' (/a/datasets.py)",
+         "rename your own PACKAGE"),
+        ("script-error", "ImportError: cannot import name 'x' from 'datasets' (unknown location)",
+         "rename your own PACKAGE"),
+        ("missing-module",
+         "ImportError: cannot import name 'x' from 'peft' (/v/lib/python3/site-packages/peft.py)",
+         "install -U PACKAGE"),
+        ("script-error", "AttributeError: partially initialized module 'torch' has no attribute",
+         "rename PACKAGE.py"),
     ],
 )  # fmt: skip
 def test_a_rule_may_have_a_fix_of_its_own(cause, text, told):

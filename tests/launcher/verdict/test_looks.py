@@ -1,11 +1,12 @@
 """What a look says of ranks that were asked to end."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.contract.look import Look, RankLook
-from launcher.verdict.looks import Seen, moved_lately
+from launcher.verdict.looks import Seen, moved_lately, read_frames
 
 AT = 1000.0
 
@@ -30,6 +31,38 @@ def test_ranks_that_have_entered_a_collective_lately_do_not_stand_still(began_at
 def test_what_a_console_tells_has_no_collectives():
     looks = {0: Look(id="", at=0.0, why="stop", attempt=0, ranks=(seen_of(0),))}
     assert not moved_lately(Seen(folders={}, looks=looks))
+
+
+@pytest.mark.parametrize(
+    ("wrote_s", "steps", "is_moving"),
+    [(0.9, 0, True), (4.9, 0, True), (5.1, 0, False), (-1.0, 0, False), (0.9, 30, False)],
+    ids=str,
+)
+def test_a_script_without_an_optimizer_that_has_just_written_a_line_does_not_stand_still(
+    wrote_s, steps, is_moving
+):
+    ranks = (seen_of(0), replace(seen_of(1), wrote_s=wrote_s, steps=steps))
+    looks = {0: Look(id="x", at=AT, why="stop", attempt=0, ranks=ranks)}
+    assert moved_lately(Seen(folders={}, looks=looks)) == is_moving
+
+
+STACKS = """\
+a line of the script
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/code/train.py", line 2 in inner
+  File "/code/train.py", line 3 in <module>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
+
+
+@pytest.mark.parametrize(("said", "lines"), [(STACKS, [519, 2, 3]), ("a line", [])])
+def test_the_stack_that_a_scripts_own_faulthandler_has_written_is_read(said, lines, tmp_path):
+    (tmp_path / "stderr").write_text(said)
+    assert [frame.line for frame in read_frames(tmp_path)] == lines
 
 
 def seen_of(rank: int) -> RankLook:

@@ -186,6 +186,7 @@ def test_a_worker_that_its_exception_has_ended_has_raised_it(exit_code, exceptio
         (Cause.NODE_LOST, "its container is gone from node 2", ("node-lost", Weight.LIKELY, 2)),
         (Cause.DISK_FULL, "x", ("disk-full", Weight.ROOT, 7)),
         (Cause.STORE_LOST, "run-a-3-x7k2p: gone", ("node-lost", Weight.SIGN, 3)),
+        (Cause.LAUNCHER_LOST, "found later", ("killed", Weight.LIKELY, 7)),
         (Cause.TRAINING_FAILED, "why", None),
         (None, "", None),
         (Cause.TRAINING_FAILED, "rank 0: ValueError: x", None),
@@ -196,6 +197,21 @@ def test_a_worker_that_its_exception_has_ended_has_raised_it(exit_code, exceptio
 def test_the_launchers_word_for_an_end_means_something(reason, detail, told):
     found = [(one.cause, one.weight, one.line.node) for one in judge_run_cause(reason, detail, 7)]
     assert found == ([told] if told else [])
+
+
+def test_a_run_whose_launcher_was_killed_only_has_to_go_on():
+    (lost,) = judge_run_cause(Cause.LAUNCHER_LOST, "found later", None)
+    (killed,) = judge_run_cause(Cause.KILLED, "", None)
+    assert ("--resume RUN" in lost.fix, killed.fix) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "fix"), [(-14, "signal.alarm()"), (-24, "ulimit -t"), (-9, "")]
+)
+def test_a_worker_that_its_own_clock_or_a_limit_has_ended_was_killed_by_nobody(exit_code, fix):
+    found = judge_end(worker_end(3, exit_code=exit_code, exception=""))
+    assert found.cause == "killed"
+    assert fix in found.fix if fix else not found.fix
 
 
 WATCHDOG = (

@@ -53,6 +53,31 @@ def test_an_exception_is_told_with_the_innermost_line_of_the_users_own_code():
     assert {one.node for one in found} == {3}
 
 
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/code/train.py", line 7, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/code/data.py", line 5, in load
+    |     open(name)
+    | KeyError: 'shard'
+    +---------------- 2 ----------------
+    | ValueError: never raised
+    +------------------------------------
+"""
+
+
+def test_a_group_of_exceptions_is_told_with_those_inside_it():
+    assert told("".join(f"[rank1]: {line}\n" for line in GROUP.splitlines())) == [
+        (4, "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)", "train.py:7",
+         True, True),
+        (9, "KeyError: 'shard'", "data.py:5", True, True),
+        (11, "ValueError: never raised"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("begin", "sides"),
     [

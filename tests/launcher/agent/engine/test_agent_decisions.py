@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import sys
 import urllib.request
 import zipfile
 from dataclasses import replace
@@ -157,6 +158,11 @@ def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch):
     assert refuse_torch() == ""
     monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
     assert refuse_torch() == "torch 2.3.1+cu121 is too old: 2.4 or newer is needed"
+
+
+def test_a_python_without_torch_is_refused_in_the_node(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert refuse_torch().startswith(f"{sys.executable}: import of torch halted")
 
 
 def test_sigterm_is_sent_once():

@@ -92,3 +92,15 @@ def test_after_a_loss_a_worker_that_ends_is_not_waited_for(attempts, worker):
     assert folder is not None
     (seen,) = read_looks(attempts.node_dir)
     assert "no answer in time" in seen.ranks[0].no_collectives
+
+
+@pytest.mark.parametrize("written", ["", "step 7\n"], ids=["nothing", "a line"])
+def test_a_look_says_how_long_ago_a_worker_wrote_its_last_line(attempts, worker, written):
+    clock = SystemClock()
+    place = attempts.workers[0]
+    (place.folder / "stderr").write_text(written)
+    if written:
+        os.utime(place.folder / "stderr", (clock.wall() - 100.0,) * 2)
+    Looker(attempts, clock).take("asked", stacks=False)
+    ((seen,),) = (one.ranks for one in read_looks(attempts.node_dir))
+    assert 100.0 <= seen.wrote_s < 700.0 if written else seen.wrote_s == -1.0
