@@ -34,6 +34,14 @@ def test_a_line_means_its_cause(cause, text):
     assert found.cause == cause
 
 
+@pytest.mark.parametrize("why", ["PartitionConfig", "JobHeldUser", "job requeued in held state"])
+def test_a_job_that_slurm_does_not_start_by_itself_has_no_room(why):
+    found = judge_line(LogLine(file="launcher", text=f"job 19 waits in the queue: {why}"))
+    assert found is not None
+    assert (found.cause, found.weight) == ("no-room", Weight.ROOT)
+    assert ("scontrol release" in found.fix) == ("Partition" not in why)
+
+
 def test_each_cause_that_a_line_can_mean_has_one():
     assert {rule.cause for rule in RULES} - {cause for cause, _ in read_lines()} == set()
 
