@@ -80,7 +80,8 @@ class Cause(enum.StrEnum):
         fix="find who sent it: a service, a person, or dmesg -T")
     LAUNCHER_LOST = "launcher-lost", Ends(
         _STOPS, ExitCode.KILLED, "platform",
-        "the launcher of the run died; a later command found the end")
+        "the launcher of the run died; a later command found the end",
+        fix="run it again, with --resume RUN; --detach outlives the terminal")
     RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable", Ends(
         _FAILS, ExitCode.RENDEZVOUS_UNREACHABLE, "platform",
         "no coordinator answered, or too few nodes came in time")

@@ -133,20 +133,25 @@ def tell_recorded(
     """What is wrong between the ranks' collectives, worst first; ``logs`` are of the workers.
 
     Waits shorter than ``waits_s`` are ignored, and slow ranks unless the run ``goes_on``. A worker
-    that ended by an exception has left its recorder's trace beside it. ``first`` is the worker that
-    failed first, or that ended while the others needed it.
+    that ended by an exception has left its recorder's trace beside it: a look from before its last
+    collective says nothing of that one. ``first`` is the worker that failed first, or that ended
+    while the others needed it.
     """
-    traces = {rank: trace for rank, trace in seen.traces.items() if trace}
+    failed = {log: read_object(run.path / log.folder / FAILED_COLLECTIVES) for log in logs}
+    last_at = max(map(last_collective_at, failed.values()), default=0.0)
+    looks = [look for look in seen.looks.values() if look.at >= last_at]
+    told = {one.rank: seen.traces.get(one.rank) for look in looks for one in look.ranks}
+    traces = {rank: trace for rank, trace in told.items() if trace}
     files = {rank: str(seen.folders[node].relative_to(run.path)) for rank, node in _nodes(seen)}
     nodes = dict(_nodes(seen))
     places = {rank: own_place(one.main_frames) for rank, one in seen.stacks.items()}
-    at = max((look.at for look in seen.looks.values()), default=0.0)
+    at = max((look.at for look in looks), default=0.0)
     left = {first.rank: first} if first and first.cause is Cause.EXITED_EARLY else {}
     for rank, end in left.items():
         files[rank], nodes[rank] = end.log, end.node_index
-    for log in logs:
+    for log, trace in failed.items():
         path, rank = run.path / log.folder / FAILED_COLLECTIVES, log.rank or 0
-        if trace := read_object(path):
+        if trace:
             if COLLATERAL.search(read_error(path.parent)):
                 _open_last(trace)
             traces[rank], nodes[rank], waits_s = trace, log.node_index, 0.0

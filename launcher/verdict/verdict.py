@@ -100,6 +100,8 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         # A node that found no place did not keep this worker from beginning.
         others = (None, first.node_index)
         found = [x for x in found if x.cause not in _OF_PLACE or x.line.node in others]
+    if evidence.run_cause is Cause.INTERRUPTED:  # by a person: other ends only look like a stop
+        found = [x for x in found if x.cause is Cause.STOPPED_BY_USER or x.cause not in OF_STOP]
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:

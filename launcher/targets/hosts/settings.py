@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from launcher.plan.target_facts import MachineFacts
@@ -42,6 +43,12 @@ class Host:
         given = (("-F", config), ("-p", self.port), ("-l", self.user), ("-i", self.identity))
         words = (str(word) for pair in given if pair[1] for word in pair)
         return ("ssh", *options, *words)
+
+    def way(self, config: str | None, *, port: str = "-p") -> str:
+        """The words with which a person tells ssh, or a program like it, to go to this host."""
+        given = (("-F", config), (port, self.port), ("-i", self.identity))
+        words = [str(word) for pair in given if pair[1] for word in pair]
+        return shlex.join([*words, f"{self.user}@{self.name}" if self.user else self.name])
 
 
 @dataclass(frozen=True, kw_only=True)

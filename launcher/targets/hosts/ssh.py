@@ -109,11 +109,11 @@ class Ssh:
 
     def entering(self, host: Host) -> str:
         """The command with which a person looks into a host."""
-        return f"ssh {host.name}"
+        return f"ssh {host.way(self._inventory.ssh_config)}"
 
     def fetching(self, host: Host, folder: str) -> str:
         """The command that brings a folder of a host here."""
-        return f"scp -r {host.name}:{folder} ."
+        return f"scp -r {host.way(self._inventory.ssh_config, port='-P')}:{folder} ."
 
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
@@ -281,7 +281,7 @@ class Session:
                 seen += byte
                 # A login shell may print something before the host's first word.
                 if not byte or len(seen) > 1 << 16:
-                    self._fail()
+                    self._fail(seen.replace(WANTED, b""))
                 if seen.endswith(WANTED):
                     archive, _ = host_program()
                     self._write(b"%d\n%s" % (len(archive), archive))
@@ -338,11 +338,13 @@ class Session:
             raise TargetError(f"{self.host.name}: {refusal.error}", fix)
         return frame or self._fail()
 
-    def _fail(self) -> NoReturn:
+    def _fail(self, printed: bytes = b"") -> NoReturn:
+        """``printed`` is what came in place of an answer: nologin tells its reason there."""
         code, said = self._talk.end()
+        said = said.strip() or printed.decode(errors="replace")
         if code == -9:
             said, code = f"{said}\ntimed out", 255
-        raise TargetError(*explain(self.host.name, code, said))
+        raise TargetError(*explain(self.host.name, code, said, self._entering))
 
     def kill(self) -> None:
         """Ends the conversation from another thread."""

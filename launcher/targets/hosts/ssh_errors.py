@@ -13,15 +13,15 @@ FULL = "No space left on device|Disk quota exceeded"
 _TABLE = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "its host key is another one than before: a new machine at that address, or an attacker",
-        "ask its administrator; if the key is right: ssh-keygen -R {name}, then ssh {name}",
+        "ask its administrator; if the key is right: {forget}, then ssh {way}",
     ),
     "Host key verification failed|host key is known|No matching host key": (
         "its host key is not known here",
-        "compare the fingerprint once: ssh {name}; or accept new keys: --accept-new-host-keys",
+        "compare the fingerprint once: ssh {way}; or accept new keys: --accept-new-host-keys",
     ),
     "Permission denied|Too many authentication failures|No more authentication methods": (
         "it does not accept any key of yours (a password is never asked for)",
-        "ssh-copy-id {name}, or load your key: ssh-add; to try: ssh -o BatchMode=yes {name} true",
+        "ssh-copy-id {way}, or load your key: ssh-add; to try: ssh -o BatchMode=yes {way} true",
     ),
     "Could not resolve hostname": (
         "its name is not resolved",
@@ -34,12 +34,12 @@ _TABLE = {
     "No route to host|Network is unreachable|Connection timed out|Operation timed out|"
     "Timeout, server|timed out": (
         "it does not answer",
-        "is it on? to try: ssh -v {name} true",
+        "is it on? to try: ssh -v {way} true",
     ),
     "Bad owner or permissions|Bad configuration option|terminating, .* bad configuration|"
     "Can't open user config file": (
         "ssh does not accept its configuration",
-        "see the message, and: ssh -G {name}",
+        "see the message, and: ssh -G {way}",
     ),
     "kex_exchange_identification|Connection closed by|Connection reset by|"
     "Exceeded MaxStartups|mux_client": (
@@ -50,10 +50,17 @@ _TABLE = {
 """By a pattern in the client's message: what is wrong, and the fix."""
 
 
-def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
-    """What is wrong, and the fix, after a session ended without an answer; ``said`` is stderr."""
-    said = said.strip()
-    first = f"an ssh session: ssh {name} python3 --version"
+_FORGET = re.compile(r"ssh-keygen -f .* -R .*")
+"""What Debian's ssh says to type: known hosts may have the key under another name."""
+
+
+def explain(name: str, exit_code: int, said: str, entering: str = "") -> tuple[str, str]:
+    """What is wrong, and the fix, after a session ended without an answer; ``said`` is stderr.
+
+    ``entering`` is the command that leads to the host, where more than its name is needed.
+    """
+    said, entering = said.strip(), entering or f"ssh {name}"
+    first = f"an ssh session: {entering} python3 --version"
     last = said.splitlines()[-1].strip() if said else ""
     # csh says it with exit code 1. Start-up files may lack other commands.
     if exit_code == 127 or re.search("(?i)python3: command not found", said):
@@ -71,13 +78,16 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
         # With any other code the words are not ssh's: a folder's permission may be denied.
         if exit_code == SSH_FAILED and re.search(pattern, said):
             told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
-            return f"{name}: {what}{told}", fix.format(name=name)
+            forget = _FORGET.search(said)
+            way = entering.removeprefix("ssh ")
+            forgetting = forget[0].strip() if forget else f"ssh-keygen -R {name}"
+            return f"{name}: {what}{told}", fix.format(way=way, forget=forgetting)
     if re.search(FULL, last):
-        return f"{name}: {last}", f"make room there: ssh {name} df -h"
+        return f"{name}: {last}", f"make room there: {entering} df -h"
     if exit_code != SSH_FAILED and last:
-        return f"{name}: the remote end failed: {last}", f"to try: ssh {name} python3 --version"
+        return f"{name}: the remote end failed: {last}", f"to try: {entering} python3 --version"
     silent = " and printed nothing, as when the network is cut" if exit_code == SSH_FAILED else ""
     return (
         f"{name}: ssh ended with {name_ending(exit_code)}{f': {last}' if last else silent}",
-        f"to try: ssh -v {name} true",
+        f"to try: ssh -v {entering.removeprefix('ssh ')} true",
     )

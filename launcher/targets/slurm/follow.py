@@ -227,14 +227,18 @@ def find_named(jobs: Iterable[QueuedJob]) -> list[Part]:
 
 def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> Part:
     """What is known of a start that has ended: its stop request, its state, or its exit code."""
+    fails = 0 < (start.code or 0) < RETRY_FROM
+    # Its script gave up at a time limit: the notice of that is not why.
+    gave_up = fails and start.stop == Cause.PREEMPTED
     with contextlib.suppress(ValueError):
-        return Part(cause=parse_cause(start.stop), exit_code=start.code)
+        if not gave_up:
+            return Part(cause=parse_cause(start.stop), exit_code=start.code)
     if named := find_named(job for job in jobs if job.name == start.name):
         return replace(named[0], exit_code=start.code)
     words = ""
     if start.code and not any(run.incarnations()):
         words = last_words(run, start)
-    elif 0 < (start.code or 0) < RETRY_FROM and SlurmSettings.of(run.read_plan()).setup:
+    elif gave_up or (fails and SlurmSettings.of(run.read_plan()).setup):
         words = setup_words(run, start)
     return Part(words=words, exit_code=start.code)
 

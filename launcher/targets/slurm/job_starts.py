@@ -14,7 +14,7 @@ from launcher.targets.slurm.settings import CLUSTER_FILE, JOBS_DIR
 
 _KEY = re.compile(r"(\d+)(?:_(\d+))?\.(\d+)\.(started|stop|ended|fault)")
 _JOB = re.compile(r"(\d+)\.job")
-OF_SLURM = re.compile(r"(srun|slurmstepd|sbatch|scontrol): ")
+OF_SLURM = re.compile(r"(srun|slurmstepd[\w.-]*|sbatch|scontrol): ")
 """How a line of Slurm itself begins in a job's log."""
 SETUP_LINES = 3
 """How many of the last lines that ``slurm.setup`` printed are shown."""

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
+from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.states import NodeState
+from launcher.follow.endings import judge_unfollowed
 from launcher.follow.target import Observation, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
@@ -78,6 +81,13 @@ class StarterTarget(SharedFolderTarget):
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         raise InputError(f"{plan.run_id}: somebody else starts its nodes", STARTED_BY)
+
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
+        end = super().find_end(run, plan)
+        if end is None or end.cause is not Cause.LAUNCHER_LOST:
+            return end
+        told = (run.read_node_outcome(n.node_index, n.incarnation) for n in self.as_run(plan).nodes)
+        return judge_unfollowed([outcome for outcome in told if outcome]) or end
 
     # -- what the run's folder tells ----------------------------------------------------------
 

@@ -88,7 +88,8 @@ _OF_RUN = {
     Cause.NODE_LOST: (Cause.NODE_LOST, LIKELY),
     Cause.PREEMPTED: (Cause.PREEMPTED, LIKELY),
     Cause.STOP_REQUESTED: (Cause.STOPPED_BY_USER, LIKELY),
-    Cause.INTERRUPTED: (Cause.STOPPED_BY_USER, LIKELY),
+    Cause.INTERRUPTED: (Cause.STOPPED_BY_USER, SURE),
+    Cause.LAUNCHER_LOST: (Cause.LAUNCHER_LOST, LIKELY),
     Cause.DISK_FULL: (Cause.DISK_FULL, ROOT),
     Cause.GPU_BUSY: (Cause.GPU_BUSY, ROOT),
     Cause.OUT_OF_MEMORY: (Cause.HOST_OUT_OF_MEMORY, ROOT),
@@ -97,7 +98,6 @@ _OF_RUN = {
     Cause.STORE_LOST: (Cause.NODE_LOST, SIGN),
     Cause.BAD_INPUT: (Cause.WRONG_ARGUMENT, LIKELY),
     Cause.KILLED: (Cause.KILLED, SIGN),
-    Cause.LAUNCHER_LOST: (Cause.KILLED, LIKELY),
 }
 """These tables: what an end, an exit code or a run's cause means if no line says more."""
 _OF_SIGNAL: dict[int, str] = {
@@ -151,5 +151,4 @@ def judge_run_cause(ended: Cause | None, detail: str, named: int | None) -> Iter
         yield told if is_engines else replace(told, weight=LIKELY)
     elif ended in _OF_RUN:
         cause, weight = _OF_RUN[ended]
-        fix = Cause.STOPPED_BY_USER.fix if ended is Cause.LAUNCHER_LOST else ""
-        yield Meaning(cause=cause, weight=weight, line=line, fix=fix)
+        yield Meaning(cause=cause, weight=weight, line=line)

@@ -35,8 +35,8 @@ no-room root
   ReqNodeNotAvail|more processors requested than permitted|Memory required by task is not available
   (?:pending|\bPD\b|reason=|in the queue).*\b(?:Resources|Priority|QOS\w+|Assoc\w+|Max\w+Per\w+)\b
   (?:\bPD\b|in the queue).*Partition\w+Limit => fewer nodes or less time: scontrol show partition
-  (?:\bPD\b|in the queue).*(?:JobHeld|requeued (?:in )?held) => scontrol release JOB, or ask why
-  (?:\bPD\b|in the queue).*(?:Partition(?:Down|Inactive)|NodeDown|DependencyNeverS)
+  \bJobHeld\w+|\brequeued (?:in )?held\b => scontrol release JOB; scontrol show job JOB tells more
+  (?:\bPD\b|in the queue).*(?:Partition(?:Down|Inactive|Config)|NodeDown|DependencyNeverS)
 no-room sign
   submitted, and no node has started
 not-allowed root
@@ -62,6 +62,7 @@ target-unreachable root
 target-unreachable likely
   Application launch fail
 time-limit root
+  starts in a row left nothing new
   DUE TO TIME LIMIT|DeadlineExceeded|TERM_RUNLIMIT|\bState=TIMEOUT\b
   active .*longer than .*deadline|: the (?:time limit|deadline)$|its time limit (?:is|was) over
   reached (?:its )?time limit|\bTIMEOUT +\d+:\d+|walltime .*exceeded|TIMEOUT .*ExitCode
@@ -72,7 +73,7 @@ preempted root
   spot (?:instance )?interruption|\b(?:instance|node|vm)\b.{0,20} (?:is|was|been|being) preempted\b
   imminent node shutdown|PreemptionByScheduler|EvictionByEvictionAPI|TerminationByKubelet
 node-lost root
-  \bnode (?P<node>\d+) is lost\b
+  \bnode (?P<node>\d+) is lost\b|^missing: \S+ does not answer$
   taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)|NodeNotReady|DUE TO NODE FAIL
   NodeStatusUnknown|self-detected stall on CPU
   NodeLost|Kubelet stopped posting node status|node failure on|node\(s\) (?:were|had) unreachable
@@ -83,7 +84,7 @@ node-lost likely
   lost communication with a remote daemon|\[Hardware Error\].*(?:fatal|uncorrected)|EDAC .* UE\b
   Connection to \S+ closed by remote host|machine check.*(?:fatal|uncorrected)|client_loop:
 preempted likely
-  \bEvicted\b(?!.*low on resource)|TaintManagerEviction|JOB REQUEUE
+  \bEvicted\b(?!.*low on resource)|TaintManagerEviction|DUE TO JOB REQUEUE
 stopped-by-user likely
   CANCELLED (?:AT|by) (?!.*DUE TO)|scancel:|TERM_OWNER
 clock-jump root

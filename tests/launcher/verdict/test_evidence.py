@@ -228,6 +228,22 @@ def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path):
         assert read_run(RunFolder(tmp_path / reason)).run_cause is told
 
 
+def test_a_person_who_interrupts_a_run_explains_what_looks_like_a_stop():
+    lines = (
+        LogLine(file="slurm/7.log", text="error: *** JOB 7 ON n1 CANCELLED DUE TO JOB REQUEUE ***"),
+        LogLine(file="slurm/7.log", text="*** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***"),
+    )
+    run = Evidence(subject="x", state="stopped", lines=lines)
+    assert decide_verdict(run).cause is Cause.TIME_LIMIT
+    asked = decide_verdict(replace(run, run_cause=Cause.INTERRUPTED))
+    assert (asked.cause, asked.what) == (Cause.STOPPED_BY_USER, "interrupted")
+
+
+def test_a_run_that_ended_with_its_launcher_says_so():
+    told = decide_verdict(Evidence(subject="x", state="stopped", run_cause=Cause.LAUNCHER_LOST))
+    assert (told.cause, told.certainty) == (Cause.LAUNCHER_LOST, "likely")
+
+
 def test_a_run_is_read_with_its_plan_its_settings_and_the_names_of_its_hosts(
     tmp_path, make_plan, monkeypatch
 ):

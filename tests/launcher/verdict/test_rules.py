@@ -34,6 +34,14 @@ def test_a_line_means_its_cause(cause, text):
     assert found.cause == cause
 
 
+@pytest.mark.parametrize("why", ["PartitionConfig", "JobHeldUser", "job requeued in held state"])
+def test_a_job_that_slurm_does_not_start_by_itself_has_no_room(why):
+    found = judge_line(LogLine(file="launcher", text=f"job 19 waits in the queue: {why}"))
+    assert found is not None
+    assert (found.cause, found.weight) == ("no-room", Weight.ROOT)
+    assert ("scontrol release" in found.fix) == ("Partition" not in why)
+
+
 def test_each_cause_that_a_line_can_mean_has_one():
     assert {rule.cause for rule in RULES} - {cause for cause, _ in read_lines()} == set()
 
@@ -186,7 +194,7 @@ def test_a_worker_that_its_exception_has_ended_has_raised_it(exit_code, exceptio
         (Cause.NODE_LOST, "its container is gone from node 2", ("node-lost", Weight.LIKELY, 2)),
         (Cause.DISK_FULL, "x", ("disk-full", Weight.ROOT, 7)),
         (Cause.STORE_LOST, "run-a-3-x7k2p: gone", ("node-lost", Weight.SIGN, 3)),
-        (Cause.LAUNCHER_LOST, "found later", ("killed", Weight.LIKELY, 7)),
+        (Cause.LAUNCHER_LOST, "found later", ("launcher-lost", Weight.LIKELY, 7)),
         (Cause.TRAINING_FAILED, "why", None),
         (None, "", None),
         (Cause.TRAINING_FAILED, "rank 0: ValueError: x", None),
@@ -197,12 +205,6 @@ def test_a_worker_that_its_exception_has_ended_has_raised_it(exit_code, exceptio
 def test_the_launchers_word_for_an_end_means_something(reason, detail, told):
     found = [(one.cause, one.weight, one.line.node) for one in judge_run_cause(reason, detail, 7)]
     assert found == ([told] if told else [])
-
-
-def test_a_run_whose_launcher_was_killed_only_has_to_go_on():
-    (lost,) = judge_run_cause(Cause.LAUNCHER_LOST, "found later", None)
-    (killed,) = judge_run_cause(Cause.KILLED, "", None)
-    assert ("--resume RUN" in lost.fix, killed.fix) == (True, "")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import pytest
 
+from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.ssh_errors import explain
 
 
@@ -42,3 +45,20 @@ def test_an_error_names_the_host_the_cause_and_the_fix(code, said, what, fix):
     assert told.startswith("gpu1: ")
     assert what in told or what in hint
     assert fix in hint
+
+
+def test_a_fix_leads_to_the_host_as_the_inventory_says():
+    host = Host(name="gpu1", user="ml", port=2222, identity="/keys/a b")
+    ssh = Ssh(Inventory(hosts=(host,), ssh_config="my.cfg"))
+    way = "-F my.cfg -p 2222 -i '/keys/a b' ml@gpu1"
+    _, hint = explain("gpu1", 255, "Permission denied (publickey).", ssh.entering(host))
+    assert hint.startswith(f"ssh-copy-id {way}, or")
+    assert hint.endswith(f"ssh -o BatchMode=yes {way} true")
+    assert ssh.fetching(host, "/x") == f"scp -r {way.replace('-p', '-P')}:/x ."
+
+
+def test_a_changed_key_is_forgotten_under_the_name_that_ssh_tells():
+    told = "ssh-keygen -f '/home/ml/.ssh/known_hosts' -R '[10.0.0.7]:2222'"
+    said = f"WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\n  remove with:\r\n  {told}\r\nbye"
+    _, hint = explain("gpu1", 255, said)
+    assert f"if the key is right: {told}, then ssh gpu1" in hint

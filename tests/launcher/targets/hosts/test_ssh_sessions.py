@@ -65,6 +65,13 @@ def test_every_host_is_talked_to_or_it_is_said_why_not(tmp_path, monkeypatch, ho
     assert list(away) == ["gpu1"]
 
 
+def test_what_a_shell_prints_in_place_of_an_answer_is_told(tmp_path, monkeypatch, hosts):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    ssh = open_ssh(tmp_path, monkeypatch, "echo This account is not available.; read -r _; exit 1")
+    with pytest.raises(TargetError, match=r"failed: This account is not available\."):
+        ssh.open(hosts[0])
+
+
 def test_a_client_that_talks_much_is_never_in_its_own_way(tmp_path, monkeypatch, hosts):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     talk = "yes debug1: channel 0: rcvd adjust | head -n 100000 >&2"

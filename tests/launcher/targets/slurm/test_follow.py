@@ -121,6 +121,13 @@ ALL_THREE = {**TWO, "e7_2_0_started": "n3"}
             Cause.DISK_FULL,
             False,
         ),
+        # A script that gave up at a time limit, as nothing was saved, was not preempted.
+        (
+            2,
+            {"j7_0_started": "n1 n2", "j7_0_stop": "preempted", "j7_0_ended": "1 over"},
+            Cause.TRAINING_FAILED,
+            True,
+        ),
         # A stop that was asked for is the reason.
         (
             2,

@@ -194,6 +194,17 @@ def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp
     assert not [path for path in run.path.iterdir() if path.name.startswith("tmp")]
 
 
+def test_the_node_that_ended_first_says_why_a_run_ended_that_no_launcher_follows(
+    run, plan, tmp_path
+):
+    for index in (0, 1):
+        claim_incarnation(run, index)
+        end_node(run, index, Cause.PREEMPTED)
+    end = StarterTarget(tmp_path).find_end(run, plan)
+    assert end is not None
+    assert end.cause is Cause.PREEMPTED
+
+
 def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(run, plan, tmp_path):
     for index in (0, 1):
         claim_incarnation(run, index)
