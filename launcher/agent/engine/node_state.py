@@ -113,9 +113,13 @@ class Node:
         ``regroups``: the agent itself ended the workers, because the group changed.
         """
         self.enter("restart")
-        self.ends = self.attempts.end(regroups=regroups)
+        self.ends = self.read_ends(regroups=regroups)
         self.tell_ends(self.ends)
         return self.judge.judge(self.ends, self.attempts.steps(), regroups=regroups)
+
+    def read_ends(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
+        """How the workers that failed in the present attempt ended, causes first."""
+        return tuple(map(self.healer.explain, self.attempts.end(regroups=regroups)))
 
     @property
     def last_ends(self) -> tuple[WorkerEnd, ...]:
