@@ -51,11 +51,7 @@ def main(steps: int) -> None:
         world_size=world_size,
         seed=0,
     )
-    saver = Saver(
-        env.checkpoint_dir or Path("checkpoints"),
-        interval=Interval(seconds=60),
-        generation=env.generation,
-    )
+    saver = Saver(env.checkpoint_dir or Path("checkpoints"), interval=Interval(seconds=60))
     continuity = Continuity(env, state, saver, open_ledger(env))
     continuity.resume()
     first = state.step

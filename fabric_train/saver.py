@@ -14,11 +14,13 @@ saver.save(step, model, optimizer, block=True)
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,7 @@ from fabric_train.snapshot import (
     read_tensors,
     restore,
 )
+from fabric_train.worker_env import read_generation
 
 if TYPE_CHECKING:
     from fabric_train.storage import Storage
@@ -68,9 +71,9 @@ class Saver:
     """The checkpoints of one training; every rank makes one, and calls the same methods.
 
     ``config``: what a run must have in common with the checkpoint that it resumes. ``generation``:
-    as the node agent assigned it. Rank 0 alone reads and writes a replicated state, so the other
-    nodes need not see the folder; all ranks read and write a sharded state, and a strategy's memory
-    that differs between ranks. Takes host memory for one copy of what a rank writes.
+    by default as the node agent assigned it. Rank 0 alone reads and writes a replicated state, so
+    the other nodes need not see the folder; all ranks read and write a sharded state, and a
+    strategy's memory that differs between ranks. Takes host memory for a copy of a rank's part.
     """
 
     def __init__(
@@ -101,8 +104,6 @@ class Saver:
         """The newest generation that this group knows of, which may be its next one."""
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
-        self.ranks = Ranks.of_world(GROUP_TIMEOUT_S)
-        self._leads = self.ranks.leads
         self._stager: DefaultStager | None = None
         self._pins = False
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
@@ -116,6 +117,11 @@ class Saver:
         """How long the last ``save`` blocked the training, waiting included."""
         self.newest: Path | None = None
         """The last checkpoint that was committed or loaded, if this rank knows it."""
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """All ranks, from when this is first needed: before the process group there is one."""
+        return Ranks.of_world(GROUP_TIMEOUT_S)
 
     # -- resuming ------------------------------------------------------------------------------
 
@@ -135,7 +141,7 @@ class Saver:
         nodes have to share and do not, and FencedError if a later group has begun.
         """
         sharded = is_sharded(model)
-        shapes = self._capture(model, optimizer).shapes if sharded or self._leads else {}
+        shapes = self._capture(model, optimizer).shapes if sharded or self.ranks.leads else {}
         if sharded:
             shapes = self.ranks.merge(shapes)
         has_rows = strategy is not None and strategy.has_rows
@@ -154,7 +160,7 @@ class Saver:
             tensors = self.ranks.spread(lambda: read_tensors(found.path, is_state))
         values = found.manifest.trainer["optimizer"]
         restore(Snapshot(tensors=tensors, values=values), model, optimizer)
-        say = self._say if self._leads else lambda text: None
+        say = self._say if self.ranks.leads else lambda text: None
         taken = is_taken(found.manifest, strategy, say)
         memory = read_memory(found.path, found.manifest, self.ranks) if taken else {}
         if strategy is not None:
@@ -227,30 +233,25 @@ class Saver:
                 )
         if only_read:
             return self.store.folder
-        return self.store.note_of(self.store.begin(self._generation, found))
+        assigned = read_generation(self.store.folder, os.environ)
+        given = self._generation if self._generation is not None else assigned
+        return self.store.note_of(self.store.begin(given, found))
 
     # -- saving --------------------------------------------------------------------------------
 
-    def enter_world(self) -> None:
-        """Goes on with other ranks; all must call it, or make a new Saver, and then take over.
-
-        A save in flight is given up: its group may commit no more.
-        """
-        self.ranks = Ranks.of_world(GROUP_TIMEOUT_S)
-        self._leads = self.ranks.leads
-        self._thread, self._outcome = None, None
-
-    def take_over(self, generation: int | None) -> None:
+    def take_over(self) -> None:
         """Goes on in another world with the state that the ranks have; loads nothing.
 
-        All ranks must call it. Raises FencedError if a later group has begun.
+        A save in flight is given up: its group may commit no more. All ranks must call it. Raises
+        FencedError if a later group has begun.
         """
-        self._generation = generation
+        self.__dict__.pop("ranks", None)  # those of the world before
+        self._thread, self._outcome = None, None
 
         def begin() -> Checkpoint | None:
             self.store.open()
             found, _ = self.store.read_newest(thorough=False)
-            self.store.begin(generation, found)
+            self.store.begin(read_generation(self.store.folder, os.environ), found)
             return found
 
         found = self.ranks.from_rank_zero(begin)
@@ -271,7 +272,7 @@ class Saver:
 
     def is_time_due(self) -> bool:
         """Whether the interval in seconds is over; always False on ranks other than 0."""
-        return self._leads and self._timer.is_time_due()
+        return self.ranks.leads and self._timer.is_time_due()
 
     def settle(self) -> tuple[int, Path] | None:
         """Waits for the save in flight; returns the newest checkpoint's step and path on all ranks.
@@ -379,9 +380,9 @@ class Saver:
             self.newest, self._committed_step = outcome.path, outcome.step
             self.log.commit(outcome.step)
             self._offer(outcome.path)
-            if outcome.error and self._leads:
+            if outcome.error and self.ranks.leads:
                 self._say(f"the checkpoint of step {outcome.step} was written, but {outcome.error}")
-        elif outcome is not None and self._leads:
+        elif outcome is not None and self.ranks.leads:
             last = (
                 f"the last good one is {self.newest}" if self.newest else "there is no earlier one"
             )
@@ -390,7 +391,7 @@ class Saver:
 
     def _is_superseded(self) -> bool:
         newest = self.newest_generation()
-        return self._leads and newest is not None and newest > self.store.writer.generation
+        return self.ranks.leads and newest is not None and newest > self.store.writer.generation
 
     def _capture(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False
@@ -424,8 +425,8 @@ class Saver:
         return CheckpointManifest(
             step=step,
             # Only rank 0 knows the writer, and only rank 0's manifest is written.
-            generation=self.store.writer.generation if self._leads else 0,
-            attempt=self.store.writer.attempt if self._leads else 0,
+            generation=self.store.writer.generation if self.ranks.leads else 0,
+            attempt=self.store.writer.attempt if self.ranks.leads else 0,
             world_size=self.ranks.size,
             files={},
             tensors=tensors,
@@ -452,10 +453,10 @@ class Saver:
         memory = name_memory(strategy)
         rows = find_rows(memory)
         sharded = is_sharded(model)
-        if not (sharded or rows or self._leads):
+        if not (sharded or rows or self.ranks.leads):
             return False
         snapshot = Snapshot(tensors=rows, values={})
-        if sharded or self._leads:
+        if sharded or self.ranks.leads:
             state = self._capture(model, optimizer)
             snapshot = replace(state, tensors={**state.tensors, **memory})
         began_at = self._clock()

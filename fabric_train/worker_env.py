@@ -143,6 +143,13 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
     return env
 
 
+def read_generation(folder: Path, environ: Mapping[str, str]) -> int | None:
+    """The generation that the node agent took in this folder; None where it took none."""
+    number = environ.get(GENERATION, "")
+    is_agents = number.isdigit() and Path(environ.get(CHECKPOINT_DIR, "")) == folder
+    return int(number) if is_agents else None
+
+
 class _Variables:
     """The variables that are not empty, and the ``problems`` found while reading them."""
 

@@ -171,13 +171,13 @@ def train_by(
     kept, earlier = course.kept if world.is_live else None, None
     if kept:
         saver = kept.saver
-        saver.enter_world()
     else:
         saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
         saver.newest_generation = worlds.newest_generation
+    if world.is_live:
+        saver.take_over()
     open_log(config, saver, say)
     if world.is_live:
-        saver.take_over(env.generation)
         shards = world.from_source(kept.virtual_shards if kept else 0)
         settle_losses(course, world)
     else:

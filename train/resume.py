@@ -123,8 +123,6 @@ def open_saver(config: TrainConfig, env: WorkerEnv, say: Callable[[str], None]) 
             every_steps=config.keep_every_steps,
         ),
         interval=plan_interval(config),
-        # The agent took its generation in CHECKPOINT_DIR; it has no meaning in another folder.
-        generation=env.generation if folder == env.checkpoint_dir else None,
         asynchronous=config.checkpoint_async,
         say=say,
     )

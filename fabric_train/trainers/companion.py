@@ -131,8 +131,6 @@ class Companion:
             config={"kind": kind},
             keep=self._keep,
             interval=self._interval,
-            # The agent took its generation in CHECKPOINT_DIR; in another folder it means nothing.
-            generation=self.env.generation if self.folder == self.env.checkpoint_dir else None,
             say=self.say,
         )
         self.watch = StepWatch(self.env, self.saver, self.ledger)

@@ -123,9 +123,11 @@ def read_error(folder: Path) -> str:
     try:
         message = read_object(folder / protocol.ERROR_FILE)["message"]
         text = message["message"] if isinstance(message, dict) else message
-        first, held, inner = str(text).strip().partition(_INNER)
+        first, held, inner = str(text).lstrip().partition(_INNER)
         lines = [line for line in inner.splitlines() if line.strip() and line[0] != " "]
-        return show_line(lines[-1] if held and lines else first.partition("\n")[0])
+        # Of an exception without words, torch and the worker write the name and a colon.
+        own = first.partition("\n")[0].removesuffix(": ").rstrip()
+        return show_line(lines[-1] if held and lines else own)
     except KeyError:
         return ""
 

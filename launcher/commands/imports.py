@@ -63,7 +63,7 @@ def _import(given: str | None, extra: tuple[str, ...]) -> Draft:
         fix = typed.command("import", "--", "torchrun", "train.py")
         raise InputError("nothing to import", fix)
     if given is None:
-        line = shlex.join(extra)
+        line = extra[0] if len(extra) == 1 else shlex.join(extra)
         draft = import_text(line, "the line given")
         draft.source = line if len(line) <= 80 else f"{line[:77]}..."
         return draft

@@ -41,13 +41,18 @@ def write_job(command: tuple[str, ...]) -> str:
 
 
 def name_of(command: tuple[str, ...]) -> str:
-    """``my-script`` for ``src/My script.py``; always a name that a job may have."""
+    """``my-script`` for ``src/My script.py``."""
     if command[0] == "-m":
         words = command[1].removesuffix(".__main__")
     else:
         # A folder is called as such, not "." or "..".
         path = Path(command[0])
         words = PurePosixPath(path.resolve() if path.is_dir() else path).stem
+    return as_name(words)
+
+
+def as_name(words: str) -> str:
+    """``my-script`` for ``My_script``; always a name that a job may have."""
     plain = unicodedata.normalize("NFKD", words).encode("ascii", "ignore").decode().lower()
     name = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
     if name[:1].isdigit():

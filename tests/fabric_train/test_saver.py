@@ -1,4 +1,5 @@
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from fabric_train.errors import InputError
 from fabric_train.lineage import FencedError
 from fabric_train.retention import Interval, Keep
 from fabric_train.saver import Saver
+from fabric_train.worlds import Worlds
+from tests.fabric_train.forked import run_forked
 
 
 def build(width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -165,6 +168,30 @@ def test_a_save_that_this_groups_own_next_generation_overtakes_is_made_again(tra
     training.saver.newest_generation = lambda: next(told, 2)
     assert training.save(block=True).step == 1
     assert Training(tmp_path).step == 1
+
+
+def test_one_made_before_the_group_is_all_ranks_and_takes_each_worlds_generation(tmp_path):
+    taken = tmp_path / "generations"
+    taken.mkdir()
+    (taken / "00000001.json").touch()
+
+    def train() -> None:
+        one, (model, optimizer) = Saver(tmp_path, asynchronous=False), build()
+        for world in Worlds(backend="gloo"):
+            with world:
+                assert one.resume(model, optimizer) is None
+                one.save(1, model, optimizer)
+                if world.rank == 0:  # whose save has ended
+                    (taken / "00000002.json").touch()
+                os.environ["LAUNCHER_GENERATION"] = "2"
+                one.take_over()
+                one.save(2, model, optimizer)
+
+    environ = {"LAUNCHER_GENERATION": "1", "CHECKPOINT_DIR": str(tmp_path)}
+    run_forked(train, 2, group=False, environ=environ)
+    names = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert names == ["step-0000000001-g1-a0", "step-0000000002-g2-a0"]
+    assert len(list(taken.iterdir())) == 2
 
 
 def test_a_checkpoint_of_another_config_is_refused_with_the_differing_keys(training, tmp_path):

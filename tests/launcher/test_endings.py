@@ -284,7 +284,7 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
                "succeeded": (W(),)}.get(facts, (W(-15),))  # fmt: skip
     attempts = end_workers(tmp_path / "run/nodes/0/0", workers)
     node: Any = SimpleNamespace(
-        attempts=attempts, roster=None, had_rendezvous=facts == "met",
+        attempts=attempts, read_ends=attempts.end, roster=None, had_rendezvous=facts == "met",
         reached_store=facts == "reached", ends=(), ending=None,
         judge=AttemptJudge(max_restarts=3, same_failure_limit=3),
     )  # fmt: skip
@@ -417,13 +417,30 @@ def test_what_people_and_targets_end_is_told_as_they_said(driver, told, make_pla
     assert f"{end.state}: {end.cause} {end.exit_code}: {end.detail}" == told
 
 
-def test_a_node_that_meets_again_is_judged_anew(tmp_path):
+@pytest.fixture
+def node(tmp_path):
     attempts = end_workers(tmp_path / "run/nodes/0/0", (W(),))
     judge = AttemptJudge(max_restarts=3, same_failure_limit=3)
     ledger: Any = SimpleNamespace(write=lambda *_, **__: None)
-    node = Node(
-        attempts, judge, ledger, GpuGate(None, 0.0, StoppedClock()), StoppedClock(), tmp_path
-    )
+    gate = GpuGate(None, 0.0, StoppedClock())
+    return Node(attempts, judge, ledger, gate, StoppedClock(), tmp_path)
+
+
+def test_a_node_that_meets_again_is_judged_anew(node):
     node.ending = Ending(cause=Cause.COMPLETED)
     node.on_store_lost(node.ending, 1)
     assert judge_error(LOST, node).cause is Cause.RENDEZVOUS_UNREACHABLE
+
+
+def test_workers_that_a_lost_store_ended_are_a_restart_and_one_only(node):
+    lost = Ending(cause=Cause.STORE_LOST, detail="gone")
+    node.on_store_lost(lost, 1)
+    assert node.judge.restarts == {}, "none had been started"
+    node.attempts.number += 1
+    node.on_store_lost(lost, 2)
+    node.on_store_lost(lost, 3)
+    assert node.judge.restarts == {"membership": 1}
+    node.attempts.number += 1
+    node.on_restart(Cause.WORKER_FAULT, ())
+    node.on_store_lost(lost, 4)
+    assert node.judge.restarts == {"membership": 1, "worker-fault": 1}

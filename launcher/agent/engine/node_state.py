@@ -44,6 +44,7 @@ class Node:
         self.ending: Ending | None = None
         """Why this node ends, once that is decided; torch's agent is then ended."""
         self._told_ends_of = -1
+        self._told_restart_after = attempts.number
         self.had_rendezvous = False
         self.reached_store = False
         """Whether a store has answered this node before torch's agent was started."""
@@ -112,9 +113,13 @@ class Node:
         ``regroups``: the agent itself ended the workers, because the group changed.
         """
         self.enter("restart")
-        self.ends = self.attempts.end(regroups=regroups)
+        self.ends = self.read_ends(regroups=regroups)
         self.tell_ends(self.ends)
         return self.judge.judge(self.ends, self.attempts.steps(), regroups=regroups)
+
+    def read_ends(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
+        """How the workers that failed in the present attempt ended, causes first."""
+        return tuple(map(self.healer.explain, self.attempts.end(regroups=regroups)))
 
     @property
     def last_ends(self) -> tuple[WorkerEnd, ...]:
@@ -137,6 +142,7 @@ class Node:
             )
 
     def on_restart(self, cause: Cause, ends: tuple[WorkerEnd, ...]) -> None:
+        self._told_restart_after = self.attempts.number
         self.judge.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
@@ -145,6 +151,8 @@ class Node:
         """A store is gone, and the next one will be tried."""
         self.had_rendezvous, self.ending = False, None
         self.enter("restart")
+        if self.attempts.number > self._told_restart_after:
+            self.on_restart(Cause.MEMBERSHIP, ())
         # The workers that were asked have ended: nobody is left to answer.
         self.attempts.forget_speaker()
         StopFiles(self.attempts.node_dir).forget_resize()

@@ -119,7 +119,7 @@ def judge_error(error: BaseException, node: Node) -> Ending:
         # So that the others re-form at once.
         roster.leave()
     if isinstance(error, ChildFailedError):
-        node.ends = node.attempts.end()
+        node.ends = node.read_ends()
     cause = next((cause for kind, cause in _MEANING if isinstance(error, kind)), None)
     if cause is Cause.RENDEZVOUS_CLOSED and not isinstance(error, ReplacedError):
         status = roster.status if roster else group.GroupStatus()

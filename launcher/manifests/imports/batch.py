@@ -189,7 +189,7 @@ def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> Non
         for one in filter(None, assignments):
             if words[0] == "export":
                 reader.read([one[0]])
-            known[one[1]] = one[2]
+            known[one[1]] = reader.filled(one[2])
     elif words and words[0] in SETUP:
         reader.draft.add("slurm.setup", line.raw)
     else:

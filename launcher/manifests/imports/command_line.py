@@ -59,7 +59,7 @@ class LineReader:
         while words:
             name = words[0].rpartition("/")[2]
             if assigned := ASSIGNMENT.fullmatch(words[0]):
-                self._assign(assigned[1], self._filled(assigned[2]))
+                self._assign(assigned[1], self.filled(assigned[2]))
                 words = words[1:]
             elif program := program_of(name):
                 words = self._start(program, words[1:])
@@ -98,7 +98,7 @@ class LineReader:
     def take(self, program: Program, name: str, value: str, word: str, special: Special) -> None:
         """One option: its key, its reason to be left, or an entry of ``special``."""
         key = program.keys.get(name, "")
-        value = self._filled(value)
+        value = self.filled(value)
         if key.startswith("@"):
             special[key[1:]].append(value)
         elif not key:
@@ -167,7 +167,7 @@ class LineReader:
                 self.draft.keys[key] = match[1] + (f"{match[2].upper()}i" if match[2] else "")
         if not rest:
             raise InputError("docker run: no image", "the whole line, quoted")
-        self.draft.put("image", self._filled(rest[0]))
+        self.draft.put("image", self.filled(rest[0]))
         return [*last(special, "entrypoint").split(), *rest[1:]]
 
     # -- what they start ---------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class LineReader:
             if word in OPERATORS or re.match(r"[12&]?>", word):
                 self.draft.leave(" ".join(words[at:]), "a shell's: around launcher run")
                 break
-            filled = self._filled(word)
+            filled = self.filled(word)
             if VARIABLE.search(filled) or "$(" in filled:
                 self.draft.leave(filled, "no shell fills it in: write its value")
             taken.append(filled)
@@ -219,7 +219,7 @@ class LineReader:
         else:
             self.draft.set_env(name, value)
 
-    def _filled(self, text: str) -> str:
+    def filled(self, text: str) -> str:
         """The text with the values of known variables, and the defaults of unknown ones."""
         return VARIABLE.sub(lambda it: self.known.get(it[1]) or it[2] or it[0], text)
 

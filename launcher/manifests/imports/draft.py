@@ -11,7 +11,7 @@ import yaml
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.job.script import name_of
+from launcher.job.script import as_name, name_of
 from launcher.yamlfile.problem import FileError
 
 FIRST = ("name", "image", "command", "nnodes", "nproc_per_node")
@@ -59,7 +59,8 @@ def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.y
     if not draft.keys.get("command"):
         what = f"{draft.source}: it names no script"
         raise InputError(what, "add it, with its arguments: -- train.py --lr 0.1")
-    draft.put("name", name_of(tuple(draft.keys["command"])))
+    given = draft.keys.get("name")
+    draft.keys["name"] = as_name(str(given)) if given else name_of(tuple(draft.keys["command"]))
     if "hosts.inventory" in draft.keys and "image" not in draft.keys:
         draft.put("hosts.runtime", "python")
     while True:

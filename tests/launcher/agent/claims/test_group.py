@@ -122,6 +122,7 @@ def test_the_loss_of_a_node_costs_the_others_no_restart_in_a_collective_or_outsi
 def test_all_re_form_when_the_node_with_the_store_is_frozen_and_when_it_is_killed(story):
     assert "store-lost; starting again" in story.killed_with_store.console()
     assert "store-lost" in [event["event"] for event in story.came_back.events()]
+    assert story.came_back.outcome()["restarts"]["membership"] >= 1
     ports = [at.rpartition(":")[2] for *_, at in story.group.seen(story.came_back)]
     first, _, third = (str(store.port) for store in story.group.stores)
     assert list(dict.fromkeys(ports)) == [first, third]

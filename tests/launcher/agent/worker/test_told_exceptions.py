@@ -20,6 +20,19 @@ def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path):
     assert read_error(tmp_path) == "KeyError: 'sample 13 corrupt'"
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("AssertionError: ", "AssertionError"),
+        ("AssertionError: \nnot close", "AssertionError"),
+        ("RuntimeError: these failed:\na", "RuntimeError: these failed:"),
+    ],
+)
+def test_an_exception_without_words_is_told_by_its_name(tmp_path, message, told):
+    (tmp_path / "error.json").write_text(json.dumps({"message": {"message": message}}))
+    assert read_error(tmp_path) == told
+
+
 TRACE = 'Traceback (most recent call last):\n  File "t.py", line 1\nValueError: boom\n'
 
 

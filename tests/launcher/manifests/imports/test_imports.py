@@ -136,6 +136,12 @@ def test_a_batch_script_without_a_signal_is_told_and_sbatch_reads_no_option_belo
         assert (lacks in render_draft(import_text(text, "job.sbatch"))) is said
 
 
+def test_a_quoted_line_may_stand_behind_the_dashes_too(tmp_path):
+    runner = Runner(tmp_path)
+    said = runner.well("import", "--", "torchrun --nproc-per-node=2 train.py --lr 0.1").stdout
+    assert parse_job(said, "job.yaml").command == ("train.py", "--lr", "0.1")
+
+
 # -- a script --------------------------------------------------------------------------------------
 
 SCRIPTS = sorted((ROOT / "tests/launcher/manifests/scripts/right").glob("*.py"))[:12]
