@@ -40,6 +40,15 @@ WITHOUT_EFFECT = re.compile(
 same of None, and of the short strings that Python keeps once."""
 
 
+OF_NODES = re.compile(r"launcher/agent/(engine|node|worker)\b")
+RUNS = [
+    "tests/launcher/test_endings.py",
+    "tests/launcher/targets/local",
+    "tests/launcher/targets/contract/test_contract.py",
+]
+"""Quick tests that start real nodes, whose processes these rooms are."""
+
+
 def find_tests(room: str) -> list[str]:
     """The tests of a folder; of a file, the quick ones of its folder that name its module.
 
@@ -47,7 +56,7 @@ def find_tests(room: str) -> list[str]:
     """
     folder = ROOT / "tests" / room
     if folder.is_dir():
-        return [str(folder.relative_to(ROOT))]
+        return [str(folder.relative_to(ROOT)), *(RUNS if OF_NODES.match(room) else ())]
     path = Path(room)
     module = re.compile(rf"\b{re.escape('.'.join(path.with_suffix('').parts))}\b")
     tests = sorted((ROOT / "tests" / path.parent).rglob("test_*.py"))

@@ -14,9 +14,11 @@ from launcher.agent.engine.look import Looker
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.worker import recorder
+from launcher.agent.worker_exit import write_exit
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import SystemClock
-from launcher.contract.look import look_dir, read_looks, read_stacks
+from launcher.contract.look import hear_look, look_dir, read_looks, read_stacks
+from launcher.contract.worker_end import WorkerExit
 from tests.waiting import wait_until
 
 WORKER = """
@@ -66,6 +68,23 @@ def test_a_hang_is_looked_at_before_its_workers_are_killed(attempts, worker, tmp
     assert (seen.why, [one.rank for one in seen.ranks]) == ("hang", [0])
     stacks = read_stacks(look_dir(attempts.node_dir, seen.id), 0)
     assert [frame.function for frame in stacks.threads[0].frames][:1] == ["hangs"]
+
+
+@pytest.mark.parametrize(("why", "is_told"), [("stop", True), ("asked", False)])
+def test_a_look_before_a_stop_says_where_each_rank_is(attempts, worker, capfd, why, is_told):
+    Looker(attempts, SystemClock()).take(why)
+    told = hear_look(capfd.readouterr().err)
+    heard = [(one.look.rank, one.stacks.threads[0].frames[0].function) for one in told]
+    assert heard == ([(0, "hangs")] if is_told else [])
+
+
+def test_workers_that_ended_well_are_told_apart_from_those_that_failed(attempts):
+    for place, code in zip(attempts.begin({0: 0, 1: 1, 2: 2}), (0, 1, -9), strict=True):
+        seen = {"attempt": 0, "rank": place.rank, "local_rank": place.rank, "exit_code": code}
+        place.folder.mkdir(parents=True, exist_ok=True)
+        write_exit(place.folder, WorkerExit(**seen, failed_at=1.0, was_asked=False))
+    assert [end.rank for end in attempts.end()] == [1, 2]
+    assert [end.rank for end in attempts.ended_well] == [0]
 
 
 class EndsMeanwhile(SystemClock):
