@@ -12,10 +12,15 @@ CALLED_HERE = {
     **dict.fromkeys(("--nprocs", "--num-processes", "--ntasks-per-node"), "--nproc-per-node"),
     **dict.fromkeys(("--gpus", "--num-gpus", "--gpus-per-node"), "--nproc-per-node"),
     **dict.fromkeys(("--nodes", "--num-nodes", "--num-machines", "-N"), "--nnodes"),
-    **{"-p": "--partition", "-e": "--env", "--module": "-m"},
+    "-p": "--partition",
+    "-e": "--env",
+    "--module": "-m",
     **dict.fromkeys(("start", "submit", "launch"), "run"),
     **dict.fromkeys(("kill", "cancel", "delete"), "stop"),
-    **{"rm": "clean", "ls": "ps", "list": "ps", "describe": "status"},
+    "rm": "clean",
+    "ls": "ps",
+    "list": "ps",
+    "describe": "status",
 }
 """Options, written with ``-`` in the place of ``_``, and commands of other programs."""
 DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
