@@ -9,10 +9,20 @@ from pathlib import Path
 
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
 CALLED_HERE = {
-    **dict.fromkeys(("--nprocs", "--num-processes", "--gpus"), "--nproc-per-node"),
-    **dict.fromkeys(("--nodes", "--num-nodes"), "--nnodes"),
+    **dict.fromkeys(("--nprocs", "--num-processes", "--ntasks-per-node"), "--nproc-per-node"),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--gpus-per-node"), "--nproc-per-node"),
+    **dict.fromkeys(("--nodes", "--num-nodes", "--num-machines", "-N"), "--nnodes"),
+    "-p": "--partition",
+    "-e": "--env",
+    "--module": "-m",
+    **dict.fromkeys(("start", "submit", "launch"), "run"),
+    **dict.fromkeys(("kill", "cancel", "delete"), "stop"),
+    "rm": "clean",
+    "ls": "ps",
+    "list": "ps",
+    "describe": "status",
 }
-"""Options of other programs, written with ``-`` in the place of ``_``."""
+"""Options, written with ``-`` in the place of ``_``, and commands of other programs."""
 DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
 """Beginnings of torchrun's options that the launcher decides."""
 GONE = {

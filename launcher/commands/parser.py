@@ -42,7 +42,8 @@ def _explain(message: str, see: str) -> tuple[str, str]:
     """argparse's words, with what to type; ``see`` shows the command's help."""
     if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
         choices = re.findall(r"'([^']*)'", match[2]) or match[2].split(", ")
-        close = closest(match[1], choices)
+        habit = CALLED_HERE.get(match[1])
+        close = habit if habit in choices else closest(match[1], choices)
         where = message.split(":")[0].removeprefix("argument ")
         what = f"{where} {_one_line(match[1])}: not one of {', '.join(choices)}"
         return what, f"did you mean {close}?" if close else see

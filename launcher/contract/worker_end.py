@@ -19,7 +19,9 @@ COLLATERAL = re.compile(
 )
 """What a worker says when another worker is gone: a consequence, not the cause."""
 
-_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt")
+ENDED_BY_AGENT = "ended by its agent"
+"""Told of a worker that the agent ended, and that wrote nothing."""
+_ASKED = re.compile(rf"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt|^{ENDED_BY_AGENT}$")
 
 LINE_CHARACTERS = 500
 """The most that is shown of a line that a worker wrote before its end."""
@@ -135,10 +137,15 @@ def show_text(text: str) -> str:
 
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
-    """Causes before collateral, those ended by the agent last, then by time and rank."""
+    """Causes before collateral, those ended by the agent last, then by time and rank.
 
-    def order(end: WorkerEnd) -> tuple[bool, bool, float, int]:
-        return end.is_collateral, end.cause is Cause.TERMINATED, end.failed_at, end.rank
+    Of those ended by the agent, one that says what it had failed by comes before the others.
+    """
+
+    def order(end: WorkerEnd) -> tuple[bool, bool, bool, float, int]:
+        is_ended = end.cause is Cause.TERMINATED
+        is_mute = is_ended and not is_own_failure(end.exception)
+        return end.is_collateral, is_ended, is_mute, end.failed_at, end.rank
 
     return tuple(sorted(ends, key=order))
 

@@ -18,7 +18,13 @@ from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import ExitCode
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.worker_end import WorkerEnd, WorkerExit, name_end, show_line
+from launcher.contract.worker_end import (
+    ENDED_BY_AGENT,
+    WorkerEnd,
+    WorkerExit,
+    name_end,
+    show_line,
+)
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
@@ -228,7 +234,7 @@ class _NodeReader:
 def _describe_end(end: WorkerEnd) -> str:
     if end.cause in (Cause.HANG, Cause.OUT_OF_MEMORY):
         return name_end(end) + (f" ({end.exception})" if end.exception else "")
-    silent = "ended by its agent" if end.cause is Cause.TERMINATED else name_end(end)
+    silent = ENDED_BY_AGENT if end.cause is Cause.TERMINATED else name_end(end)
     return end.exception or silent
 
 

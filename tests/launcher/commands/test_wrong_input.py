@@ -210,6 +210,8 @@ def test_a_leading_zero_is_not_octal(folder, typed, written, read):
 LINES = [
     ("", "COMMAND is missing"),
     ("rnu job.yaml", "did you mean run?"),
+    ("start job.yaml", "did you mean run?"),
+    ("kill digits-0a1b2c", "did you mean stop?"),
     ("--verison", "launcher --help"),
     ("run", "JOB is missing"),
     ("run none.yaml", "none.yaml: no such file"),
@@ -229,6 +231,8 @@ LINES = [
     ("run job.yaml --max 3", "--max 3: no option of run"),
     ("run job.yaml --nnode 2", "did you mean --nnodes? what is for the training goes"),
     ("run train.py --nprocs 2", "did you mean --nproc-per-node? what is"),
+    ("run train.py --gpus-per-node 2", "did you mean --nproc-per-node? what is"),
+    ("run train.py -N 2", "did you mean --nnodes? what is"),
     ("run train.py --nproc 2", "did you mean --nproc-per-node? what is"),
     ("run train.py --check 2", "fix: what is for the training"),
     ("run train.py --nproc_per_node 2", "did you mean --nproc-per-node? what is for"),

@@ -3,6 +3,7 @@
 import pytest
 
 from launcher.contract.worker_end import (
+    ENDED_BY_AGENT,
     LINE_CHARACTERS,
     cause_of_ending,
     describe,
@@ -61,10 +62,12 @@ def test_causes_come_before_what_fell_with_them():
         worker_end(2, "ValueError", failed_at=2.0),
         worker_end(7, "ValueError", failed_at=2.0),
         worker_end(1, PEER, failed_at=0.5),
+        worker_end(3, "ValueError: 1", cause="terminated", exit_code=-15, failed_at=0.3),
         worker_end(0, "", cause="terminated", exit_code=-15, failed_at=0.1),
+        worker_end(4, ENDED_BY_AGENT, cause="terminated", exit_code=-15, failed_at=0.2),
     )
     assert sort_ends(reversed(in_order)) == in_order
-    assert [end.is_collateral for end in in_order] == [False, False, False, True, True]
+    assert [end.is_collateral for end in in_order] == [False] * 3 + [True] * 4
 
 
 @pytest.mark.parametrize("code", [0, 1, 128, 130, 137, 143, -15])
