@@ -70,10 +70,10 @@ CLOSES_STAGER = tuple(int(part) for part in torch.__version__.split(".")[:2]) < 
 class Saver:
     """The checkpoints of one training; every rank makes one, and calls the same methods.
 
-    ``config``: what a run must have in common with the checkpoint that it resumes. ``generation``:
-    by default as the node agent assigned it. Rank 0 alone reads and writes a replicated state, so
-    the other nodes need not see the folder; all ranks read and write a sharded state, and a
-    strategy's memory that differs between ranks. Takes host memory for a copy of a rank's part.
+    ``config``: what a run must have in common with the checkpoint that it resumes. Rank 0 alone
+    reads and writes a replicated state, so the other nodes need not see the folder; all ranks read
+    and write a sharded state, and a strategy's memory that differs between ranks. Takes host memory
+    for one copy of what a rank writes.
     """
 
     def __init__(
@@ -83,7 +83,6 @@ class Saver:
         config: Mapping[str, Any] | None = None,
         keep: Keep | None = None,
         interval: Interval | None = None,
-        generation: int | None = None,
         asynchronous: bool = True,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
@@ -99,7 +98,6 @@ class Saver:
         """Its rows are saved with the checkpoints; set it before ``look`` and ``resume``."""
         self.storage: Storage | None = None
         """Where rank 0 copies checkpoints and logs to; set it before ``look`` and ``resume``."""
-        self._generation = generation
         self.newest_generation: Callable[[], int | None] = lambda: None
         """The newest generation that this group knows of, which may be its next one."""
         self._interval, self._asynchronous = interval or Interval(), asynchronous
@@ -233,8 +231,7 @@ class Saver:
                 )
         if only_read:
             return self.store.folder
-        assigned = read_generation(self.store.folder, os.environ)
-        given = self._generation if self._generation is not None else assigned
+        given = read_generation(self.store.folder, os.environ)
         return self.store.note_of(self.store.begin(given, found))
 
     # -- saving --------------------------------------------------------------------------------
@@ -242,8 +239,7 @@ class Saver:
     def take_over(self) -> None:
         """Goes on in another world with the state that the ranks have; loads nothing.
 
-        A save in flight is given up: its group may commit no more. All ranks must call it. Raises
-        FencedError if a later group has begun.
+        All ranks call it; a save in flight is given up. Raises FencedError after a later group.
         """
         self.__dict__.pop("ranks", None)  # those of the world before
         self._thread, self._outcome = None, None

@@ -145,9 +145,8 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
 
 def read_generation(folder: Path, environ: Mapping[str, str]) -> int | None:
     """The generation that the node agent took in this folder; None where it took none."""
-    number = environ.get(GENERATION, "")
-    is_agents = number.isdigit() and Path(environ.get(CHECKPOINT_DIR, "")) == folder
-    return int(number) if is_agents else None
+    number = environ.get(GENERATION, "") if Path(environ.get(CHECKPOINT_DIR, "")) == folder else ""
+    return int(number) if number.isdigit() else None
 
 
 class _Variables:
