@@ -59,7 +59,7 @@ def render_summary(
 
 
 def render_end(end: Outcome | Postmortem) -> list[str]:
-    """A headline, the first failure, and what the run survived.
+    """A headline, the first failure, and how often nodes and workers were started again.
 
     The summary of ``run``, ``status``, ``report`` and its page show these lines.
     """
@@ -68,7 +68,8 @@ def render_end(end: Outcome | Postmortem) -> list[str]:
         lines += render_failure(end.failure, end.cause or "")
     lines += render_clocks(end.clock_offsets_s)
     if number := end.replaced_nodes:
-        lines.append(f"  survived     {number} lost node{'' if number == 1 else 's'}, replaced")
+        often = "once" if number == 1 else f"{number} times"
+        lines.append(f"  nodes        started again {often}")
     lines += render_restarts(end.heals, end.restarts)
     return lines
 

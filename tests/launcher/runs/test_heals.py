@@ -143,7 +143,7 @@ def test_the_end_of_a_run_tells_how_often_it_healed():
     outcome = Outcome(cause=Cause.COMPLETED, run_id="lm-0a1b2c", heals=HEALS, replaced_nodes=2)
     told = render_summary(outcome, folder="runs/lm-0a1b2c", job=("lm.yaml",)).splitlines()
     assert told[2:5] == [
-        "  survived     2 lost nodes, replaced",
+        "  nodes        started again 2 times",
         "  healed       without a restart 2 times, paused 0.73 s at most",
         "  joined       by newcomers 2 times, paused 1.05 s at most",
     ]
