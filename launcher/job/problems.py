@@ -120,6 +120,9 @@ def _example(path: KeyPath) -> str:
     for size in range(len(path), 0, -1):
         if examples := field_at(path[:size]).get("examples"):
             return f"for example {render_key(path[:size])}: {render_flow(examples[0])}"
+    for key, field in schema_at(path).get("properties", {}).items():
+        if examples := field.get("examples"):
+            return f"for example {render_key(path)}: {{{key}: {render_flow(examples[0])}}}"
     return "leave the key out, for its default"
 
 

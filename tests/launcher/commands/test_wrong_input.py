@@ -115,6 +115,7 @@ KEYS = [
     ("secrets: ['A=1']", "secrets.0: found "),
     ("command: [bash, -c, 'train.py && ls']", "command: found bash"),
     ("engine: agnet", "did you mean agent?"),
+    ("hosts: [gpu1, gpu2]", "for example hosts: {inventory: hosts.yaml}"),
     ("rdzv: null\nrdzv: {}", "given a second time"),
     ("env: {RANK: 1}", "torchrun sets this one"),
     ("secrets: [TOKEN_THAT_IS_NOT_SET]", "job.yaml:4: secrets: TOKEN_THAT_IS_NOT_SET not set"),

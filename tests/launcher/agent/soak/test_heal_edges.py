@@ -43,6 +43,45 @@ def test_a_worker_that_hangs_in_its_own_code_is_ended_and_the_others_wait_and_he
     assert len({s.pid for s in group.steps(0)}) == 1, "it waits, and does not hang"
 
 
+SAVES = (
+    change(
+        once="from fabric_train import Interval, Saver\n"
+        'saver = Saver(pathlib.Path("saved"), interval=Interval(steps=5))'
+    )
+    .replace(
+        "        world.share(model, optimizer)\n",
+        "        if world.share(model, optimizer):\n"
+        "            saver.take_over()\n"
+        "        elif resumed := saver.resume(model, optimizer):\n"
+        "            worlds.step = resumed.step\n",
+    )
+    .replace(
+        "            steps.write(",
+        "            if saver.is_due(worlds.step):\n"
+        "                saver.save(worlds.step, model, optimizer)\n"
+        "            steps.write(",
+    )
+)
+
+
+def test_a_saver_made_once_saves_in_each_world_whoever_leads_it(places):
+    first, second, third = places
+    group = HealingGroup(places, SAVES)
+    group.start_all()
+    group.make_steps(10)
+    kill(first)
+    group.wait_for(second, third)
+    group.make_steps(20)
+    saved = max(path.name for path in (group.folder / "saved").glob("step-*"))
+    back = group.start_again(first)
+    group.wait_for(back, second, third)
+    group.make_steps(20)
+    assert max(path.name for path in (group.folder / "saved").glob("step-*")) > saved
+    last, told = group.finish_soon(back, second, third)
+    assert told == {train_alone(group.folder / "alone", last, SAVES)}
+    assert [len({s.pid for s in group.steps(index)}) for index in (1, 2)] == [1, 1]
+
+
 CATCHES = {
     "around the step": change(
         before_step="try:\n    pass\nexcept RuntimeError:\n    pass",
