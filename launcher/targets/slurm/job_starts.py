@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from launcher.contract import typed
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets.slurm import client
 from launcher.targets.slurm.settings import CLUSTER_FILE, JOBS_DIR
@@ -136,8 +136,10 @@ def find_unrecorded(run: RunFolder) -> None:
 def find_taken(run: RunFolder, error: client.SlurmError) -> int:
     """The job that a busy controller has accepted although sbatch failed with ``error``.
 
-    Raises ``error`` if the controller refused, ``TargetError`` if it may still accept the job.
+    Raises ``InputError`` if Slurm refused the job, ``TargetError`` if it may still accept it.
     """
+    if not error.is_away and not error.hint:
+        raise InputError(error.what, client.fix_of_refusal(error.what)) from error
     if not error.is_away:
         raise error
     with contextlib.suppress(client.SlurmError):

@@ -7,7 +7,9 @@ import pytest
 from launcher.contract.errors import InputError, TargetError
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_run
+from launcher.runs.folder import RunFolder
 from launcher.targets.slurm import client
+from launcher.targets.slurm.job_starts import find_taken
 from launcher.targets.slurm.target import SlurmTarget
 
 
@@ -103,3 +105,13 @@ def test_the_queue_is_told_whole_whatever_filter_a_person_likes(tmp_path, monkey
     running, held, waiting = client.read_queue([12, 13])
     assert (held.name, waiting.why, running.state) == ("13_1", "Priority", "RUNNING")
     assert (running.run_id, held.run_id, waiting.run_id) == ("tiny-1", "", "")
+
+
+def test_a_job_that_slurm_refuses_at_last_is_bad_input_with_a_fix(tmp_path):
+    """Of nodes that are drained, ``sbatch --test-only`` says the same, so it decides nothing."""
+    said = "sbatch: error: Requested node configuration is not available"
+    refused = client.SlurmError(said, "", is_away=False)
+    with pytest.raises(InputError) as caught:
+        find_taken(RunFolder(tmp_path), refused)
+    assert caught.value.what == said
+    assert "sinfo --Node --long" in caught.value.hint
