@@ -1,5 +1,6 @@
 """``launcher why`` as a person types it, on real runs of local processes."""
 
+import shlex
 import sys
 
 from launcher.contract.causes import Cause
@@ -57,7 +58,7 @@ def test_the_fix_of_an_import_names_what_lies_in_the_folder(launcher):
 def test_the_fix_fits_what_ran_the_workers_and_what_limited_them(launcher):
     launcher.write("import toolkit\n")
     ended = launcher(*LOCAL).stderr
-    told = f"fix: {sys.executable} -m pip install toolkit; or another Python: "
+    told = f"fix: {shlex.quote(sys.executable)} -m pip install toolkit; or another Python: "
     assert ended.count("pip install") == 1
     assert told in last_line(ended)
     assert told in launcher("why").stdout
