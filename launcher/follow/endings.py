@@ -299,12 +299,6 @@ def judge_found(found: Ending, *, is_asked: bool) -> Ending:
     return replace(found, detail=found.detail or FOUND_LATER)
 
 
-def judge_unfollowed(nodes: Sequence[NodeOutcome]) -> Ending | None:
-    """Why a run ended that no launcher follows: the node that ended first knows it."""
-    first = min(nodes, key=lambda node: node.finished_at, default=None)
-    return first and Ending(cause=first.cause, detail=first.detail or FOUND_LATER)
-
-
 def judge_error(error: BaseException) -> Ending:
     """Why a run ended by what its launcher raised."""
     cause = Cause.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Cause.LAUNCHER_LOST

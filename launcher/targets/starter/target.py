@@ -17,7 +17,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.states import NodeState
-from launcher.follow.endings import judge_unfollowed
+from launcher.follow.endings import Part, decide_parts
 from launcher.follow.target import Observation, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
@@ -86,8 +86,10 @@ class StarterTarget(SharedFolderTarget):
         end = super().find_end(run, plan)
         if end is None or end.cause is not Cause.LAUNCHER_LOST:
             return end
-        told = (run.read_node_outcome(n.node_index, n.incarnation) for n in self.as_run(plan).nodes)
-        return judge_unfollowed([outcome for outcome in told if outcome]) or end
+        left = (run.read_node_outcome(n.node_index, n.incarnation) for n in self.as_run(plan).nodes)
+        told = [one for one in left if one and one.detail != protocol.OTHERS_GO_ON]
+        parts = [Part(words=one.detail, outcome=one) for one in told]
+        return decide_parts(told, parts, going=0, min_nodes=plan.min_nodes) if told else end
 
     # -- what the run's folder tells ----------------------------------------------------------
 

@@ -149,8 +149,11 @@ def claim_incarnation(run: RunFolder, index: int) -> None:
     take_incarnation(run.node_dir(index, 0).parent)
 
 
-def end_node(run: RunFolder, index: int, cause: Cause, incarnation: int = 0) -> Path:
+def end_node(
+    run: RunFolder, index: int, cause: Cause, incarnation: int = 0, detail: str = ""
+) -> Path:
     outcome = NodeOutcome(
+        detail=detail,
         node_index=index,
         incarnation=incarnation,
         cause=cause,
@@ -194,15 +197,29 @@ def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp
     assert not [path for path in run.path.iterdir() if path.name.startswith("tmp")]
 
 
-def test_the_node_that_ended_first_says_why_a_run_ended_that_no_launcher_follows(
-    run, plan, tmp_path
+@pytest.mark.parametrize(
+    ("ends", "detail", "cause"),
+    [
+        ((Cause.PREEMPTED, Cause.PREEMPTED), "", Cause.PREEMPTED),
+        ((Cause.PREEMPTED, Cause.TRAINING_FAILED), "", Cause.TRAINING_FAILED),
+        # The other one was killed just before it could tell that the run had finished.
+        ((Cause.COMPLETED, None), "", Cause.COMPLETED),
+        # The one that is left did not see the end of the run.
+        ((Cause.COMPLETED, None), protocol.OTHERS_GO_ON, Cause.LAUNCHER_LOST),
+    ],
+)
+def test_nodes_say_why_a_run_ended_that_no_launcher_follows(
+    run, plan, tmp_path, ends, detail, cause
 ):
-    for index in (0, 1):
+    for index, told in enumerate(ends):
         claim_incarnation(run, index)
-        end_node(run, index, Cause.PREEMPTED)
+        if told is None:
+            age(run.node_dir(index, 0), SILENT_S + 1)
+        else:
+            age(end_node(run, index, told, detail=detail), plan.stop_grace_s + LEFT_BEHIND_S + 1)
     end = StarterTarget(tmp_path).find_end(run, plan)
     assert end is not None
-    assert end.cause is Cause.PREEMPTED
+    assert end.cause is cause
 
 
 def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(run, plan, tmp_path):
