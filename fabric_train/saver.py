@@ -115,10 +115,12 @@ class Saver:
         """How long the last ``save`` blocked the training, waiting included."""
         self.newest: Path | None = None
         """The last checkpoint that was committed or loaded, if this rank knows it."""
+        if torch.distributed.is_initialized():  # all ranks are here; later rank 0 may come alone
+            _ = self.ranks
 
     @cached_property
     def ranks(self) -> Ranks:
-        """All ranks, from when this is first needed: before the process group there is one."""
+        """All ranks. They make their group with the Saver, or in the first call that all make."""
         return Ranks.of_world(GROUP_TIMEOUT_S)
 
     # -- resuming ------------------------------------------------------------------------------

@@ -194,6 +194,16 @@ def test_one_made_before_the_group_is_all_ranks_and_takes_each_worlds_generation
     assert len(list(taken.iterdir())) == 2
 
 
+def test_rank_0_alone_may_ask_for_the_time_though_nothing_was_resumed(tmp_path):
+    def train() -> None:
+        one = Saver(tmp_path, interval=Interval(seconds=60))
+        if torch.distributed.get_rank() == 0:
+            assert not one.is_time_due()
+        torch.distributed.barrier()
+
+    run_forked(train, 2)
+
+
 def test_a_checkpoint_of_another_config_is_refused_with_the_differing_keys(training, tmp_path):
     training.save(block=True)
     with pytest.raises(InputError, match=r"differs from .*: lr is 0.1, but absent in the"):
