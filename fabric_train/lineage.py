@@ -106,7 +106,7 @@ class Lineage:
         if newest > writer.generation:
             raise FencedError(
                 f"generation {newest} has taken over: generation {writer.generation} commits "
-                "no more checkpoints and has to end"
+                "no more checkpoints and has to end; after a heal, call saver.take_over() first"
             )
         if self._newest_attempt(writer.generation) > writer.attempt:
             raise FencedError(f"a later start than {writer} has taken over: this one has to end")

@@ -15,10 +15,11 @@ from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
-from launcher.contract.states import OVER, NodeState, RunState
+from launcher.contract.states import OVER, RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import prefix_of
 from launcher.follow.loop import fold, is_out_of_sight
+from launcher.follow.nodes import tell_silence
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
@@ -27,7 +28,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.heals import Heal
-from launcher.runs.ledger import SILENT_S, read_heals, read_restarts, read_vitals
+from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_end, render_restarts, render_why
 from launcher.targets.held.hold import describe_hold
@@ -214,7 +215,8 @@ def read_status(run: RunFolder) -> RunStatus:
         try:
             observed, error = target_of(plan, run.path.parent).observe_reachable(plan)
             going = without(observed, read_withdrawn(run, plan)).nodes
-            nodes = tuple(_tell_silence(run, plan, node) for node in going)
+            now = SystemClock().wall()
+            nodes = tuple(tell_silence(run, plan, node, now) for node in going)
         except TargetError as unseen:
             error = unseen
     if outcome and outcome.failure and run.is_borrowed:
@@ -240,17 +242,6 @@ def read_status(run: RunFolder) -> RunStatus:
         unseen=error.what if error else "",
         fix=error.hint if error else "",
     )
-
-
-def _tell_silence(run: RunFolder, plan: LaunchPlan, node: NodeObservation) -> NodeObservation:
-    """The node; with a word for one that runs and says nothing, such as a paused container."""
-    if node.state is not NodeState.RUNNING or node.detail:
-        return node
-    now = SystemClock().wall()
-    _, seen_s = read_vitals(run, plan, (node.node_index, node.incarnation), now)
-    if seen_s is None or seen_s <= SILENT_S:
-        return node
-    return replace(node, detail=f"no sign of life for {seen_s:.0f} s")
 
 
 def render_status(status: RunStatus) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
@@ -14,12 +15,12 @@ from launcher.contract.states import NodeState, RunState
 from launcher.follow import endings
 from launcher.follow.console import Console
 from launcher.follow.requests import read_withdrawn, without
-from launcher.follow.target import Observation, Target
+from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.plan.rendezvous import needs_majority
 from launcher.runs.failure import read_node_outcomes
 from launcher.runs.folder import RunFolder
-from launcher.runs.ledger import tell_moment
+from launcher.runs.ledger import SILENT_S, read_vitals, tell_moment
 
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
@@ -72,6 +73,9 @@ class NodeDriver:
         self._folder = FolderWatch(run, console, clock)
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
+        self._silent: frozenset[int] = frozenset()
+        self._silence_at = 0.0
+        """When to look again which nodes are silent."""
         self._exit_at = clock.monotonic()
 
     def turn(self) -> Ending | None:
@@ -112,7 +116,21 @@ class NodeDriver:
             if node.state is NodeState.PENDING and node.detail and wait not in self._waits_told:
                 self._waits_told.add(wait)
                 self._note_moment(node.node_index, f"node {node.node_index}: {node.detail}")
+        self._tell_silent(seen.nodes)
         return without(seen, self._withdrawn)
+
+    def _tell_silent(self, nodes: Iterable[NodeObservation]) -> None:
+        """Says once of a node that it runs and gives no sign of life, until it gives one again."""
+        now = self._clock.wall()
+        if now < self._silence_at:
+            return
+        self._silence_at = now + SILENT_S
+        going = [node for node in nodes if node.state is NodeState.RUNNING and not node.detail]
+        told = (tell_silence(self._run, self.plan, node, now) for node in going)
+        silent = {node.node_index: node.detail for node in told if node.detail}
+        for index in silent.keys() - self._silent:
+            self._note_moment(index, f"node {index}: {silent[index]}")
+        self._silent = frozenset(silent)
 
     def _decide(self, observation: Observation) -> endings.Action:
         self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)
@@ -243,6 +261,18 @@ class NodeDriver:
         except TargetError as error:
             once_more = f"what runs on there ends with: {typed.command('stop', self._run.run_id)}"
             self._console.note(f"{error.what}; {once_more}")
+
+
+def tell_silence(
+    run: RunFolder, plan: LaunchPlan, node: NodeObservation, now: float
+) -> NodeObservation:
+    """The node; with a word for one that runs and says nothing, such as a paused container."""
+    if node.state is not NodeState.RUNNING or node.detail:
+        return node
+    _, seen_s = read_vitals(run, plan, (node.node_index, node.incarnation), now)
+    if seen_s is None or seen_s <= SILENT_S:
+        return node
+    return replace(node, detail=f"no sign of life for {seen_s:.0f} s")
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Ending | None:

@@ -92,7 +92,7 @@ def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> I
     fit = [answer for answer in answers if answer.error is None]
     offsets_s = {answer.host.name: answer.found.clock_offset_s for answer in fit}
     yield from doctor_judge.judge_clocks(offsets_s, plan_backend(job))
-    yield from _judge_each(fit, job)
+    yield from _judge_each(ssh, fit, job)
     yield from doctor_judge.judge_leases(fit, job)
     if len(fit) > 1:
         try:
@@ -101,7 +101,7 @@ def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> I
             yield failed("pairs", f"{len(fit)} hosts", error.what, error.hint)
 
 
-def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
+def _judge_each(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
     bare = job.hosts.runtime == "python"
     for answer in answers:
         if not bare:
@@ -115,7 +115,8 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
             yield from judge.judge_environment(answer.node, answer.host.name, OTHER_PYTHON)
         yield from judge.judge_machine(answer.node, answer.host.name)
     if not bare and answers:
-        yield from doctor_judge.judge_images(answers, read_image(answers[0].found.image or ""))
+        own = read_image(answers[0].found.image or "")
+        yield from doctor_judge.judge_images(answers, own, ssh.entering)
     nodes = {answer.host.name: answer.node for answer in answers if answer.node is not None}
     if bare:
         yield from judge.judge_equal(nodes)

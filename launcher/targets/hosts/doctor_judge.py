@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.contract import typed
@@ -53,7 +53,7 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
     middle = statistics.median([0.0, *offsets_s.values()])
     spread_s = max(offsets_s.values(), default=0.0) - min(offsets_s.values(), default=0.0)
     for name, offset_s in offsets_s.items():
-        apart_s, fix = offset_s - middle, f"ssh {name} sudo timedatectl set-ntp true"
+        apart_s, fix = offset_s - middle, f"on {name}: sudo timedatectl set-ntp true"
         if spread_s <= CLOCK_LIMIT_S or abs(apart_s) <= CLOCK_LIMIT_S / 2:
             yield ok("clock", name, f"{apart_s:+.3f} s")
         elif backend == "c10d":
@@ -67,7 +67,7 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     """Whether a Docker engine answers, and can give GPUs to containers."""
     name, version = answer.host.name, answer.found.docker
     if not version:
-        fix = f"ssh {name} docker version; start it, or add the user to the group docker"
+        fix = f"on {name}: docker version; start it, or add the user to the group docker"
         yield failed("Docker", name, "no engine answers", fix)
         return
     yield ok("Docker", name, version)
@@ -84,26 +84,31 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     yield failed("NVIDIA runtime", name, f"not among the engine's runtimes: {runtimes}", fix)
 
 
-def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
-    """Compares each host's image with ``own``, which a run would send."""
+def judge_images(
+    answers: Sequence[HostAnswer], own: Image, entering: Callable[[Host], str]
+) -> Iterator[Finding]:
+    """Compares each host's image with ``own``, which a run would send.
+
+    ``entering`` gives the command with which a person looks into a host.
+    """
     known = [answer.found.image_id for answer in answers if answer.found.image_id]
     right = own.id or max(known, key=known.count, default="")
     for answer in answers:
         if answer.found.docker:
-            yield _judge_image(answer, own, right)
+            yield _judge_image(answer, own, right, entering(answer.host))
 
 
-def _judge_image(answer: HostAnswer, own: Image, right: str) -> Finding:
+def _judge_image(answer: HostAnswer, own: Image, right: str, enter: str) -> Finding:
     name, id = answer.host.name, answer.found.image_id
     told = f"{own.name}: {_short(id)}"
     if id and id == right:
         return ok(IMAGE, name, told)
     found = f"{told}, others have {_short(right)}" if id else f"{own.name} is not there"
     if own.id:
-        load = f"docker save {own.name} | ssh {name} docker load"
+        load = f"docker save {own.name} | {enter} docker load"
         fix = f"{load}, or leave it to {typed.command('run')}"
         return warning(IMAGE, name, found, fix)
-    return (failed if id else warning)(IMAGE, name, found, f"ssh {name} docker pull {own.name}")
+    return (failed if id else warning)(IMAGE, name, found, f"{enter} docker pull {own.name}")
 
 
 def _short(id: str) -> str:
@@ -132,7 +137,7 @@ def judge_ports(answers: Sequence[HostAnswer], port: int) -> Iterator[Finding]:
     """Whether the rendezvous port is free on every host: any of them may serve it."""
     taken = [answer.host.name for answer in answers if port not in answer.found.free_ports]
     for name in taken:
-        fix = f"ssh {name} ss -ltnp sport = :{port} shows by whom; or --set rdzv.port=N"
+        fix = f"on {name}: ss -ltnp sport = :{port} shows by whom; or --set rdzv.port=N"
         yield failed("port", name, f"{port}, of the rendezvous, is taken", fix)
     if not taken:
         yield ok("port", "all hosts", f"{port} is free")
@@ -183,7 +188,9 @@ def judge_folder(hosts: Sequence[Host], met: Reachability, folder: str | None) -
     for place, error in met.unwritten.items():
         name = hosts[place].name
         found = f"{folder} cannot be written: {error.what.removeprefix(f'{name}: ')}"
-        yield failed(check, name, found, f"mount it there, or chown it for the user of ssh {name}")
+        yield failed(
+            check, name, found, "mount it there, or chown it for the user that you log in as"
+        )
     alone = [place for place in decide_unshared(met.seen) if place not in met.unwritten]
     for name in (hosts[place].name for place in alone):
         fix = f"on {name}: mount what the others have there: df {folder}"

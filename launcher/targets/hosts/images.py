@@ -40,10 +40,9 @@ def provide_image(image: Image, ssh: Ssh, session: Session) -> None:
     asked = messages.FindImage(image=image.name, pull=not image.id)
     there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else PROVIDE_LIMIT_S)
     if image.id and there != image.id and (why := _send(image, ssh, session.host)):
-        name = session.host.name
         raise TargetError(
-            f"{name}: image {image.name} could not be sent there: {why}",
-            f"docker save {image.name} | ssh {name} docker load",
+            f"{session.host.name}: image {image.name} could not be sent there: {why}",
+            f"docker save {image.name} | {ssh.entering(session.host)} docker load",
         )
 
 

@@ -66,7 +66,7 @@ def _unreached(
     if not wanted:
         return TargetError(
             f"{name}: found no {host.interface or host.address or 'address of another network'}",
-            f"correct interface: or address: of {name} in hosts.yaml: ssh {name} ip -brief address",
+            f"correct interface: or address: of {name} in hosts.yaml; on {name}: ip -brief address",
         )
     listed = ", ".join(f"{a.address} ({a.interface})" for a in wanted)
     others = [i for i in range(len(hosts)) if i != place]
@@ -139,10 +139,13 @@ def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: 
     alone = decide_unshared(seen)
     if alone:
         listed = ", ".join(names[place] for place in alone)
-        raise TargetError(
-            f"{listed}: checkpoint_dir {folder} is not the folder of the other hosts",
-            "mount one there, or leave checkpoint_dir out: each host then keeps its own",
-        )
+        fix = "mount one there, or leave checkpoint_dir out: each host then keeps its own"
+        if f"/{CHECKPOINTS_DIR}/" in folder:
+            # Of an earlier run, which is resumed.
+            mounted = "a folder that all hosts mount"
+            fix = f"copy that of node 0 to {mounted}, and leave out --resume: --checkpoint-dir PATH"
+        what = f"{listed}: checkpoint_dir {folder} is not the folder of the other hosts"
+        raise TargetError(what, fix)
 
 
 def shared_folder(job: JobSpec, cwd: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 from collections.abc import Callable
@@ -421,3 +422,17 @@ def test_what_is_printed_while_a_run_stops_is_shown_at_once_and_who_asked_is_tol
     target.file.parent.mkdir(parents=True)
     follower.follow(follower.interrupt if is_asked else lambda: None)
     assert target.told == ([[], ["5"], ["5"], ["5", "10"]] if is_asked else [[]] * 4)
+
+
+def test_a_node_that_falls_silent_is_told_of_once(tmp_path, make_plan, local_facts):
+    plan = make_plan(local_facts, nnodes=2, nproc_per_node=1, engine="agent", max_restarts=0)
+    target = ScriptedTarget(StoppedClock(), [(120, [RUNS, RUNS]), (1, [0, 0])])
+    run, follower, said = begin(tmp_path, plan, target)
+    for index, at in ((0, 1000.0), (1, 0.0)):
+        folder = run.node_dir(index, 0)
+        folder.mkdir(parents=True)
+        (folder / protocol.VITALS_FILE).write_text(json.dumps({"at": at}))
+    assert follower.follow().cause == "completed"
+    assert re.findall(r"node \d: no sign .*", said.getvalue()) == [
+        "node 1: no sign of life for 15 s"
+    ]

@@ -77,7 +77,8 @@ def test_an_engine_must_answer_and_give_gpus_to_containers(found, expected):
 
 def images(own: str, *ids: str) -> list[tuple[str, str]]:
     answers = [answer(host, image_id=id) for host, id in zip(HOSTS, ids, strict=True)]
-    found = list(doctor_judge.judge_images(answers, Image(name="a:1", id=own)))
+    own_image = Image(name="a:1", id=own)
+    found = list(doctor_judge.judge_images(answers, own_image, lambda host: f"ssh {host.name}"))
     return [(status, text) for status, _, text in rows(found)]
 
 

@@ -286,6 +286,9 @@ def test_a_folder_that_is_not_shared_is_named_with_its_host():
     told = "gpu2: checkpoint_dir /mnt/c is not the folder of the other hosts"
     assert error.value.what == told
     check_shared(["gpu1", "gpu2"], [{0, 1}, {0, 1}], "/mnt/c")
+    with pytest.raises(TargetError) as error:
+        check_shared(["gpu1", "gpu2"], [{0}, {1}], "/home/me/.launcher/checkpoints/digits-0a1b")
+    assert "leave out --resume: --checkpoint-dir PATH" in error.value.hint
 
 
 def test_the_first_cause_is_found_by_the_launchers_clock(make_host_plan, tmp_path):

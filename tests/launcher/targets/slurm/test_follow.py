@@ -1,5 +1,6 @@
 """What the files of a run and the queue say of its end."""
 
+import errno
 import io
 import json
 import os
@@ -449,6 +450,29 @@ def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
     assert watch.error is None
     hastened = [] if is_refused else ["7_0.0", "7_1.0", "7_1.1"]
     assert [start.key for start in watch.hastened] == hastened
+
+
+def test_a_look_at_the_queue_that_fails_is_told_and_tried_again(tmp_path, monkeypatch):
+    folder, told = Folder(tmp_path), list[str]()
+
+    def read_queue(jobs: object) -> tuple[QueuedJob, ...]:
+        if not told:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return ()
+
+    monkeypatch.setattr("launcher.targets.slurm.queue_watch.LOOK_S", 0.01)
+    monkeypatch.setattr(client, "read_queue", read_queue)
+    folder.write(j7_0_started="n1")
+    watch = QueueWatch(folder.run)
+
+    def has_looked() -> bool:
+        watch.look()
+        told.extend([watch.error.what] if watch.error else [])
+        return watch.looks > 0
+
+    wait_until(has_looked)
+    assert "Resource temporarily unavailable" in told[0]
+    assert watch.error is None
 
 
 def test_a_failed_run_tells_what_its_setup_printed_and_nothing_of_slurm(tmp_path):
