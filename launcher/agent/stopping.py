@@ -1,4 +1,4 @@
-"""The conversation that stops a node: ask, wait for the training's answer, then end it."""
+"""The conversation that stops a node: ask, wait for the training's answer, then end or kill it."""
 
 from __future__ import annotations
 

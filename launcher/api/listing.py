@@ -1,4 +1,4 @@
-"""Lists runs, shows one, prints its output: from any terminal, during the run or later."""
+"""What ``ps``, ``status`` and ``logs`` tell: from any terminal, during the run or later."""
 
 from __future__ import annotations
 

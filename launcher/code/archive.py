@@ -1,4 +1,4 @@
-"""Packs the code as one archive, in which equal files give equal bytes, and unpacks it."""
+"""Packs the code as one archive, in which equal files give equal bytes; what becomes of links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the agent is told: one node's plan and the agent's own settings, as one JSON file."""
+"""What the agent is told: a node's plan, and its settings with their defaults, such as when a node
+counts as silent and workers as hung."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that reach a person: what was given, the fix, the exit code."""
+"""The errors that reach a person: what was given, the fix, and the numbers of the exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker ended: what agents write about it, and what the launcher shows. Pure."""
+"""How a worker ended: what agents write of it, and which ends only follow from another's. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe's answers as records, and the findings that follow from them. Pure."""
+"""The probe's answers, and what ``doctor`` says of Python, GPUs, disks and clocks by them. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
+
+LEAST_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
+"""10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
+LEAST_FREE_BYTES = 10 << 30
+"""Of the checkpoint folder's disk."""
+LEAST_SHM_BYTES = 1 << 30
+MOST_USED_MIB = 500
+"""Of a GPU's memory, before the job begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +125,7 @@ def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
         f"{last.bytes / 1e6:.1f} MB, {first.took_s * 1e6:.0f} us for {first.bytes} B"
     )
     alone = last.bytes_per_s == 0
-    # 10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it.
-    if alone or last.bytes_per_s >= {"gloo": 50e6, "nccl": 1e9}.get(measured.backend, 0):
+    if alone or last.bytes_per_s >= LEAST_BYTES_PER_S.get(measured.backend, 0):
         return ok(check, world, found)
     return warning(check, world, found, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
 
@@ -133,7 +140,7 @@ def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     if facts.checkpoint_error:
         fix = "chown the folder that checkpoint_dir names, or name another one"
         yield failed(check, where, f"cannot be written: {facts.checkpoint_error}", fix)
-    elif free is not None and free < 10 << 30:
+    elif free is not None and free < LEAST_FREE_BYTES:
         yield warning(check, where, f"{_gib(free)} free", "free space, or name another folder")
     else:
         yield ok(check, where, "can be written" + (f", {_gib(free)} free" if free else ""))
@@ -142,7 +149,7 @@ def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:
 def _judge_memory(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     shm, memlock = facts.shm_bytes, facts.memlock_bytes
     # Data loaders with worker processes and NCCL both exchange through shared memory.
-    if shm is not None and shm < 1 << 30:
+    if shm is not None and shm < LEAST_SHM_BYTES:
         # Without containers the job's own limit has no effect.
         fix = "resources: {shm: 2Gi} in the job; on a host: mount -o remount,size=2G /dev/shm"
         yield warning("/dev/shm", where, _gib(shm), fix)
@@ -174,7 +181,7 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
         # The log goes back to the boot: a GPU that was reset since then may be sound again.
         what = f"{state}, XID {', '.join(xids)} in the kernel's log"
         return warning("GPU", place, what, f"dmesg -T | grep Xid there; if it is new: {fix}")
-    if gpu.memory_used.isdigit() and int(gpu.memory_used) > 500:
+    if gpu.memory_used.isdigit() and int(gpu.memory_used) > MOST_USED_MIB:
         return warning("GPU", place, state, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, state)
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the workers' two streams, the launcher's notes, one live line."""
+"""What a person sees of a run: the workers' lines and their prefixes, notes of the launcher."""
 
 from __future__ import annotations
 

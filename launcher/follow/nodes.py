@@ -1,4 +1,5 @@
-"""Keeps a run going if the launcher itself starts its nodes: observe, decide, act."""
+"""Keeps a run going if the launcher itself starts its nodes: replaces them, starts them again,
+waits for an engine that is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, in words: place, key, what was found, what is accepted, the fix.
+"""What is wrong with a job file, in words: place, key, what is accepted, the fix, the likely key.
 
 The words for what is accepted come from the JSON Schema, so that messages, editors and
 docs/job-file.md say the same.

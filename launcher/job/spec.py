@@ -1,4 +1,4 @@
-"""JobSpec: what the user asked for, validated; the planner's input.
+"""JobSpec: the keys of a job file with their defaults, validated; the planner's input.
 
 The text below each field is its documentation: the JSON Schema, the editor's help and
 docs/job-file.md are made from it. ``None`` means "the planner decides".

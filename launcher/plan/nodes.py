@@ -1,4 +1,5 @@
-"""Each node's part of a plan: its name and address, what it sees where, and its environment."""
+"""Each node's part of a plan: its name and address, what it sees where, and its environment, such
+as MASTER_ADDR and OMP_NUM_THREADS."""
 
 from __future__ import annotations
 

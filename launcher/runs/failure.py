@@ -1,4 +1,4 @@
-"""Finds the worker that failed first, and those that failed because of it."""
+"""Finds the worker that failed first, the end of its log, and those that failed because of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders: what a run leaves for people and for later calls, under ``runs/<run id>/``."""
+"""Run folders: what a run leaves in ``runs/<run id>/``, and which run ``latest`` or an id means."""
 
 from __future__ import annotations
 

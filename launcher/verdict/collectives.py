@@ -1,4 +1,4 @@
-"""The flight recorders of all ranks, joined: which rank is missing in which collective. Pure.
+"""The flight recorders of all ranks, joined: which rank is missing in a collective, or slow. Pure.
 
 torch counts the collectives of each process group from 1, on all of its ranks alike: the first
 number at which they differ is where it went wrong.

@@ -1,4 +1,4 @@
-"""The faults that ``launcher why`` is measured by: what was done, the true cause, what it left.
+"""The faults that ``launcher why`` is measured by, and which of them are held out.
 
 A fault is a row of a YAML file; its recording, in the archive of its part, is what ``launcher why``
 is given. The name alone says, for ever, to which part a fault belongs: ``open/``, from which the

@@ -1,4 +1,4 @@
-"""Asks the queue now and then for the state of a run's jobs."""
+"""Asks the queue now and then for a run's jobs, and has requeued ones begin sooner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one node: starts it, holds its lease, ends it, and records how it ended.
+"""Keeps one node: starts it, holds its lease, ends it, also where no launcher is heard any more.
 
 The keeper is a process of its own, which outlives the session that started it. It ends the node of
 a followed run if the launcher is silent for a while, but never that of a detached run.
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SWEEP_LIMIT_S = 5.0
+UNFOLLOWED_GRACE_S = 5.0
+"""For a node whose launcher is gone."""
 SETUP_FAILED = 126
 
 
@@ -110,7 +112,7 @@ class _Keeper:
             return max(0.01, spec.stop_grace_s)
         if not spec.detached and not is_node_followed(self._folder.parent, spec.followed_s):
             self._why = protocol.LAUNCHER_GONE
-            return 5.0
+            return UNFOLLOWED_GRACE_S
         return 0.0
 
     def _sweep(self) -> None:
