@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SWEEP_LIMIT_S = 5.0
-UNFOLLOWED_GRACE_S = 5.0
-"""For a node whose launcher is gone."""
 SETUP_FAILED = 126
 
 
@@ -109,11 +107,11 @@ class _Keeper:
         if self._asked:
             with suppress(OSError, ValueError):
                 return max(0.01, float((self._folder / processes.GRACE_FILE).read_text()))
-            return max(0.01, spec.stop_grace_s)
-        if not spec.detached and not is_node_followed(self._folder.parent, spec.followed_s):
+        elif spec.detached or is_node_followed(self._folder.parent, spec.followed_s):
+            return 0.0
+        else:
             self._why = protocol.LAUNCHER_GONE
-            return UNFOLLOWED_GRACE_S
-        return 0.0
+        return max(0.01, spec.stop_grace_s)
 
     def _sweep(self) -> None:
         if self._spec.container:

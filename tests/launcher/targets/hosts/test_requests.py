@@ -278,14 +278,16 @@ def test_a_container_whose_agent_has_not_begun_does_not_hear_and_ends_at_once(
     assert keeper.poll() is None
 
 
-def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(tmp_path, keep):
+def test_a_node_whose_launcher_is_not_heard_saves_ends_and_gives_back_what_it_held(tmp_path, keep):
     mark_followed(tmp_path, 0)
-    keeper = keep("echo ready; exec sleep 600", detached=False)
+    saves = "trap 'sleep 6; echo saved; exit' TERM; echo ready; while :; do sleep 0.1; done"
+    keeper = keep(saves, detached=False)
     console = tmp_path / "nodes/0/0/console.log"
     wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
     assert keeper.poll() is None
     os.utime(tmp_path / "nodes/0" / protocol.FOLLOWED_FILE, (1e9, 1e9))
-    assert keeper.wait(20) == 0
+    assert keeper.wait(30) == 0
+    assert b"saved" in console.read_bytes(), "it has the job's own grace"
     assert read_state(tmp_path / "nodes/0/0").detail == protocol.LAUNCHER_GONE
     assert leases.read(str(tmp_path / "leases")) == []
 
