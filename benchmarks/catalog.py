@@ -1,4 +1,4 @@
-"""The benchmarks by name.
+"""All benchmarks by name, and for how many seconds each may take more samples.
 
 One is a function that gives ``Trial``s, and says how long each may take (docs/benchmarks.md has
 these figures, and a test compares them).

@@ -1,4 +1,5 @@
-"""``looking``: a training's step while ``top`` shows 64 nodes and its agent is scraped each second.
+"""``looking``: a training's step and the looker's memory, while ``top`` shows 64 nodes and the
+agent is scraped each second.
 
 The training and its agent are real. The other 63 nodes are copies of its node in the run's folder,
 which ``top`` reads: on their own machines they have a training of their own to hold up.

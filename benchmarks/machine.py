@@ -1,4 +1,5 @@
-"""Describes the machine that figures were taken on, without anything that names it."""
+"""The machine that figures were taken on, in words that do not name it; above which load no rows
+are recorded."""
 
 from __future__ import annotations
 

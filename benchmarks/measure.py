@@ -1,4 +1,5 @@
-"""What is measured: samples, their median and range, a row of the table, and a report."""
+"""What is measured: samples and their median, a row of the table, and whether it reaches its goal,
+or is open."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ that the page has of it. Rows that were taken under load are refused.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,14 @@ from benchmarks.catalog import BENCHMARKS
 from benchmarks.commands import ROOT, describe_command
 from benchmarks.machine import MAX_LOAD
 from benchmarks.measure import JSON, Report
-from benchmarks.page import replace_section
 from benchmarks.table import render_markdown
 
 PAGE = ROOT / "docs" / "benchmark-results.md"
+"""A section for each benchmark, which a later one replaces."""
+BEGIN = "<!-- results: begin -->"
+END = "<!-- results: end -->"
+SECTION = "<!-- benchmark: {} -->"
+_SECTIONS = re.compile(r"^<!-- benchmark: (\S+) -->$", re.MULTILINE)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,6 +59,24 @@ def record(report: Report) -> None:
     new = PAGE.with_suffix(".new")
     new.write_text(page)
     os.replace(new, PAGE)
+
+
+def replace_section(page: str, name: str, section: str, order: Sequence[str]) -> str:
+    """The page with the section of one benchmark replaced, or put where ``order`` has it.
+
+    Raises ValueError for a page without the markers around the results.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    results, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks {END if begin else BEGIN}")
+    _, *parts = _SECTIONS.split(results)
+    sections = {key: text.strip() for key, text in zip(parts[::2], parts[1::2], strict=True)}
+    sections[name] = section
+    known = [key for key in order if key in sections]
+    others = [key for key in sections if key not in order]
+    text = "\n\n".join(f"{SECTION.format(key)}\n{sections[key]}" for key in (*known, *others))
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
 def explain_load(given: str, load: float) -> str:

@@ -1,4 +1,5 @@
-"""``recovery``: what the node agent is for, fault by fault, beside stock torchrun.
+"""``recovery`` and ``losses``: starts, killed workers, and lost or frozen nodes under the agent,
+beside stock torchrun.
 
 Real processes, killed by real signals, on loopback. Our side is the agent with ``start: fork`` and
 the rendezvous ``roster``; theirs is torchrun with the rendezvous ``c10d``.

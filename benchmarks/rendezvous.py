@@ -1,4 +1,5 @@
-"""``rendezvous``: what a run of very many nodes costs, by its decisions alone and for real."""
+"""``rendezvous``: how soon many nodes have ranks and hear of a loss, beside c10d; processor time
+and memory of their coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``save`` and ``resume``: what a checkpoint keeps a training from its work."""
+"""``save`` and ``resume``: for how long a save holds a training up, and what a resume takes late in
+a training."""
 
 from __future__ import annotations
 

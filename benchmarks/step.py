@@ -1,4 +1,5 @@
-"""``step``: one optimizer step of the training loop, beside the same model in raw DDP."""
+"""``step``: one optimizer step of the training loop, beside the same model in raw DDP; all loggers,
+beside none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``strategies``: ways of using several processes, beside plain PyTorch code for them."""
+"""``strategies``: step time, memory and bytes sent of each ``--strategy``, beside plain PyTorch and
+a formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The train extra of pyproject.toml: lists it, and installs it in the image.
+"""Lists and installs the train extra of the image; refuses wheels unfit for its Python or CUDA.
 
 Needs only the standard library and pip, because it runs before anything is installed. torch is
 installed first and pins its exact build for the rest: otherwise pip may replace a CPU build by the

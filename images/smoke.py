@@ -1,4 +1,5 @@
-"""Imports what training imports, in a new image, and compares the labels with what it finds.
+"""Imports what training imports, in a new image, and refuses one whose labels differ from what is
+in it.
 
 Prints the versions as JSON. The planner reads the labels without starting the image, so a wrong
 label would choose flags that this torch does not have.

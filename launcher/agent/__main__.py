@@ -1,4 +1,5 @@
-"""``python agent.pyz node-plan.json``: supervises one node. LAUNCHER_NODE_PLAN may name the file.
+"""``python agent.pyz node-plan.json``: supervises one node; refuses a Python that is too old.
+LAUNCHER_NODE_PLAN may name the file.
 
 ``python agent.pyz worker SCRIPT ...`` is how the agent itself starts a fresh worker.
 ``python agent.pyz attach FOLDER`` connects a person to the debugger of a node.

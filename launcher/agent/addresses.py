@@ -1,4 +1,5 @@
-"""The addresses of this machine, and which of them other nodes reach.
+"""The addresses of this machine: which of them other nodes reach, and which networks, such as
+Docker's, come last.
 
 Standard library only; the program on hosts has this module too.
 """

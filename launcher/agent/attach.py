@@ -18,6 +18,9 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.waits import POLL_S
 
+CONNECT_LIMIT_S = 10.0
+"""How long a debugger that an editor uses may take to answer."""
+
 
 def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -45,7 +48,7 @@ def _wait_for_debugger(folder: Path) -> socket.socket | None:
 
 def _connect(address: str) -> socket.socket:
     if address.isdigit():
-        return socket.create_connection((protocol.LOOPBACK, int(address)), 10.0)
+        return socket.create_connection((protocol.LOOPBACK, int(address)), CONNECT_LIMIT_S)
     talk = socket.socket(socket.AF_UNIX)
     # Ended by the kernel: somebody listens at the socket, or nobody does.
     talk.connect(address)

@@ -1,5 +1,5 @@
-"""``python agent.pyz job OPTIONS srun ...``: the first process of a batch job. It starts the nodes,
-and decides whether the job comes back.
+"""``python agent.pyz job OPTIONS srun ...``: the first process of a Slurm job. It starts the nodes,
+and decides the exit code and whether the job is requeued.
 
 With a container it runs outside of it, where Slurm's commands are: in any Python from 3.6 on, and
 with the standard library alone. What it relies on was measured:
@@ -27,8 +27,10 @@ SRUN_SLACK_S = 20
 """How long srun may outlive its agents, or the grace of a stop; less than NOTICE_MARGIN_S."""
 LOOK_S = 5.0
 """Seconds between two looks at the folder for agents that have ended while srun goes on."""
-TRIES, TRY_S = 30, 20
-"""How often, and how many seconds apart, a controller that is away is asked to requeue."""
+TRIES = 30
+"""How often a controller that is away is asked to requeue."""
+TRY_S = 20
+"""Seconds between two of these tries."""
 SIGNALS = frozenset((signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD))
 OUTER = (
     *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP"),

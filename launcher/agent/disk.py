@@ -1,4 +1,5 @@
-"""A full disk: recognised and named. Standard library only."""
+"""A full disk: recognised by errors and messages, and told with the largest files of the run
+folder. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,6 +16,11 @@ from pathlib import Path
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a file system answers where it has no bytes, no inodes or no quota left."""
 LARGEST = 3
+"""How many of the run folder's files are named."""
+MOST_FILES = 50_000
+"""So many of the run folder's files are looked at."""
+PROBE_BYTES = 1 << 16
+"""A disk that takes a file of this size has room."""
 
 _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))
 _NUMBERS = "|".join(str(number) for number in sorted(FULL))
@@ -44,7 +50,7 @@ def has_room(folder: Path) -> bool:
     """False where the folder's disk refuses a small file. Other errors count as room."""
     probe = folder / f".room.{os.getpid()}"
     try:
-        probe.write_bytes(bytes(1 << 16))
+        probe.write_bytes(bytes(PROBE_BYTES))
     except OSError as error:
         return not is_full(error)
     finally:
@@ -77,7 +83,7 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     )
     told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
     # A run folder may have millions of files.
-    entries = itertools.islice(_files(run_dir), 50_000)
+    entries = itertools.islice(_files(run_dir), MOST_FILES)
     sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
     largest = [f"{path} ({show_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]
     return f"{told}; largest in the run folder: {', '.join(largest)}" if largest else told

@@ -1,4 +1,5 @@
-"""Why a worker ended, and why its node ends or starts its workers again. Pure.
+"""Judges why a worker ended, and whether its node starts the workers again or ends: max_restarts,
+equal failures in a row, who left early. Pure.
 
 Nothing else in a node judges: guards, the agent, the seam to torch and the supervisor bring facts.
 Standard library only.
@@ -30,6 +31,13 @@ from launcher.contract.worker_end import (
 MOST_LOSSES = 8
 LOSSES_WITHIN_S = 60.0
 """If more than ``MOST_LOSSES`` coordinators are lost within this time, no other one is tried."""
+NEAR_STEPS = 10
+"""Failures are the same if their numbers of steps differ by less than one in so many."""
+LOST_PEERS = 3
+"""Lost peers without progress are tolerated so many times more often than own failures."""
+CLOSING_S = 5.0
+"""How long a script may take to end after it has closed its connections to the others."""
+
 DONE = Ending(cause=Cause.COMPLETED)
 OTHERS_FINISHED = Ending(cause=Cause.COMPLETED, detail="the other nodes finished the run")
 TELLS_NOT_WHY = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")
@@ -153,12 +161,10 @@ class AttemptJudge:
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> Ending | None:
         signature = (first.cause, first.exit_code, first.exception) if first else (Cause.LOST_PEER,)
         last, last_steps = self._last
-        # The same failure comes after about the same number of steps.
-        is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10
+        is_near = abs(last_steps - steps) <= max(last_steps, steps) // NEAR_STEPS
         self._same = self._same + 1 if last == signature and is_near else 1
         self._last = signature, steps
-        # Lost peers without progress are tolerated three times more often than own failures.
-        limit = self._same_failure_limit * (1 if first else 3)
+        limit = self._same_failure_limit * (1 if first else LOST_PEERS)
         if self._same < limit or limit <= 0:
             return None
         what = f"the same failure {self._same} times without progress"
@@ -184,8 +190,7 @@ def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     if first is None or left is None or len(waited) < len(failed):
         return failed
     before_s = first.failed_at - left.failed_at
-    # A script may take this long to end after it has closed its connections to the others.
-    if before_s < -5.0:
+    if before_s < -CLOSING_S:
         return failed
     how = "hung" if first.cause is Cause.HANG else "failed"
     what = (

@@ -1,4 +1,5 @@
-"""The agent's part of the run's ledger. Standard library only."""
+"""The agent's part of the run's ledger: a failed write never stops the training. Standard library
+only."""
 
 from __future__ import annotations
 

@@ -22,7 +22,11 @@ _PR_SET_PTRACER = 0x59616D61
 _SIGSET_BYTES = 128
 _SENDER = 4 if ctypes.sizeof(ctypes.c_void_p) == 8 else 3
 """Place of the sender's pid among the ints of a ``siginfo_t``, behind signal, errno and code."""
-_POLL_S, _CLEANER_S, _END_LIMIT_S = 0.005, 0.5, 10.0
+_POLL_S = 0.005
+END_LIMIT_S = 10.0
+"""How long killed processes are waited for: uninterruptible sleep outlives SIGKILL."""
+CLEANER_S = 0.5
+"""How long processes that unlink shared memory may take to end by themselves."""
 # They end by themselves once their clients are gone, after they have unlinked shared memory.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
@@ -138,13 +142,13 @@ def end_children(*, polite_s: float = 0.0) -> None:
     """
     start = time.monotonic()
     asked: set[int] = set()
-    while (passed_s := time.monotonic() - start) < _END_LIMIT_S:
+    while (passed_s := time.monotonic() - start) < END_LIMIT_S:
         reap()
         left = children_of(os.getpid())
         if not left:
             break
         for pid in left:
-            if passed_s < _CLEANER_S and _is_cleaner(pid):
+            if passed_s < CLEANER_S and _is_cleaner(pid):
                 continue
             if passed_s < polite_s:
                 if pid not in asked:

@@ -1,4 +1,5 @@
-"""The conversation that stops a node: ask, wait for the training's answer, then end or kill it."""
+"""The conversation that stops a node: what a signal means, how long the training may take to
+answer, when workers are ended or killed."""
 
 from __future__ import annotations
 

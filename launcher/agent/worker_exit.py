@@ -1,4 +1,5 @@
-"""How workers ended: the record that a guard writes, and what else a worker's folder tells.
+"""What is read of a worker's end: its guard's record, its exception from files and stderr, the
+kernel's kills for memory.
 
 Standard library only.
 """

@@ -1,4 +1,5 @@
-"""Decides where a job runs: what was forced, else containers or processes of this machine."""
+"""Decides where a job runs, what was forced, else containers or processes of this machine, and
+whether plain torchrun runs it."""
 
 from __future__ import annotations
 

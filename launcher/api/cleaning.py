@@ -1,4 +1,5 @@
-"""Finds runs that have ended, and what they left on their target's machines, to remove them."""
+"""Decides which runs that have ended ``clean`` removes, here and on their machines; one whose
+checkpoints others use stays."""
 
 from __future__ import annotations
 

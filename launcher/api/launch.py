@@ -1,4 +1,5 @@
-"""Starts a planned run and stays with it, in this terminal or in the background."""
+"""Starts a planned run and stays with it, here or in the background; what Ctrl-C, SIGTERM and a
+closed terminal do."""
 
 from __future__ import annotations
 

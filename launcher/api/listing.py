@@ -1,4 +1,5 @@
-"""What ``ps``, ``status`` and ``logs`` tell: from any terminal, during the run or later."""
+"""What ``ps``, ``status`` and ``logs`` tell, during the run or later: a run's state in a word (such
+as orphaned), ages, output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tells a command or a webhook how a run goes. What hangs or fails there never holds the run up."""
+"""Tells a command or a webhook of restarts and of the end, within a limit. What hangs or fails
+there never holds the run up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From a job to the plan of a new run: where it runs, and which code it takes along.
+"""From a job to the plan of a new run: where it runs, the code it takes, whose checkpoints it
+resumes, notes before the start.
 
 What only a run needs is imported where it is used: a rendering takes as long as its imports.
 """

@@ -1,4 +1,4 @@
-"""Runs a program in the nodes of a run, beside its workers."""
+"""Runs a program or a shell in the nodes of a run, beside its workers: ``exec`` and ``shell``."""
 
 from __future__ import annotations
 

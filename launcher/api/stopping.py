@@ -1,4 +1,5 @@
-"""Ends a run from any terminal: asks the launcher that follows it, or does it in its place."""
+"""Ends a run from any terminal: asks the launcher that follows it, or does it in its place;
+``--keep`` leaves its job suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Packs the code as one archive, in which equal files give equal bytes; what becomes of links."""
+"""Packs the code as one archive, in which equal files give equal bytes; leaves out links that lead
+out of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Lists the files of the code: what git does not ignore, or all of a folder."""
+"""Lists the files of the code: what neither git nor .launcherignore ignores. Refuses too many files
+or bytes."""
 
 from __future__ import annotations
 

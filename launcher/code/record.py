@@ -1,4 +1,5 @@
-"""The code of one run: read once, sent to where the nodes are, and kept in the run's folder."""
+"""The code of one run: read once, sent to the nodes, and kept in the run's folder with its commit
+and what is not committed."""
 
 from __future__ import annotations
 

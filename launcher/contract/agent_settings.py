@@ -17,8 +17,10 @@ ROSTER = "roster"
 Start = Literal["fresh", "fork"]
 DETECTION_LIMIT_S = 10.0
 """A node silent for so long is lost, unless the job says otherwise."""
-HANG_MIN_S, HANG_MAX_S = 300, 1800
-"""Bounds of the limit after which silence is a hang. Without restarts it has no upper bound."""
+HANG_MIN_S = 300
+"""Shorter silence of a worker is no hang, unless the job says otherwise."""
+HANG_MAX_S = 1800
+"""Longer silence is a hang. Without restarts there is no upper bound."""
 GPU_FREE_LIMIT_S = 60
 """How long a restart waits for the dead workers' GPU memory."""
 START_LIMIT_S = 600

@@ -1,4 +1,5 @@
-"""Why a worker, a node or a run ended: one list for all, and what each cause means.
+"""Every cause why a worker, a node or a run ended, in one list: its exit code, whose fault it is,
+its meaning and its fix.
 
 Agent, command line, renderers and docs read the same table.
 """

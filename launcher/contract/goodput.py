@@ -1,4 +1,5 @@
-"""What the seconds of a training went to, added up event by event. Standard library only; pure."""
+"""Which class each second of a training belongs to (productive, rework, save stall, ...), event by
+event. Standard library only; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The files in a hold's run folder by which the hold's nodes and its runs talk to each other."""
+"""What a hold's nodes and its runs tell each other by files; when a run ends whose launcher is
+silent, and when a hold warns."""
 
 from __future__ import annotations
 

@@ -36,8 +36,10 @@ SPEEDSCOPE = "rank-{rank}.speedscope.json"
 Why = Literal["asked", "hang", "loss", "profile", "stop"]
 TakenBy = Literal["py-spy", "faulthandler", ""]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-MOST_FRAMES, MOST_THREADS = 200, 500
-"""The most frames of a thread, and threads of a worker, that are kept."""
+MOST_FRAMES = 200
+"""The most frames of a thread that are kept."""
+MOST_THREADS = 500
+"""The most threads of a worker that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

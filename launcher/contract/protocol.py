@@ -1,4 +1,5 @@
-"""Names shared by the launcher, the node and the training: variables, folders, files, labels.
+"""Names shared by the launcher, the node and the training: variables, folders, files, labels; the
+oldest torch; variables that workers do not get.
 
 ``fabric_train/worker_env.py`` repeats the names it needs, because ``train`` never imports
 ``launcher``; a test holds both equal. Scripts that know nothing of these names need none.

@@ -1,4 +1,5 @@
-"""How a worker ended: what agents write of it, and which ends only follow from another's. Pure."""
+"""How a worker ended: which ends only follow from another's, which counts as first, and how its
+line is cut and shown. Pure."""
 
 from __future__ import annotations
 

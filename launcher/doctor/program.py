@@ -1,4 +1,5 @@
-"""Runs in every worker in place of the job: describes its node, then measures an all-reduce.
+"""The probe: runs in every worker in place of the job, describes its node, then measures an
+all-reduce.
 
 Standard library and torch only, because it is mounted into any image. It writes into
 RUN_DIR/doctor: ``node-<index>.json`` on every node, ``all-reduce.json`` by rank 0. With the
@@ -24,7 +25,14 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-SMALLEST_BYTES, LARGEST_BYTES = 1 << 12, 1 << 26
+SMALLEST_BYTES = 1 << 12
+"""Of the first message of the all-reduce."""
+LARGEST_BYTES = 1 << 26
+"""Of its last message."""
+ENOUGH_S = 15
+"""After so long no larger message is tried."""
+COMMAND_LIMIT_S = 10
+"""How long nvidia-smi and dmesg may take."""
 REPETITIONS = 5
 GPU_KEYS = {
     "index": "index",
@@ -101,8 +109,7 @@ def measure(torch: Any, dist: Any, device: Any) -> Iterator[dict[str, float]]:
             times.append(time.monotonic() - start)
         took = sorted(times[1:])[REPETITIONS // 2]
         yield {"bytes": size, "took_s": took, "bytes_per_s": size * 2 * (world - 1) / world / took}
-        # After 15 s no larger message is tried.
-        enough = torch.tensor([float(time.monotonic() - began > 15)], device=device)
+        enough = torch.tensor([float(time.monotonic() - began > ENOUGH_S)], device=device)
         dist.all_reduce(enough, op=dist.ReduceOp.MAX)
         if enough.item():
             return
@@ -184,7 +191,9 @@ def _write_error(folder: str) -> str:
 def _output(*command: str) -> str:
     """The program's stdout; empty if it is missing, fails or takes too long."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout

@@ -1,4 +1,5 @@
-"""Runs the probe in place of the job, on the job's nodes, rendezvous and backend."""
+"""Runs the probe in place of the job, on the job's nodes, rendezvous and backend, and reads its
+answers."""
 
 from __future__ import annotations
 

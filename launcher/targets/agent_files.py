@@ -1,4 +1,5 @@
-"""The files that a node's agent starts from, and the command that starts it."""
+"""The files that a node's agent starts from, the command that starts it, and whether an image's own
+agent is used."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from launcher.targets.short_command import KILL_LIMIT_S
 
+END_LIMIT_S = 1.0
+"""How long a program may take to end once its input is closed; then it is killed."""
+
 
 class Conversation:
     """A program that is talked to through its standard input and output."""
@@ -66,7 +69,7 @@ class Conversation:
         with contextlib.suppress(OSError, ValueError):
             self.stdin.close()
         try:
-            self._popen.wait(timeout=1.0)
+            self._popen.wait(timeout=END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
             # A program that hangs in the kernel outlives SIGKILL, and is left behind.

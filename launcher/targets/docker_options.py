@@ -1,4 +1,5 @@
-"""Renders a node as a container: each option as words of ``docker run`` and for the SDK.
+"""Renders a node as a container, for ``docker run`` and the SDK: user, limits, /dev/shm, GPUs,
+mounts, labels, logs.
 
 A test compares ``docker inspect`` of both: what is printed is what is submitted.
 """
@@ -27,6 +28,8 @@ TORCHRUN = "torchrun"
 """Both are found on the image's PATH: it may be any image that holds torch."""
 STOP_MARGIN_S = 10
 """Added to the job's grace: the agent reports after its workers have ended."""
+STACK_BYTES = 64 << 20
+"""A container's limit of the stack: OpenMP and data loaders overflow the usual 8 MiB."""
 RDMA_DEVICES = "/dev/infiniband"
 LOG_OPTIONS: Env = (("compress", "false"), ("max-file", "1"), ("max-size", "1t"))
 """No rotation: a follower would lose lines. The log is removed with its container."""
@@ -252,10 +255,10 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
         )
     shm = resources.shm_bytes
     yield Option(lines=_line("--shm-size", str(shm)), host={"shm_size": shm})
-    # OpenMP and data loaders overflow the usual 8 MiB of stack; NCCL and RDMA pin memory. Gloo
-    # pins none, and an engine that may not raise memlock (rootless, nested) would start nothing.
+    # NCCL and RDMA pin memory. Gloo pins none, and an engine that may not raise memlock (rootless,
+    # nested) would start nothing.
     pins = accelerator == "cuda" or resources.rdma
-    limits = (*((("memlock", -1),) if pins else ()), ("stack", 64 * 2**20))
+    limits = (*((("memlock", -1),) if pins else ()), ("stack", STACK_BYTES))
     yield Option(
         lines=_each("--ulimit", (f"{name}={limit}:{limit}" for name, limit in limits)),
         host={"ulimits": [{"name": n, "soft": limit, "hard": limit} for n, limit in limits]},

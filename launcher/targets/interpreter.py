@@ -1,4 +1,5 @@
-"""The Python of a node that is a process of this machine, and its torch."""
+"""Which Python of this machine runs nodes: the one that the job names, else one that has torch; and
+torch's version."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from launcher.targets import short_command
 PROCESSES_PER_CORE = 200
 """Importing torch takes a second or more of a core, and nodes wait ten minutes for each other."""
 
+SMI_LIMIT_S = 10
+"""How long nvidia-smi may take: with a broken GPU it hangs."""
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
 
@@ -43,7 +45,9 @@ def read_size(folder: Path) -> int:
 def read_used_gpus() -> tuple[str, ...]:
     """Numbers and UUIDs of the GPUs on which processes compute; empty without a driver."""
     used, listed = (
-        short_command.read_output(("nvidia-smi", query, "--format=csv,noheader"), timeout_s=10)
+        short_command.read_output(
+            ("nvidia-smi", query, "--format=csv,noheader"), timeout_s=SMI_LIMIT_S
+        )
         or ""
         for query in ("--query-compute-apps=gpu_uuid", "--query-gpu=uuid,index")
     )
@@ -62,4 +66,4 @@ def read_gpus() -> tuple[str, ...]:
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
     query = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-    return tuple((short_command.read_output(query, timeout_s=10) or "").split())
+    return tuple((short_command.read_output(query, timeout_s=SMI_LIMIT_S) or "").split())

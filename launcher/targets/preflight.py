@@ -1,4 +1,5 @@
-"""Checks before the start: are the job's secrets, folder and script there?"""
+"""Checks before the start: secrets, folder and script; which shell variables nodes do not get;
+checkpoints on each node's own disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The processes of this machine, whoever started them. The program on hosts has this module too.
+"""The processes of this machine's runs, whoever started them, by a variable that they inherit. The
+program on hosts has this module too.
 
 A run's processes are found by an environment variable that all of them inherit. Process groups
 and parents do not lead to all of them: torchrun starts each worker in a session of its own.

@@ -1,4 +1,5 @@
-"""Runs whose nodes meet through a shared folder, as their addresses are not known before."""
+"""Runs whose nodes meet through a shared folder, as their addresses are not known before; which
+jobs cannot."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ import contextlib
 import subprocess
 from collections.abc import Mapping, Sequence
 
+LIMIT_S = 20.0
+"""How long a program may take for which nobody names another limit."""
 KILL_LIMIT_S = 10.0
 """How long a killed program may take to end: one that hangs in the kernel outlives SIGKILL."""
 
@@ -56,7 +58,7 @@ def ask(
 
 
 def read_output(
-    argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] | None = None
+    argv: Sequence[str], timeout_s: float = LIMIT_S, env: Mapping[str, str] | None = None
 ) -> str | None:
     """What a short command prints; None if it is missing, fails or takes too long."""
     try:

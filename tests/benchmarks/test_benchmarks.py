@@ -14,7 +14,7 @@ from benchmarks.catalog import BENCHMARKS
 from benchmarks.commands import ROOT
 from benchmarks.machine import wait_until_quiet
 from benchmarks.measure import BenchmarkError, Goal
-from benchmarks.page import BEGIN, END
+from benchmarks.record import BEGIN, END
 from benchmarks.trials import Benchmark, Trial, compare
 
 LINE = "| nothing: none | 1.00 s (1.00 to 1.00) |"

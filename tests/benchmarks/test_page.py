@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.page import BEGIN, END, replace_section
+from benchmarks.record import BEGIN, END, replace_section
 
 ORDER = ("start", "render", "help")
 EMPTY = f"# Title\n\n{BEGIN}\n{END}\n\nend\n"

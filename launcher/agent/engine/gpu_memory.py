@@ -1,4 +1,5 @@
-"""Waits until dead workers' GPU memory is free, by the driver's library alone.
+"""Waits until dead workers' GPU memory is free, and reads load, memory and temperature of GPUs, by
+the driver's library alone.
 
 ``torch.cuda`` would cost half a gigabyte on every device. The numbers are those of whole devices,
 because the driver does not show a container the processes of other namespaces.
@@ -12,6 +13,9 @@ from typing import Any
 
 from launcher.contract.clock import Clock
 from launcher.contract.waits import POLL_S
+
+DRIVERS_BYTES = 256 << 20
+"""So much more than before the first workers is what drivers keep for themselves."""
 
 
 class _Memory(ctypes.Structure):
@@ -131,5 +135,4 @@ class GpuBusyError(Exception):
 def find_busy(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     """Devices with more memory in use than before, and how many bytes more."""
     more = {name: used - before.get(name, 0) for name, used in now.items()}
-    # 256 MiB more than before the first workers is within what drivers keep for themselves.
-    return {name: extra for name, extra in more.items() if extra > 256 << 20}
+    return {name: extra for name, extra in more.items() if extra > DRIVERS_BYTES}

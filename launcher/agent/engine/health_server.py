@@ -1,8 +1,8 @@
-"""Health of the node over HTTP: ``/healthz`` for probes, ``/metrics`` for Prometheus.
+"""Health of the node over HTTP: ``/healthz`` for probes, ``/metrics`` for Prometheus; when a node
+is healthy, and which metrics there are.
 
 Both answer with the same text. A probe looks at the status: it is 503 while the node is not
 healthy. Answers from what the agent knows already, so that a hanging worker cannot hang a probe.
-``/code-HASH.tar.gz`` is the code that was sent to the node, if any: later nodes get it here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.records import read_object
 
 REQUEST_LIMIT_S = 5.0
-
-"""Whoever knows the hash may have the code."""
+"""How long a client may take to send its request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""The agent of a node that is held: it waits for runs, and starts each in a process of its own.
+"""The agent of a node that is held: it waits for runs, starts each in a process of its own, and
+ends after the idle limit.
 
 torch is imported once. A run's node is a fork of this process: a supervisor as any other, whose
 agent and workers have torch from the start. A run leaves nothing in this process, so each run finds
@@ -41,8 +42,10 @@ from launcher.contract.keeper_record import write_record
 from launcher.contract.process_stat import start_of
 from launcher.contract.records import dump_record, parse_object, parse_record, read_object
 
-POLL_S, POLL_SHARED_S = 0.03, 0.1
-"""Between two looks at the folder; the second if it may lie on a file server."""
+POLL_S = 0.03
+"""Between two looks at the folder."""
+POLL_SHARED_S = 0.1
+"""The same if the folder may lie on a file server."""
 _OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
 """Prefixes of variables that are read when an interpreter starts, and not later."""
 _SHARED = ("/tmp", "/dev/shm")

@@ -1,4 +1,5 @@
-"""Takes a look at this node's workers: their stacks, and what torch's flight recorders remember.
+"""Takes a look at this node's workers within a limit: their stacks, and what torch's flight
+recorders remember.
 
 Nothing here waits for a worker longer than the look's limit, whatever state it is in.
 """
@@ -36,8 +37,10 @@ SHARE_S = 0.8
 """For so long the look before a stop measures whether workers compute."""
 LOSS_LIMIT_S = 0.3
 """How long a look after a lost node may take: the restart waits for it."""
-PY_SPY_LEAVES_S, NATIVE_LEAVES_S = 1.5, 0.7
-"""What py-spy leaves of the limit for faulthandler. With the frames of C py-spy takes longer."""
+PY_SPY_LEAVES_S = 1.5
+"""What py-spy leaves of the limit for faulthandler."""
+NATIVE_LEAVES_S = 0.7
+"""The same with the frames of C, for which py-spy takes longer."""
 POLL_S = 0.02
 NO_ANSWER = "no answer in time: its Python ends, or something in it holds Python's lock"
 KEPT = 5

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from launcher.agent.membership.client import Client
     from launcher.agent.membership.group import Membership
 
+TOLD_WAIT_S = 0.5
+"""A longer wait for GPU memory gets a line in the ledger."""
+
 
 class Node:
     """The state of one start of the agent. Its main thread writes it, other threads read it."""
@@ -163,5 +166,5 @@ class Node:
         """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""
         # Ended by the gate's limit, gpu_free_limit_s.
         waited_s = self._gate.wait()
-        if waited_s > 0.5:
+        if waited_s > TOLD_WAIT_S:
             self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)

@@ -1,4 +1,5 @@
-"""The warm process: forked from the agent once torch is imported, it forks every worker.
+"""The warm process: forked from the agent once torch is imported, it forks every worker. Also why
+``start: fork`` is not possible here.
 
 So torch is imported once for the agent and all workers. It runs multiprocessing's fork server, but
 is started here: multiprocessing would start a new interpreter, which would import torch again.

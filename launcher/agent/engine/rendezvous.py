@@ -1,4 +1,5 @@
-"""The node's own kind of roster handler: it decides what happens between two attempts.
+"""What happens on a node between two attempts: why workers died is judged, and the training commits
+before new nodes come in.
 
 torch's elastic agent calls ``next_rendezvous`` before each start of its workers, when the old ones
 are dead. The handler then reports and counts why they died, and waits for the GPUs or ends the run.

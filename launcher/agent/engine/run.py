@@ -1,4 +1,5 @@
-"""The agent's own process: torch, the warm process forked from it, torch's elastic agent.
+"""The agent's own process: imports torch or refuses it as too old, tells versions and a hash of the
+code, then runs the workers.
 
 Imports torch only inside functions: between the import and the fork nothing may start a thread.
 """
@@ -33,6 +34,8 @@ from launcher.contract.ending import NodeOutcome
 _FABRIC = "lightning.fabric"
 _IMPORTS = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 _SETTINGS = re.compile(r"[^=]+\.(?:ya?ml|json|toml|ini|cfg)$")
+MOST_FILES = 200
+"""So many files of a package behind ``-m`` are read."""
 
 
 def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> NodeOutcome:
@@ -212,7 +215,7 @@ def _module_files(name: str) -> list[Path]:
     for entry in (str(Path.cwd()), *sys.path):
         folder = Path(entry or ".").joinpath(*parts)
         if folder.is_dir():
-            return sorted(folder.rglob("*.py"))[:200]
+            return sorted(folder.rglob("*.py"))[:MOST_FILES]
         if folder.with_suffix(".py").is_file():
             return [folder.with_suffix(".py")]
     return []

@@ -1,4 +1,5 @@
-"""Two ways to a worker's stacks: py-spy from outside where it may trace, faulthandler from inside.
+"""A worker's stacks, or why there are none: by py-spy from outside where it may trace, else by
+faulthandler from inside.
 
 py-spy reads the worker's memory and stops nothing; only for the frames of C it pauses the worker
 for some milliseconds. A worker that a signal has stopped cannot answer faulthandler.

@@ -1,4 +1,5 @@
-"""Runs torch's elastic agent once, and says how it ended. Imports torch."""
+"""Runs torch's elastic agent once: its settings, each worker's log folder and variables, and what
+each of its errors means. Imports torch."""
 
 from __future__ import annotations
 
@@ -42,6 +43,8 @@ _STORE_ERRORS = (
     *(DistNetworkError, DistStoreError),
 )
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+MONITOR_S = 0.05
+"""Between two looks of torch's agent at workers and membership."""
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _TORCHS_HANDLER = "_terminate_process_handler"
 
@@ -84,8 +87,7 @@ def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -
         # The static backend reuses its store at a restart, so the launcher restarts it. The agent
         # counts the others' restarts by cause: torch would count a node lost in a collective too.
         "max_restarts": 0 if backend == "static" else 1_000_000_000,
-        # Between two looks at workers and membership.
-        "monitor_interval": 0.05,
+        "monitor_interval": MONITOR_S,
         "start_method": "forkserver" if forks else "spawn",
         "logs_specs": RunFolderLogs(node, task, endpoint, tee),
         "local_addr": plan.local_addr,

@@ -1,4 +1,5 @@
-"""The step watchdog: finds a worker group that no longer makes steps, and has it restarted.
+"""The step watchdog: learns how long a step may take, finds workers that hang, and has them
+restarted.
 
 Judges by heartbeats alone, so it works for any script that steps a torch optimizer; one that
 never does is never judged. The limit is learned from how long workers have been silent so far.
@@ -25,6 +26,8 @@ BUSY_SHARE = 0.05
 """Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
 """A hang is decided by two looks that are at least this far apart and see the same beats."""
+STOOD_STILL_S = 5.0
+"""After so long between two looks, this process stood still, and its workers with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +161,7 @@ class Watchdog:
     def look(self) -> None:
         """One look at the present attempt; kills its workers where they hang."""
         now = self._clock.monotonic()
-        # So long between two looks: this process stood still, and its workers with it.
-        if now - self._looked_at > 5.0 or self._waits():
+        if now - self._looked_at > STOOD_STILL_S or self._waits():
             self.book.wake(now)
             self._first = None
         self._looked_at = now

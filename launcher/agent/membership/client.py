@@ -1,4 +1,5 @@
-"""A node's part in the group: one connection to the coordinator, by a thread that may hang with it.
+"""A node's part in the group: its connection to the coordinator. Says when the coordinator is gone,
+and when the group has to form again.
 
 A connection that ends is dialled again at once: where the port refuses, the coordinator is gone.
 The caller judges its silence.

@@ -1,4 +1,5 @@
-"""The coordinator: one process that alone holds the membership, with a connection for each node.
+"""The coordinator: one process that alone holds the membership, with a connection for each node;
+finds out which nodes are lost.
 
 ``decisions.py`` decides; here are the connections, the clock and the shared folder.
 """

@@ -1,4 +1,5 @@
-"""Decides who belongs to the group: ``(group, events, now) -> (group, actions)``. Pure."""
+"""Decides who belongs to the group: when it forms and with whom, who is refused, when new nodes
+come in, when restarts are used up. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A group as plain values: its settings, what the coordinator knows of it and tells the nodes."""
+"""A group as plain values: the keys of ``rdzv_conf`` with their defaults, what the coordinator
+knows of it and tells the nodes."""
 
 from __future__ import annotations
 

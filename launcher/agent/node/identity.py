@@ -1,4 +1,5 @@
-"""Which node of the plan this is, and where others reach it."""
+"""Which node of the plan this is, by the variables of its engine or operator; its address and its
+incarnation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets go of gloo's groups before the interpreter ends.
+"""Frees gloo's groups before the interpreter ends: else the process aborts or hangs at its exit.
 
 A group's threads need Python's lock once more when the group is freed. While the interpreter
 ends they do not get it, and the process aborts ("terminate called without an active exception")

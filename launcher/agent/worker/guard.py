@@ -1,4 +1,5 @@
-"""The guard: one small process above each worker, which passes signals on and cleans up.
+"""The guard: one small process above each worker, which passes signals on, kills after the grace,
+cleans up, and records the end.
 
 torch's agent starts the guard, and the script runs in the guard's only child. So ``os._exit(0)`` is
 a success, a signal is seen as a signal, a handler that only sets a flag cannot delay a restart, and
@@ -34,6 +35,10 @@ EXIT_GRACE_S = "LAUNCHER_EXIT_GRACE_S"
 PARENT_PID = "LAUNCHER_PARENT_PID"
 PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID)
 """Not for the script to see."""
+POLITE_S = 1.0
+"""What the children of a script that ended well have between SIGTERM and SIGKILL."""
+KILL_AGAIN_S = 1.0
+"""Seconds between two SIGKILLs to a script."""
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BLOCKED = frozenset({*signals.ENDING, *_PASSED_ON, signal.SIGCHLD})
@@ -121,7 +126,7 @@ def _run(
     status = watch.wait()
     code = os.waitstatus_to_exitcode(status)
     # Only the children of a script that ended well get time between SIGTERM and SIGKILL.
-    processes.end_children(polite_s=1.0 if code == 0 else 0.0)
+    processes.end_children(polite_s=POLITE_S if code == 0 else 0.0)
     _write_exit(place, code, watch)
     with contextlib.suppress(OSError):
         (place.folder / protocol.ENDED_FILE).unlink()
@@ -150,7 +155,7 @@ class _Watch:
             came = _next_signal(self._kill_at)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 processes.send(self._pid, signal.SIGKILL)
-                self._kill_at = time.monotonic() + 1.0
+                self._kill_at = time.monotonic() + KILL_AGAIN_S
 
     def _on_signal(self, signum: int | None, sender: int) -> None:
         if os.getppid() != self._parent_pid:

@@ -1,4 +1,5 @@
-"""``launcher build``: an image from a base, requirements and code, by the engine's own BuildKit.
+"""``launcher build``: an image from a base, requirements and code, by the engine's own BuildKit;
+fixes for what fails.
 
 The docker command line builds, as the SDK knows no BuildKit. It reads the context as a tar on
 standard input: only the listed files of the code, of which no second copy lies on the disk.

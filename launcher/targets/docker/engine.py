@@ -1,4 +1,5 @@
-"""The Docker engine, used through its SDK. What a run holds there is found by labels.
+"""The Docker engine, used through its SDK: what a run holds there, found by labels; and the fix for
+each of its errors.
 
 The SDK is imported at first use: most commands do not need it.
 """
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 
+CONNECT_LIMIT_S = 5
+"""How long the engine may take to say its version, at first."""
 REQUEST_TIMEOUT_S = 60
 """Starting a container with GPUs takes seconds; an engine silent for this long is dead."""
 SWEEP_LIMIT_S = 30.0
@@ -98,7 +101,7 @@ class Engine:
         """The SDK's client, connected. To be used inside ``engine_errors``."""
         import docker
 
-        api = docker.from_env(timeout=5).api
+        api = docker.from_env(timeout=CONNECT_LIMIT_S).api
         api.timeout = REQUEST_TIMEOUT_S
         return api
 

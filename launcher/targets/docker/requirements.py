@@ -1,4 +1,5 @@
-"""Requirements as a build takes them: the files that pip reads, whatever folder they came from."""
+"""Requirements as a build takes them: which file counts, those that it includes, and lines that are
+refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Target ``docker``: one container for each node, on one Docker engine; labels hold the state."""
+"""Target ``docker``: one container for each node, on one Docker engine; which image is taken, how
+containers end and what they print."""
 
 from __future__ import annotations
 
@@ -54,6 +55,8 @@ NO_RUNTIME = (
 )
 TAIL_LINES = 100
 """How many last lines are compared to find a file complete: reading 50 MB takes seconds."""
+FOLLOWER_LIMIT_S = 5.0
+"""How long what a container printed last may take to come after its end."""
 
 
 class DockerTarget(Target):
@@ -301,7 +304,7 @@ class Consoles:
         """
         if id in self._followers:
             # The follower writes what is left after its container has ended.
-            self._followers.pop(id).join(5.0)
+            self._followers.pop(id).join(FOLLOWER_LIMIT_S)
         # On a full disk the rest stays in the engine's own log, until the container is removed.
         with contextlib.suppress(OSError):
             if path.parent.is_dir():

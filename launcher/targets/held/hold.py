@@ -1,4 +1,5 @@
-"""A hold, seen from the launcher: nodes that wait, and whoever uses them."""
+"""A hold, seen from the launcher: who uses its nodes, whether they are ready, and what a job may
+not ask of them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
     from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
 
-POLL_S, READY_POLL_S, TRIES = 0.01, 0.05, 200
+POLL_S = 0.01
+"""Between two tries to enter a hold that was just left."""
+TRIES = 200
+READY_POLL_S = 0.05
+"""Between two looks whether the nodes take runs."""
+TOUCH_S = 1.0
+"""The least time between two signs of life of the run's launcher."""
 
 
 class Hold:
@@ -120,9 +127,9 @@ class Hold:
             raise
 
     def touch(self) -> None:
-        """Shows that the run's launcher lives, at most once a second."""
+        """Shows that the run's launcher lives, at most every ``TOUCH_S``."""
         now = time.monotonic()
-        if self._file is not None and now - self._touched_at > 1.0:
+        if self._file is not None and now - self._touched_at > TOUCH_S:
             self._touched_at = now
             with contextlib.suppress(OSError):
                 os.utime(self._file.fileno())

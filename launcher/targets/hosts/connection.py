@@ -1,4 +1,5 @@
-"""A line to each host of a run: it brings the run's files and its node's states, and sends beats.
+"""A line to each host of a run: it sends beats, and brings the run's files and its node's states;
+which files are not copied.
 
 What the run writes on the hosts is copied into the run folder here, each byte at its own offset:
 after a cut the copy continues where it broke, and bytes that come twice change nothing.
@@ -34,6 +35,8 @@ SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
 FULL_RETRY_S = 10.0
 """How long after a failed write here, as on a full disk, the host is asked for missing bytes."""
+UNSEEN_S = 5.0
+"""So long after its start a node counts as running, although its host does not report it yet."""
 COPY_SILENCE_S = 60.0
 """After this silence a host counts as frozen, even if its sshd answers."""
 BROUGHT_BYTES = 100 << 20
@@ -89,8 +92,7 @@ class HostLine:
     def state(self, node: str) -> NodeSeen:
         """What the host last said of a node, as ``index.incarnation``."""
         found = self._states.get(node, MISSING)
-        # The host may not yet report a node that was just started.
-        fresh = time.monotonic() - self._started.get(node, float("-inf")) < 5.0
+        fresh = time.monotonic() - self._started.get(node, float("-inf")) < UNSEEN_S
         return NodeSeen(state="running") if found.state == "missing" and fresh else found
 
     def silent_s(self) -> float:

@@ -35,6 +35,10 @@ from launcher.targets.machine import PORTS
 OTHER_PYTHON = "--set hosts.python=PATH, or python: of that host in hosts.yaml"
 PROBE_LIMIT_S = 40.0
 """The probe waits up to 10 s for nvidia-smi."""
+PAIR_LIMIT_S = 60.0
+"""How long the probe of two neighbours may take, to find a slow host."""
+PAIRS_AT_ONCE = 8
+"""So many pairs are measured at the same time."""
 
 
 def diagnose_hosts(
@@ -166,7 +170,7 @@ class _HostsProbe:
         yield run.judge_speed(answers)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
             hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
-            yield from self._diagnose_pairs(hosts, min(limit_s, 60.0))
+            yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
 
     def _run(
         self, inventory: Inventory, job: JobSpec, limit_s: float
@@ -207,6 +211,6 @@ class _HostsProbe:
         odd = [ring.pop()] if len(ring) % 2 else []
         for pairs in filter(None, (ring[::2], ring[1::2], odd)):
             names = [(one.name, other.name) for one, other in pairs]
-            with ThreadPoolExecutor(max_workers=8) as pool:
+            with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
                 slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
         yield from doctor_judge.judge_neighbours([host.name for host in hosts], slow)

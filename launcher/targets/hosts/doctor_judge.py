@@ -1,4 +1,5 @@
-"""Turns the hosts' answers into findings. Pure."""
+"""What ``doctor`` says of hosts, with fixes: clocks, Docker, images, leases, ports, ways between
+hosts, shared folder. Pure."""
 
 from __future__ import annotations
 

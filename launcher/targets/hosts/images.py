@@ -13,7 +13,10 @@ from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
 
 CHUNK_BYTES = 4 << 20
+INSPECT_LIMIT_S = 20.0
+"""How long this machine's engine may take to tell of an image."""
 PROVIDE_LIMIT_S = 3600.0
+"""How long a host may take to pull an image, or to load one that was sent."""
 SILENCE_LIMIT_S = 300.0
 """How long an engine may take to give the next part of an image, and a host to take it."""
 
@@ -30,7 +33,7 @@ class Image:
 def read_image(name: str) -> Image:
     """The image as this machine's engine has it, if there is one."""
     argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, name)
-    told = (short_command.read_output(argv, 20.0) or "").strip()
+    told = (short_command.read_output(argv, INSPECT_LIMIT_S) or "").strip()
     id, _, torch_version = told.partition("\n")
     return Image(name=name, id=id, torch_version=torch_version)
 

@@ -1,4 +1,5 @@
-"""Reads the hosts from an inventory file, a hostfile of other launchers, or names. Pure."""
+"""Reads the hosts from an inventory file, a hostfile of other launchers, or names such as gpu[1-4];
+--include, --exclude. Pure."""
 
 from __future__ import annotations
 

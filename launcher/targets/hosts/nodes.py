@@ -1,4 +1,5 @@
-"""The requests to a host about the node that a run has there, through an open session."""
+"""What is asked of a host for a run's node: its lease, its files and code, its end, and the last
+copy of what it wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plans a run on hosts: which of them, by which addresses, with whose paths. Pure."""
+"""Plans a run on hosts: which of them, by which addresses. Refuses clocks too far apart, different
+torch, a folder not shared. Pure."""
 
 from __future__ import annotations
 

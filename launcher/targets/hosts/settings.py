@@ -1,4 +1,4 @@
-"""A run's own settings on hosts: the machines."""
+"""A run's own settings on hosts: the machines, and where a host keeps runs and leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Conversations with hosts through the OpenSSH client, so that the user's own settings hold.
+"""Conversations with hosts through the OpenSSH client: its options, shared connections, and how
+long a host may be silent.
 
 The remote command is the same for every host and request. Requests, with all arguments and
 variables, go through standard input as data: no shell reads any of it.
@@ -30,6 +31,10 @@ CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
 """Until the host's first word, through a jump host as well."""
 REQUEST_LIMIT_S = 60.0
+CONTROL_LIMIT_S = 5.0
+"""How long the process that holds a shared connection may take to stop sharing it."""
+MOST_NAMED = 8
+"""So many of the hosts that failed are named in one error."""
 SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
 """BatchMode does not reach the client that ProxyJump starts, which would open a window to ask."""
 
@@ -227,15 +232,15 @@ class Ssh:
         """
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
         # The process of this machine that holds the shared connection answers at once, or hangs.
-        return short_command.read_output(control, timeout_s=5.0) is not None
+        return short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None
 
 
 def joined(errors: list[TargetError]) -> TargetError:
     """One error out of several hosts'."""
     if len(errors) == 1:
         return errors[0]
-    whats = "\n  ".join(error.what for error in errors[:8])
-    more = f"\n  and {len(errors) - 8} more" if len(errors) > 8 else ""
+    whats = "\n  ".join(error.what for error in errors[:MOST_NAMED])
+    more = f"\n  and {len(errors) - MOST_NAMED} more" if len(errors) > MOST_NAMED else ""
     hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
     return TargetError(f"{len(errors)} hosts failed:\n  {whats}{more}", hints[0] if hints else "")
 

@@ -1,4 +1,5 @@
-"""Finds out what the hosts of an inventory have, who holds them, and which reach each other."""
+"""Finds out what hosts have, who holds them, and which reach each other; says why one cannot take a
+node, such as no torch."""
 
 from __future__ import annotations
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 PROPOSED_PORTS = 16
+"""So many ports are tried on all hosts for the rendezvous."""
+CLOCK_LOOKS = 3
+"""How often a host's clock is read: the quickest answer counts."""
 
 
 def survey_hosts(
@@ -107,7 +111,7 @@ def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> 
 def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
     """What one host has, and which of ``ports`` are free there."""
     host, looks = session.host, []
-    for _ in range(3):
+    for _ in range(CLOCK_LOOKS):
         asked_at, started = time.time(), time.monotonic()
         there = session.call(ReadClock())
         took_s = time.monotonic() - started

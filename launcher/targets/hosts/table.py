@@ -1,4 +1,4 @@
-"""Hosts and the leases on them: read from all at once, shown as a table."""
+"""``launcher hosts``: a table of hosts, what is free on each, and who holds the rest."""
 
 from __future__ import annotations
 

@@ -56,6 +56,10 @@ if TYPE_CHECKING:
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: they have ended by then (FOLLOWED_S)."""
+OUTPUT_LIMIT_S = 20.0
+"""How long ``logs -f`` waits for a host's first word."""
+AWAY_RETRY_S = 30.0
+"""A host that was not reached is not tried again before, unless this launcher follows the run."""
 _away: dict[str, tuple[float, TargetError]] = {}
 """When a host was last not reached, and why, by its name."""
 
@@ -235,7 +239,7 @@ class HostsTarget(Target):
             return
         self._open_lines(plan, follows=False)
         for line in self._lines.values():
-            line.has_told.wait(20.0)
+            line.has_told.wait(OUTPUT_LIMIT_S)
         while run.read_outcome() is None and self._lives(plan):
             yield
 
@@ -373,8 +377,7 @@ class HostsTarget(Target):
     ) -> tuple[Mapping[str, NodeSeen], bool]:
         ssh = self._connect(plan)
         tried_at, why = _away.get(host.name, (float("-inf"), None))
-        # One command may look at many runs; a launcher that follows one tries its hosts again.
-        if why and not self._lines and time.monotonic() - tried_at < 30.0:
+        if why and not self._lines and time.monotonic() - tried_at < AWAY_RETRY_S:
             raise why
         try:
             session = ssh.open(host.host)

@@ -1,4 +1,5 @@
-"""The Kubernetes API: the only user of the official client, which is imported at first use.
+"""The Kubernetes API, by the official client alone: how long requests may take, and the fix for
+what the server refuses.
 
 Contexts, namespaces and in-cluster configuration are those that kubectl would use.
 """
@@ -39,8 +40,10 @@ REQUEST_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 3.5
 """How long a command that only looks waits for the server."""
 OPENED = "OPENED"
-WATCH_S, STREAM_SILENCE_S = 240, 330.0
-"""How long the server keeps a watch open, and how long a stream may bring nothing."""
+WATCH_S = 240
+"""How long the server keeps a watch open."""
+STREAM_SILENCE_S = 330.0
+"""How long a stream may bring nothing."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}

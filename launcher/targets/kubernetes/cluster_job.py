@@ -1,4 +1,5 @@
-"""A run's job on its cluster: submitted, looked at, resized, suspended and deleted."""
+"""A run's job on its cluster: submitted, resized, suspended, deleted; refused if its name is taken,
+or on another cluster."""
 
 from __future__ import annotations
 

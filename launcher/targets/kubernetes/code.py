@@ -1,4 +1,5 @@
-"""The training code on its way into pods: ConfigMaps carry it, an init container unpacks it."""
+"""The training code on its way into pods: how large it may be, the ConfigMaps that carry it, the
+init container that unpacks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Watches the pods of one run, and writes their logs into the run folder.
+"""Brings the logs of a run's pods into the run folder, by one process at a time; which incarnation
+of its node a pod is.
 
 One process at a time writes the logs, whichever comes first; the others read the files.
 """

@@ -1,4 +1,5 @@
-"""``doctor`` for a cluster: what its API says of a job's objects. Nothing is made or started."""
+"""``doctor`` for a cluster: namespace, rights, claims, Secrets, and dry runs of a job's objects.
+Nothing is made or started."""
 
 from __future__ import annotations
 

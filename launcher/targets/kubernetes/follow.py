@@ -1,4 +1,5 @@
-"""Follows a run on a cluster, whose controllers start and replace its pods."""
+"""Follows a run on a cluster: what is printed, whether its job is deleted or kept at the end, how a
+silent cluster is waited for."""
 
 from __future__ import annotations
 

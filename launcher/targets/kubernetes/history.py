@@ -1,4 +1,5 @@
-"""Saves what happened to a run's pods, for its report, while the pods are there.
+"""Saves when a run's pods were made, placed, started and lost, for its report; controllers delete
+the pods.
 
 Controllers delete pods, and with them what their statuses say.
 """

@@ -1,4 +1,5 @@
-"""The official client, opened with the configuration that kubectl would use."""
+"""The official client, logged in as kubectl would be: kubeconfigs, the login command, and a login
+that has expired."""
 
 from __future__ import annotations
 
@@ -18,6 +19,10 @@ from launcher.contract.errors import TargetError
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 """What the client raises for a file that is no kubeconfig."""
 UNAUTHORIZED = 401
+MOST_CONNECTIONS = 1024
+"""Each followed log takes one; above this limit the client warns on the terminal."""
+RETRIES = 3
+"""How often a connection that fails is tried again."""
 RENEW_S = 5.0
 """The least time between two logins: each may start a login command."""
 
@@ -81,10 +86,9 @@ def open_client(files: str | None, context: str | None, *, kubectl: str, fix: st
     if errors:
         what = f"the login command of context {context or 'in use'} failed: {errors[0]}"
         raise TargetError(what, f"{kubectl} get pods runs the same command, and tells more")
-    # Each followed log takes a connection; above this limit the client warns on the terminal.
-    settings.connection_pool_maxsize = 1024
+    settings.connection_pool_maxsize = MOST_CONNECTIONS
     # A request that was sent is not repeated: its answer may only be late.
-    settings.retries = urllib3.Retry(3, read=False)
+    settings.retries = urllib3.Retry(RETRIES, read=False)
     if not settings.verify_ssl:
         # The launcher says it once; urllib3 would at every request.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)

@@ -1,4 +1,5 @@
-"""Has the agents in pods look at their workers, and fetches what they saw, by exec."""
+"""Stacks and open terminals in pods, by exec: has the agents look at their workers, and says which
+rights that needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Why a job has no pods, or pods that do not start, from its object and from events."""
+"""Why a job has no pods, or pods that do not start, from its conditions and events; how soon one
+looks for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plans a job on Kubernetes without asking a cluster: the job file says all that is needed.
+"""Plans a job on Kubernetes without a cluster: image, pod names, claims, tolerations; refuses what
+its kind cannot run.
 
 Names of pods follow the controllers that make them: training operator v1.9, Trainer v2.3,
 JobSet v0.12, Kubernetes' Indexed Job.

@@ -1,4 +1,5 @@
-"""What a cluster says of pods and jobs, in this project's words. Pure.
+"""What a cluster's words for pods and jobs mean, such as Evicted, OOMKilled or ImagePullBackOff:
+cause, fix, and the end. Pure.
 
 Objects are plain data, as the API server sends them.
 """

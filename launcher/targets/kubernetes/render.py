@@ -1,4 +1,5 @@
-"""A plan as Kubernetes objects of the kind it asks for, and as the text of a manifest."""
+"""A plan as the text of a manifest: its objects, the comment on top that says what it needs, and
+what Pod Security forbids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Renders a plan as the objects of each kind: PyTorchJob, TrainJob, JobSet and Indexed Job.
+"""Renders a plan as PyTorchJob, TrainJob, JobSet or Indexed Job: which exit codes end it, how many
+pods it may lose, its gang.
 
 With gang scheduling, the scheduler starts either all pods or none. Under Volcano an elastic job
 asks for its smallest size; it starts with that, and grows.

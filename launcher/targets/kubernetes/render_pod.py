@@ -1,4 +1,5 @@
-"""Renders the pod of a node, the same for every kind of object, and the agent's ConfigMap.
+"""Renders the pod of a node, the same for every kind: user, probes, grace, placement, resources,
+volumes; and the agent's ConfigMap.
 
 Admissible under Pod Security ``restricted``, unless the job asks for what that forbids.
 """
@@ -30,6 +31,10 @@ STOP_MARGIN_S = 15
 TOKEN_VERBS = ("create", "patch", "delete")
 """Rights on Secrets by which a launcher makes the token of a run, and deletes it."""
 PROBE_PERIOD_S = 20
+PROBE_LIMIT_S = 10
+"""How long an agent may take to answer a probe."""
+STARTUP_FAILURES = 1200
+"""Seconds until an agent must answer: torch may come from a cold disk that many nodes share."""
 PROBE_FAILURES = 15
 """For an agent that no longer answers: it ends hangs of workers itself, and sooner."""
 
@@ -270,12 +275,11 @@ def _probes(plan: LaunchPlan, pods: PodSettings) -> Object:
     if pods.probe_port is None or plan.is_hold:
         return {}
     get = {"httpGet": {"path": "/healthz", "port": "health"}}
-    alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10}
+    alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": PROBE_LIMIT_S}
     return {
         "ports": [{"name": "health", "containerPort": pods.probe_port, "protocol": "TCP"}],
-        # Every second, as the training operator's Services name a pod only once it has passed. For
-        # 20 minutes: torch may be imported from a cold disk that many nodes share.
-        "startupProbe": {**get, "periodSeconds": 1, "failureThreshold": 1200},
+        # Every second, as the training operator's Services name a pod only once it has passed.
+        "startupProbe": {**get, "periodSeconds": 1, "failureThreshold": STARTUP_FAILURES},
         "livenessProbe": {**get, **alive, "failureThreshold": PROBE_FAILURES},
     }
 

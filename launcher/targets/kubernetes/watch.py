@@ -1,4 +1,5 @@
-"""Watches the pods of one run: reads a list, then changes, until it is stopped."""
+"""Knows a run's pods as they are now, also those that are gone: reads a list from the cluster, and
+then changes."""
 
 from __future__ import annotations
 

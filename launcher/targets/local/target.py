@@ -1,4 +1,5 @@
-"""Target ``local``: processes of this machine, the embedded default where no Docker engine runs."""
+"""Target ``local``: processes of this machine, the default for a job that needs no container; picks
+free ports."""
 
 from __future__ import annotations
 
@@ -40,6 +41,8 @@ from launcher.targets.processes import (
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
+PORTS_TRIED = 200
+"""So many ports at random are looked at for free ones."""
 SWEEP_LIMIT_S = 5.0
 """How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
 NodeKey = tuple[str, int, int]
@@ -210,7 +213,7 @@ def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]
 
     A run that loses such a race fails to bind and is started again.
     """
-    tried = random_source.sample(PORTS, k=200)
+    tried = random_source.sample(PORTS, k=PORTS_TRIED)
     free = (port for port in tried if is_free(port, protocol.LOOPBACK))
     ports = tuple(itertools.islice(free, count))
     if len(ports) == count:

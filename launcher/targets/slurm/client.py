@@ -1,4 +1,5 @@
-"""Slurm's own commands: the only module that asks the controller. Each command has a limit."""
+"""Slurm's own commands, each with a limit: the fix for what sbatch refuses, and what the state of
+an ended job means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``doctor`` for a Slurm cluster: what its own commands say of a job. Starts nothing unasked.
+"""``doctor`` for a Slurm cluster: its controller, partitions and lost nodes, and when the job would
+start. Starts nothing unasked.
 
 Slurm decides whether a job fits: ``sbatch --test-only`` gets the very script. Every command has a
 limit, and a command that hangs is a finding.

@@ -1,4 +1,5 @@
-"""Follows a run on Slurm, mostly by its files; asks the queue now and then for the rest."""
+"""Follows a run on Slurm, by its files more than by the queue: what is printed, which nodes are
+silent, how the run ended."""
 
 from __future__ import annotations
 
@@ -37,6 +38,9 @@ from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
 from launcher.targets.slurm.settings import SlurmSettings
 
 SILENT_S = 3 * protocol.ALIVE_S
+SUBMIT_LIMIT_S = 300.0
+"""How long a launcher elsewhere may take from the run's folder to its job: it copies the code, and
+Slurm's controller may be slow."""
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
 
@@ -264,8 +268,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Endi
 
 def is_being_submitted(run: RunFolder, now: float) -> bool:
     """Whether a launcher that cannot be seen from here may be about to submit the run's job."""
-    # After it made the folder, it copies the code; and Slurm's controller may be slow.
-    is_new = now - run.submitted_at() < 300.0
+    is_new = now - run.submitted_at() < SUBMIT_LIMIT_S
     return is_new and run.is_elsewhere and not read_jobs(run)
 
 

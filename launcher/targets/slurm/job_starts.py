@@ -1,4 +1,5 @@
-"""The starts of a run's jobs, from the files that launcher and batch script leave in the folder."""
+"""The starts of a run's jobs, from files in its folder; finds jobs that nobody recorded, and
+refuses the queue of another cluster."""
 
 from __future__ import annotations
 

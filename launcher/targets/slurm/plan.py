@@ -1,4 +1,5 @@
-"""Plans a run on Slurm: the settings of its jobs, and what is known of nodes before they start."""
+"""Plans a run on Slurm: sbatch's options and those refused, the notice before the time limit, GPUs,
+how often it is requeued."""
 
 from __future__ import annotations
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 TARGET = "slurm"
 NOTICE_MARGIN_S = 30
 """Seconds from the end of the grace to the time limit: slurmctld checks limits every 30 s."""
+LEAST_REQUEUES = 3
+"""How often a job comes back after faults of the platform even if ``max_restarts`` is 0: a lost
+node is no failed training."""
 OWN_OPTIONS = {
     **dict.fromkeys(("--time", "-t"), "slurm.time"),
     **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-task"), "slurm.gpus_per_node"),
@@ -70,8 +74,7 @@ def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
         gpus=count_gpus(job),
         notice_s=notice_s,
         requeue=spec.requeue,
-        # Some even if ``max_restarts`` is 0: a lost node is no failed training.
-        max_requeues=max(3, job.max_restarts),
+        max_requeues=max(LEAST_REQUEUES, job.max_restarts),
     )
 
 

@@ -14,8 +14,10 @@ from launcher.targets.slurm.job_starts import JobStart, read_jobs, read_queue, r
 
 LOOK_S = 10.0
 """Seconds between two questions to the controller: sites ban users who ask more often."""
-SOON_S, SOON_LOOKS = 1.0, 3
-"""Seconds between questions about who ended a job by a signal, and how many are asked."""
+SOON_S = 1.0
+"""Seconds between questions about who ended a job by a signal."""
+SOON_LOOKS = 3
+"""How many of these are asked."""
 HELD_BACK_S = 15
 """How long a requeued job is held back; Slurm by itself holds it for about two minutes.
 

@@ -1,4 +1,5 @@
-"""Renders a plan as the batch script of its jobs, which also works by ``sbatch`` alone.
+"""Renders a plan as the batch script of its jobs, which works by ``sbatch`` alone: options of
+sbatch and srun, pyxis, apptainer.
 
 The script is a header and one ``srun`` under ``agent.pyz job`` (``launcher.agent.batch_job``).
 """

@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
+STOP_MARGIN_S = 5.0
+"""What agents have beyond the grace, to see the request late and to record how they end."""
+
 
 class SlurmTarget(SharedFolderTarget):
     """Submits a run as one job, or as a job array, and reads what its nodes leave."""
@@ -217,8 +220,7 @@ class SlurmTarget(SharedFolderTarget):
             self._cancel_waiting(run, only)
         for start in self._live(run, only):
             ask_to_stop(run.path / JOBS_DIR / f"{start.key}.stop")
-        # Time to see the request late, and to record how they end.
-        wait_until(lambda: not self._live(run, only), grace_s + 5.0 if grace_s else 0)
+        wait_until(lambda: not self._live(run, only), grace_s + STOP_MARGIN_S if grace_s else 0)
 
         def find_left() -> list[str]:
             # The queue also has jobs whose scripts have not recorded their start yet.

@@ -1,4 +1,5 @@
-"""``launcher node``: finds out which node of the run this process is, and becomes its agent."""
+"""``launcher node``: finds out which node of the run this process is, lifts mpirun's binding to
+cores, and becomes its agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Finds out which node a process is, from the variables that each starter sets. Pure."""
+"""Which node a process is, by the variables of srun, mpirun, mpiexec or a script; refuses more than
+one process on a node. Pure."""
 
 from __future__ import annotations
 

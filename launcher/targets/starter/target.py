@@ -1,4 +1,5 @@
-"""Target ``starter``: nodes that somebody else starts, each of which finds its place by itself.
+"""Target ``starter``: nodes that somebody else starts; what is known of them by the files that they
+leave, such as which have ended.
 
 No launcher follows such a run. What is known of it is what its agents write into its folder.
 """

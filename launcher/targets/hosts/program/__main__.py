@@ -1,4 +1,5 @@
-"""One conversation with a launcher, or one node's keeper.
+"""On a host: one conversation with a launcher, or one node's keeper; refuses what is meant for
+another machine.
 
 Each conversation starts a Python, so what only some requests need is imported when they come.
 """

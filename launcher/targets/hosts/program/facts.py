@@ -1,4 +1,5 @@
-"""What this host has: processors, accelerators, addresses, Docker; and what a probe says of it."""
+"""What this host has: processors, GPUs, addresses and their speed, Docker, free ports; and what a
+probe says of it."""
 
 from __future__ import annotations
 

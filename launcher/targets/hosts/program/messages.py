@@ -1,4 +1,5 @@
-"""What the launcher and the program on a host say to each other."""
+"""What the launcher and the program on a host say to each other; after how long without its
+launcher a node ends."""
 
 from __future__ import annotations
 

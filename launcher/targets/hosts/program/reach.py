@@ -12,6 +12,9 @@ from threading import Thread
 from launcher.contract.waits import POLL_S
 from launcher.targets.hosts.program.messages import CallHosts, FindTokens, LeaveToken
 
+MOST_CALLS = 256
+"""So many calls at once: a quarter of the usual limit of open descriptors."""
+
 
 class Listener:
     """An open port that greets callers with a token: they learn which addresses lead here."""
@@ -52,8 +55,7 @@ def call_hosts(asked: CallHosts) -> dict[str, str]:
         return {}
     from concurrent.futures import ThreadPoolExecutor
 
-    # 256 is a quarter of the usual limit of open descriptors.
-    with ThreadPoolExecutor(min(len(asked.calls), 256)) as pool:
+    with ThreadPoolExecutor(min(len(asked.calls), MOST_CALLS)) as pool:
         found = list(pool.map(lambda words: call(*words), asked.calls))
     return {str(place): own for place, own in enumerate(found) if own}
 

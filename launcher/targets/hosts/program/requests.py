@@ -1,4 +1,5 @@
-"""What a launcher may ask of this host about runs and nodes: one function for each request."""
+"""What a launcher may ask of this host about runs and nodes, such as to end nodes or remove runs: a
+function for each request."""
 
 from __future__ import annotations
 
@@ -26,6 +27,12 @@ from launcher.targets.machine import read_size
 from launcher.targets.process_table import send
 from launcher.targets.short_command import ask, read_output
 
+ANSWER_LIMIT_S = 30.0
+"""How long a launcher here may take to act on a request."""
+KEEPER_LIMIT_S = 5.0
+"""How long keepers may take to end beyond the grace; then all is killed."""
+KILL_LIMIT_S = 5.0
+"""How long SIGKILL is repeated."""
 ENGINE_LIMIT_S = 10.0
 """How long an engine may take to list its containers while a run is ended."""
 
@@ -72,7 +79,7 @@ def ask_launcher(asked: messages.AskLauncher) -> bool:
     if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
     write_atomically(path, asked.text)
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + ANSWER_LIMIT_S
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     return not path.exists()
@@ -156,7 +163,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
             folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
             (folder / processes.GRACE_FILE).write_text(str(grace_s))
     send(keepers, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s + 5.0
+    deadline = time.monotonic() + grace_s + KEEPER_LIMIT_S
     while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
         time.sleep(0.03)
     left = processes.find(run_id, node, keepers=None)
@@ -164,7 +171,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
     is_alone = bool(left) or not keepers
     while left:
         send(left, signal.SIGKILL)
-        if time.monotonic() > deadline + 5.0:
+        if time.monotonic() > deadline + KILL_LIMIT_S:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
         left = processes.find(run_id, node, keepers=None)

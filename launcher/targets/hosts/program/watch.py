@@ -1,4 +1,5 @@
-"""Sends what a run writes on this host as it comes, from where the launcher's copy ends.
+"""Sends what a run writes on this host as it comes, from where the launcher's copy ends; which
+files stay here.
 
 Each beat of a launcher that follows the run is recorded, and the run's keepers look for that.
 """
@@ -27,6 +28,8 @@ BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
 """This session ends after so much silence: a cut connection may never be reported."""
 CHUNK_BYTES = 1 << 17
+SMALL_BYTES = 1 << 16
+"""A file of at most this size that changes without growing is sent whole."""
 LEFT_OUT = (
     protocol.CODE_DIR,
     protocol.AGENT_ARCHIVE,
@@ -127,8 +130,7 @@ class Watch:
         """Where the launcher's copy ends; 0 if the file was replaced since."""
         sent = self._sent.get(name, 0)
         replaced = before is not None and before[0] != now[0]
-        # A small file that changes without growing is sent whole.
-        rewritten = sent >= now[1] and now[1] <= 1 << 16 and before is not None
+        rewritten = sent >= now[1] and now[1] <= SMALL_BYTES and before is not None
         unknown = before is None and name.endswith(".json")
         return 0 if replaced or rewritten or unknown or sent > now[1] else sent
 

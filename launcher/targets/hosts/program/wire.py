@@ -32,6 +32,8 @@ MAGIC = b"\0launcher-host 1\n"
 """The host's first words; what a login shell prints before them is skipped."""
 BEAT = b"."
 """Sent by a launcher that watches a host, to say that it is still there."""
+MOST_BYTES = 64 << 20
+"""The most of a message, without the bytes that come with it."""
 _KINDS: dict[str, type[Record]] = {}
 _FIELDS: dict[type[Any], tuple[str, ...]] = {}
 _KIND = "@record"
@@ -107,7 +109,7 @@ def read_frame(stream: IO[bytes]) -> tuple[Record, bytes] | None:
     if not head:
         return None
     size, blob_size = map(int, head.split())
-    if not 0 <= size <= (64 << 20) or blob_size < 0:
+    if not 0 <= size <= MOST_BYTES or blob_size < 0:
         raise ValueError(f"a message of {size} bytes")
     data, blob = stream.read(size), stream.read(blob_size)
     if len(data) != size or len(blob) != blob_size:
