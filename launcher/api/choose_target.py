@@ -1,5 +1,5 @@
-"""Decides where a job runs, what was forced, else containers or processes of this machine, and
-whether plain torchrun runs it."""
+"""Decides where a job runs: where it is forced to, else in processes or containers of this machine;
+and whether under plain torchrun."""
 
 from __future__ import annotations
 
