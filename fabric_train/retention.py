@@ -1,4 +1,4 @@
-"""Rules for which checkpoints are kept and how often one is written; pure."""
+"""Rules for which checkpoints are kept and how often one is written (Young's formula); pure."""
 
 from __future__ import annotations
 

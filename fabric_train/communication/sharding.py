@@ -1,4 +1,5 @@
-"""A model cut into parts, one for each process: PyTorch's FSDP2, and what it leaves open.
+"""A model cut into parts, one for each process: PyTorch's FSDP2, which modules are gathered in one
+piece, and which weights it refuses.
 
     shard(model, plan_units(model))
     optimizer = AdamW(model.parameters())

@@ -1,4 +1,5 @@
-"""The thread that performs collectives, in one order on all ranks.
+"""The thread that performs Horovod's collectives in one order on all ranks; tells of long waits and
+of requests that do not match.
 
 Horovod matches requests by name, whatever order each rank makes them in. So do we: before each
 collective every rank sends 16 bytes that stand for the head of its queue. Only if these differ, the

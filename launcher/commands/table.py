@@ -1,4 +1,5 @@
-"""What each command takes, and which function does it.
+"""The commands in the order of ``--help``: their options and defaults, their help, and which
+function does each.
 
 Imported for every command and for ``--help``: what a command needs for its work is imported with
 the module of its function, which the command line loads by name.

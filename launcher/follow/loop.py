@@ -1,4 +1,6 @@
-"""Follows a run from its submission to its outcome: shows its output and takes requests."""
+"""Follows a run from its submission to its outcome: shows its output (a lone worker's without a
+prefix, progress of rank 0 alone), takes requests, waits for storage that is away.
+"""
 
 from __future__ import annotations
 

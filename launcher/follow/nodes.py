@@ -1,5 +1,6 @@
 """Keeps a run going if the launcher itself starts its nodes: replaces them, starts them again,
-waits for an engine that is away."""
+waits for an engine that is away, tells which are silent, ends a run whose folder is gone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How a run ended, in the lines that every command shows; and the text that ends ``run``. Pure."""
+"""How a run ended, in the lines that every command shows; the text that ends ``run``, with the
+commands to type next. Pure.
+"""
 
 from __future__ import annotations
 

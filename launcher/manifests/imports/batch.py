@@ -1,4 +1,5 @@
-"""Batch scripts of Slurm that start a training. Pure.
+"""Imports batch scripts of Slurm that start a training: options, variables, lines before the
+launch. Pure.
 
 Nothing is run: only what a line itself says is known, and the values of variables set before it.
 """

@@ -1,4 +1,6 @@
-"""All rules of training scripts, applied to one."""
+"""Applies all rules of training scripts to one: what counts as a script, which are too large, and
+the quick look at a run's start.
+"""
 
 from __future__ import annotations
 
