@@ -28,6 +28,7 @@ from fabric_train.errors import InputError
 
 Units = Literal["blocks", "size", "whole"]
 LEAST_ELEMENTS = 10_000
+"""A module with fewer elements is no unit of its own."""
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 """Containers without a forward pass, whose weights nothing would gather."""
 _NO_UNITS = (*_LISTS, nn.Linear)

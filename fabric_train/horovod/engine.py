@@ -23,6 +23,8 @@ from torch import Tensor
 from fabric_train.horovod.collectives import PERFORM, Channel, Collective
 
 MIN_POLL_S, MAX_POLL_S = 0.001, 0.05
+STALL_S = 60
+"""A request that waits longer is reported, and again each time it has waited as long."""
 
 
 class HorovodInternalError(RuntimeError):
@@ -74,7 +76,7 @@ class Handle:
 
     def wait(self) -> Any:
         """Returns the result, or raises the error. Reports a long wait on stderr."""
-        every_s = float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60)
+        every_s = float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or STALL_S)
         began_at = time.monotonic()
         while not self._done.wait(every_s):
             print(
