@@ -31,21 +31,33 @@ def _render_folder(root: Path, folder: Path) -> str:
 
 
 def _describe(path: Path) -> str:
-    """One line: the first sentence of its docstring, and the numbers that it sets."""
+    """One line: the first paragraph of its docstring, and the numbers that it sets."""
     tree = ast.parse(path.read_text("utf-8"))
     told = (ast.get_docstring(tree) or "").partition("\n\n")[0].replace("\n", " ")
-    if not told or path.name == "__init__.py":
+    if not told or (path.name == "__init__.py" and not any(map(_is_code, tree.body))):
         return ""
     numbers = [name for node in tree.body for name in _numbers(node)]
     return f"- `{path.stem}`: {told}" + (f" ({', '.join(numbers)})" if numbers else "")
 
 
+def _is_code(node: ast.stmt) -> bool:
+    """Whether a package holds more than its docstring and what it hands on."""
+    return isinstance(node, ast.FunctionDef | ast.ClassDef)
+
+
 def _numbers(node: ast.stmt) -> list[str]:
-    """The public constants with a number as their value that a statement assigns."""
-    if not isinstance(node, ast.Assign) or not _is_number(node.value):
+    """The public constants with a number as their value that a statement assigns, also in pairs."""
+    if not isinstance(node, ast.Assign):
         return []
-    names = [one.id for one in node.targets if isinstance(one, ast.Name)]
+    pairs = [pair for target in node.targets for pair in _pairs(target, node.value)]
+    names = [one.id for one, value in pairs if isinstance(one, ast.Name) and _is_number(value)]
     return [f"`{name}`" for name in names if name.isupper() and not name.startswith("_")]
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=False))
+    return [(target, value)]
 
 
 def _is_number(value: ast.expr) -> bool:

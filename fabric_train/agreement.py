@@ -1,4 +1,6 @@
-"""Lets all ranks agree on small numbers while they compute a step."""
+"""Lets all ranks agree on small numbers while they compute a step, such as a stop or a due
+checkpoint.
+"""
 
 from __future__ import annotations
 

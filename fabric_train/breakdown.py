@@ -1,4 +1,4 @@
-"""What a step spends its time on, and how much of the device it uses."""
+"""What a step spends its time on, and how much of the device it uses (MFU)."""
 
 from __future__ import annotations
 

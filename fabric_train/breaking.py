@@ -1,4 +1,5 @@
-"""Ends a process group in the middle of a collective, from another thread.
+"""Ends a process group in the middle of a collective, from another thread; which exceptions count
+as the failure of a group.
 
 torch's own ``abort`` wakes whoever waits in NCCL. In gloo it wakes nobody (torch 2.13), but a
 connection that is shut down does, with the error of a peer that has gone.

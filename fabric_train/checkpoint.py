@@ -1,4 +1,5 @@
-"""Checkpoints on the disk: each is a folder that is committed as a whole, with checksums.
+"""Checkpoints on the disk: each is a folder that is committed as a whole, with checksums; the
+newest good one is read, damaged and stale ones are skipped.
 
 A checkpoint folder holds ``step-<step>-g<generation>-a<attempt>`` folders, a symbolic link
 ``latest`` for people and tools, and the notes of ``lineage``. Anything else was left by a killed

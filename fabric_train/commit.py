@@ -1,4 +1,6 @@
-"""One save, from staged tensors to a committed checkpoint; runs beside the training."""
+"""One save, from staged tensors to a committed checkpoint; runs beside the training. A disk error
+ends no training.
+"""
 
 from __future__ import annotations
 

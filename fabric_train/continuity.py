@@ -1,4 +1,6 @@
-"""Checkpoints, stop requests and ledger events of one loop, behind four calls."""
+"""Checkpoints, stop requests and ledger events of one loop, behind four calls; refuses to save a
+state that is not finite.
+"""
 
 from __future__ import annotations
 

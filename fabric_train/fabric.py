@@ -1,4 +1,6 @@
-"""Fabric, built from the world that torchrun describes."""
+"""Fabric, built from the world that torchrun describes and checked against it: CPU or GPU, one
+thread on CPUs, equal nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which checkpoints belong to one history, however many groups wrote into the folder.
+"""Which checkpoints belong to one history, however many groups wrote into the folder; fences off
+groups that were replaced.
 
 A *generation* is one membership of nodes, a number that only one group can take. An *attempt*
 counts that generation's starts of the training. Each start writes one note of the checkpoint that

@@ -23,6 +23,9 @@ Row = tuple[int, dict[str, float]]
 
 
 FINISH_LIMIT_S = 30.0
+"""How long W&B may take to write its file."""
+MLFLOW_MOST = 1000
+"""Values that one call to MLflow may take."""
 
 
 class Logger:
@@ -227,8 +230,8 @@ class MlflowLogger(Logger):
             for step, values in rows
             for name, value in values.items()
         ]
-        for first in range(0, len(metrics), 1000):  # what one call may take
-            client.log_batch(run, metrics[first : first + 1000])
+        for first in range(0, len(metrics), MLFLOW_MOST):
+            client.log_batch(run, metrics[first : first + MLFLOW_MOST])
 
 
 LOGGERS: dict[str, type[Logger]] = {

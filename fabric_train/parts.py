@@ -1,4 +1,5 @@
-"""Where a rank's part of a weight lies in the whole weight.
+"""Where a rank's part of a weight lies in the whole weight; gathers parts, and clips gradients that
+ranks hold in parts.
 
 Tensor parallelism cuts a weight into parts, and each rank's part is a plain tensor. A ``Cut`` says
 where such a part belongs, so that checkpoints hold the whole weight under its own name, and any

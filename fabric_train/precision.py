@@ -1,4 +1,5 @@
-"""The number formats of a training: the scaled loss for float16, weights in bfloat16.
+"""The number formats of a training: which a strategy takes, the scaled loss for float16, weights in
+bfloat16.
 
 P. Micikevicius et al. 2018, "Mixed Precision Training", section 3.2.
 """

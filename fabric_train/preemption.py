@@ -1,4 +1,5 @@
-"""Stopping: the node agent's requests, and SIGTERM without a request.
+"""Stopping: the node agent's requests to commit or end, SIGTERM without a request, how long a save
+gets then, exit code 143.
 
 The agent writes ``stop-request`` into the node's folder; the training commits a checkpoint at a
 step that all ranks agreed on and answers in ``stop-ack``; then the agent sends SIGTERM. SIGTERM

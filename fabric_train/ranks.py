@@ -1,4 +1,6 @@
-"""What the ranks of a training tell each other, outside of its own collectives."""
+"""What the ranks of a training tell each other, outside of its own collectives; rank 0 first for
+downloads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How the gradients of the virtual shards become one gradient.
+"""How the gradients of the virtual shards become one gradient: by DDP's mean (``fast``), or equal
+bit for bit at any world size (``exact``).
 
 ``fast`` lets DDP average them: equal up to rounding at any world size. ``exact`` adds them up in an
 order that does not depend on the world size: equal bit for bit.

@@ -1,4 +1,4 @@
-"""Rules for which checkpoints are kept and how often one is written; pure."""
+"""Rules for which checkpoints are kept and how often one is written (Young's formula); pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fabric_train.lineage import Commit, Start
 MTBF_BEFORE_FAILURES_S = 24 * 3600.0
 """The mean time between failures that is assumed before the first failure."""
 LEAST_INTERVAL_S = 0.2
+"""The shortest interval that Young's formula may choose."""
 KEPT = 3
 """How many of the newest checkpoints are kept by default."""
 

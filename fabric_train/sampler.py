@@ -1,4 +1,6 @@
-"""Which samples each rank takes; a function of seed and step."""
+"""Which samples each rank takes, a function of seed and step; into how many virtual shards a batch
+is cut.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Saves and resumes the training of any loop, replicated (DDP) or sharded, in the background.
+"""Saves and resumes the training of any loop, replicated (DDP) or sharded, in the background;
+refuses a checkpoint of another training.
 
 saver = Saver(Path("checkpoints"), config={"width": 64})
 resumed = saver.resume(model, optimizer)

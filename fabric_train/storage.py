@@ -1,4 +1,5 @@
-"""Copies of checkpoints and logs at a URL of fsspec: S3, GCS, a folder.
+"""Copies of checkpoints and logs at a URL of fsspec (S3, GCS, a folder): when they are sent,
+retried, fetched and deleted.
 
 Rank 0 uploads each committed checkpoint, beside the training: its manifest last, and then the file
 ``latest``, which names the checkpoint. A start fetches it if it is newer than those in its folder.

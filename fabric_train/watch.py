@@ -1,4 +1,6 @@
-"""What happens between two steps: a checkpoint that is due, an answer to a node's request."""
+"""What happens between two steps: a checkpoint that is due, an answer to a node's request, a check
+for weights that are not finite.
+"""
 
 from __future__ import annotations
 

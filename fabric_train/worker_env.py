@@ -1,4 +1,4 @@
-"""The environment of a worker, as typed values.
+"""The environment of a worker, as typed values; which variables contradict each other.
 
 Repeats the names of ``launcher/contract/protocol.py``, because this package never imports
 ``launcher``; a test checks that both are equal.

@@ -1,4 +1,5 @@
-"""Training that goes on in the same processes when a node is lost or comes.
+"""Training that goes on in the same processes when a node is lost or comes; whose state counts, and
+which exceptions are a loss.
 
     worlds = Worlds()                                  # once
     for world in worlds:                               # for each group of nodes

@@ -1,4 +1,6 @@
-"""Engines that tests need: skipped by name where absent, or required by ``REQUIRE=docker,...``."""
+"""Which engines tests need (skipped where absent, or required by ``REQUIRE=docker,...``), and which
+tests stay in one process.
+"""
 
 import functools
 import importlib.util

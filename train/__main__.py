@@ -1,4 +1,4 @@
-"""``python -m train``: parse, then train; alone or as a worker of torchrun.
+"""``python -m train``: its exit codes; parses, then trains, alone or as a worker of torchrun.
 
 Exit codes: 0 success, 1 the training failed, 2 the input is wrong, 130 interrupted, 143 preempted.
 """

@@ -1,4 +1,6 @@
-"""Builds data, model and optimizer from the options and the world."""
+"""Builds data, model and optimizer from the options and the world; which facts besides options a
+resumed training must share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The options of the program, each with default, range and description.
+"""The options of the program: default, range, description, and which do not go together. Which may
+differ at a resume is in ``resume``.
 
 Imports neither torch nor Lightning, so that ``--help`` and a refused option answer at once.
 """

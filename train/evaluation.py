@@ -1,4 +1,4 @@
-"""Accuracy and loss of the trained model on the test set."""
+"""Accuracy and loss of the trained model on the test set, and the file of predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The training from start to end: build, resume, fit, test, report."""
+"""The training from start to end: build, resume, fit, test, report; when it stops early, and
+whether it goes on when a node is lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the training is, and what rank 0 shows while it runs."""
+"""How fast the training is, and the bar or lines that rank 0 shows while it runs."""
 
 from __future__ import annotations
 

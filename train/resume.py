@@ -1,4 +1,6 @@
-"""Where checkpoints lie, and what a training continues from."""
+"""Where checkpoints lie, which options may differ at a resume, into how many virtual shards a batch
+is cut, and when another world size is refused.
+"""
 
 from __future__ import annotations
 

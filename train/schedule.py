@@ -1,4 +1,6 @@
-"""The length of the training, and the learning rate of each step."""
+"""The length of the training, the learning rate of each step (warm-up, decay, scaling), and the
+batch size.
+"""
 
 from __future__ import annotations
 

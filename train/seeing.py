@@ -1,4 +1,4 @@
-"""What the program tells its loggers."""
+"""What the program tells its loggers, how often, and where storage and profiles go."""
 
 from __future__ import annotations
 

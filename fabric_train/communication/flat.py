@@ -1,4 +1,6 @@
-"""Many tensors as one vector, which is one message instead of many."""
+"""Many tensors as one vector and one message: their mean over the ranks, and replicas that are
+brought together. ``mean`` does it in buckets, by weight.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The weighted mean of all ranks' tensors, in few large messages."""
+"""The weighted mean of all ranks' tensors, in messages of a bounded size; ``flat`` takes one
+vector, unweighted.
+"""
 
 from __future__ import annotations
 

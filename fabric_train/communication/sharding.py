@@ -1,4 +1,5 @@
-"""A model cut into parts, one for each process: PyTorch's FSDP2, and what it leaves open.
+"""A model cut into parts, one for each process: PyTorch's FSDP2, which modules are gathered in one
+piece, and which weights it refuses.
 
     shard(model, plan_units(model))
     optimizer = AdamW(model.parameters())
@@ -27,6 +28,7 @@ from fabric_train.errors import InputError
 
 Units = Literal["blocks", "size", "whole"]
 LEAST_ELEMENTS = 10_000
+"""A module with fewer elements is no unit of its own."""
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 """Containers without a forward pass, whose weights nothing would gather."""
 _NO_UNITS = (*_LISTS, nn.Linear)

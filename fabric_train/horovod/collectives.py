@@ -1,4 +1,6 @@
-"""What each kind of request does, once all ranks have made it."""
+"""What each of Horovod's collectives does, once all ranks have made the request: all-reduce,
+all-gather, broadcast, barrier.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""This process among all, by Horovod's names: its place, its process groups and its engine."""
+"""This process among all, by Horovod's names: rank and size, process groups, engine, shutdown;
+refuses starts by mpirun and horovodrun.
+"""
 
 from __future__ import annotations
 

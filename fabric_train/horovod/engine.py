@@ -1,4 +1,5 @@
-"""The thread that performs collectives, in one order on all ranks.
+"""The thread that performs Horovod's collectives in one order on all ranks; tells of long waits and
+of requests that do not match.
 
 Horovod matches requests by name, whatever order each rank makes them in. So do we: before each
 collective every rank sends 16 bytes that stand for the head of its queue. Only if these differ, the
@@ -22,6 +23,8 @@ from torch import Tensor
 from fabric_train.horovod.collectives import PERFORM, Channel, Collective
 
 MIN_POLL_S, MAX_POLL_S = 0.001, 0.05
+STALL_S = 60
+"""A request that waits longer is reported, and again each time it has waited as long."""
 
 
 class HorovodInternalError(RuntimeError):
@@ -73,7 +76,7 @@ class Handle:
 
     def wait(self) -> Any:
         """Returns the result, or raises the error. Reports a long wait on stderr."""
-        every_s = float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60)
+        every_s = float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or STALL_S)
         began_at = time.monotonic()
         while not self._done.wait(every_s):
             print(

@@ -1,4 +1,4 @@
-"""Collectives by Horovod's names.
+"""Collectives by Horovod's names, as scripts call them, and which of them are refused.
 
 Each has a form that waits and one that returns a handle (``_async``); some have forms that write
 into their argument (a last ``_``). Ranks match requests by name, and those without a name by their

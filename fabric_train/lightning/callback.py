@@ -1,4 +1,5 @@
-"""The callback: checkpoints, stopping and resuming of a Lightning training.
+"""The callback: checkpoints, stopping and resuming of a Lightning training, and with which
+strategies it does nothing.
 
 Lightning 2.6 has no hooks for some of this. So the callback replaces methods of Lightning's objects
 during a fit: how a loader is prepared (``data``), and which checkpoint is read (``_read_newest``).

@@ -1,4 +1,5 @@
-"""The ways of training one model with several processes, each in a module of its own.
+"""The strategies, ways of training one model with several processes, by name: which module has
+each, what to use instead of names that other libraries know, and which options a strategy takes.
 
 ``import fabric_train.strategies`` imports no torch, so that a wrong name is refused at once.
 """

@@ -1,4 +1,6 @@
-"""What a command's arguments say, without reading a job file."""
+"""Which job, target, run folder and runs the arguments of a command name, without reading a job
+file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``check``: mistakes of manifests and scripts, before they cost GPU hours."""
+"""``check``: prints mistakes of manifests and scripts, before they cost GPU hours, and gives the
+exit code; the rules are in ``manifests/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hold``: nodes that wait for runs."""
+"""``hold``: starts nodes that wait for runs, and tells how to use and end them."""
 
 from __future__ import annotations
 

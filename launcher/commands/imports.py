@@ -1,4 +1,6 @@
-"""``import``: a job file from what people have."""
+"""``import``: prints or writes a job file from a script, a launch line, a batch script or a
+manifest; the reading is in ``manifests/imports``.
+"""
 
 from __future__ import annotations
 

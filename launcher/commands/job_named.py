@@ -1,4 +1,6 @@
-"""The job that the arguments name, read and planned."""
+"""The job that the arguments name, read and planned: options over the job file, ``--again``,
+``--resume``, ``--in``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What several commands take: a job, a target, a run."""
+"""Options that several commands share, with their help: those of a job, a target, a run, and of
+``clean``.
+"""
 
 from __future__ import annotations
 

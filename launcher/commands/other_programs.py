@@ -1,4 +1,4 @@
-"""Words of torchrun and python, typed out of habit: what they are called here."""
+"""Words of torchrun, python and earlier versions, typed out of habit: what they are called here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The parser of the command line: one line that says what is wrong, and one with the fix."""
+"""The parser of the command line: errors of two lines, what is wrong and the fix; options by whole
+names only; how ages and seconds are read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``report``: what happened to a run. Its own module, so that ``ps`` does without its imports."""
+"""``report``: what happened to a run, as text, JSON or a page. Its own module, so that ``ps`` does
+without its imports.
+"""
 
 from __future__ import annotations
 

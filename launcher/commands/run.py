@@ -1,4 +1,6 @@
-"""``run``: a job file becomes a run."""
+"""``run``: starts a job and follows it: ``--detach``, ``--debug``, notes at the start (left-behind
+runs, findings of ``check``), the summary at the end.
+"""
 
 from __future__ import annotations
 

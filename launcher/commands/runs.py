@@ -1,4 +1,6 @@
-"""What the commands about runs do: ``ps`` lists all, the others take one."""
+"""``ps``, ``status``, ``logs``, ``stop`` and ``scale``; and which run a name means, here or where
+it runs.
+"""
 
 from __future__ import annotations
 

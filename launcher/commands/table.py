@@ -1,4 +1,5 @@
-"""What each command takes, and which function does it.
+"""The commands in the order of ``--help``: their options and defaults, their help, and which
+function does each.
 
 Imported for every command and for ``--help``: what a command needs for its work is imported with
 the module of its function, which the command line loads by name.
@@ -24,6 +25,13 @@ from launcher.commands.parser import natural, seconds
 
 SHELLS = ("bash", "zsh", "fish")
 PROBE_LIMIT_S = 120.0
+"""How long ``doctor``'s probe in the nodes may take."""
+IDLE_LIMIT_S = 1800.0
+"""How long nodes of ``hold`` wait without a run before they end."""
+TOP_INTERVAL_S = 1.0
+PROFILE_STEPS = 5
+PROFILE_S = 10.0
+"""How long ``profile`` records a script without steps, and how long steps may take."""
 STREAMS = """The workers' stdout goes to stdout; their stderr and the launcher's own lines go to
 stderr. With more than one worker every line has the prefix [node/rank]."""
 OF_NODE = """Started once on each node: srun --ntasks-per-node=1 launcher node train.py, mpirun -N 1
@@ -118,9 +126,9 @@ def _add_to_hold(hold: ArgumentParser) -> None:
     hold.add_argument(
         "--idle-limit",
         type=seconds,
-        default=1800.0,
+        default=IDLE_LIMIT_S,
         metavar="S",
-        help="seconds without a run after which it ends (default: 1800)",
+        help=f"seconds without a run after which it ends (default: {IDLE_LIMIT_S:g})",
     )
 
 
@@ -203,7 +211,11 @@ def _add_to_report(report: ArgumentParser) -> None:
 def _add_to_top(top: ArgumentParser) -> None:
     add_run(top)
     top.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="S", help="between two looks (%(default)s)"
+        "--interval",
+        type=seconds,
+        default=TOP_INTERVAL_S,
+        metavar="S",
+        help="between two looks (%(default)s)",
     )
     top.add_argument("--json", action="store_true", help="once, as data")
 
@@ -243,13 +255,19 @@ def _add_to_profile(profile: ArgumentParser) -> None:
         " of any other script py-spy records some seconds. ui.perfetto.dev and speedscope.app"
         " show the files. docs/seeing.md"
     )
-    profile.add_argument("--steps", type=natural, default=5, metavar="N", help="(default: 5)")
+    profile.add_argument(
+        "--steps",
+        type=natural,
+        default=PROFILE_STEPS,
+        metavar="N",
+        help=f"(default: {PROFILE_STEPS})",
+    )
     profile.add_argument(
         "--seconds",
         type=seconds,
-        default=10.0,
+        default=PROFILE_S,
         metavar="S",
-        help="of a script without steps; and how long the steps may take (default: 10)",
+        help=f"of a script without steps; and how long the steps may take (default: {PROFILE_S:g})",
     )
 
 

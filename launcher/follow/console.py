@@ -1,4 +1,6 @@
-"""What a person sees of a run: the workers' lines and their prefixes, notes of the launcher."""
+"""How the lines of a run look: prefixes and their colours, the launcher's own notes, the progress
+bar, a debugger's prompt. Which lines have a prefix is decided in ``loop``.
+"""
 
 from __future__ import annotations
 

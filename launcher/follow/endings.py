@@ -1,5 +1,5 @@
-"""Why a run ends, or what it needs next: judged here alone, from its plan and from what its target,
-its nodes and its workers say. Pure.
+"""Why a run ends, or what it needs next: whether a lost node is replaced or all start again, how
+often, after which pause. Judged here alone. Pure.
 """
 
 from __future__ import annotations

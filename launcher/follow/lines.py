@@ -1,4 +1,6 @@
-"""Cuts a byte stream into whole lines and progress updates, whatever bytes it holds."""
+"""Cuts workers' output into whole lines and progress updates. Lines that are too long come in
+pieces; bytes that are not UTF-8 are escaped.
+"""
 
 from __future__ import annotations
 

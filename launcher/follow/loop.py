@@ -1,4 +1,6 @@
-"""Follows a run from its submission to its outcome: shows its output and takes requests."""
+"""Follows a run from its submission to its outcome: shows its output (a lone worker's without a
+prefix, progress of rank 0 alone), takes requests, waits for storage that is away.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,8 @@ from launcher.runs.outcome import Outcome
 
 POLL_ALONE_S, LONGEST_POLL_S = 0.2, 2.0
 """Between two turns of a run that needs no launcher: with few workers, and at most with many."""
+WORKERS_A_TURN = 20
+"""So many workers are few: with more, the turns of such a run come as much less often."""
 STOPPING_S = 5.0
 """Seconds between two lines that say that a run is still stopping."""
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
@@ -99,7 +103,7 @@ class Follower:
         self._poll_s = POLL_S
         if target.traits.goes_on_alone:
             # Each turn looks at the files of all workers, which may lie on a file server.
-            share = max(1.0, workers / 20)
+            share = max(1.0, workers / WORKERS_A_TURN)
             self._poll_s = min(LONGEST_POLL_S, POLL_ALONE_S * share)
         self._outcome: Outcome | None = None
 

@@ -1,5 +1,6 @@
 """Keeps a run going if the launcher itself starts its nodes: replaces them, starts them again,
-waits for an engine that is away."""
+waits for an engine that is away, tells which are silent, ends a run whose folder is gone.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
 AWAY_LIMIT_S = 120.0
 """How long a target may be away, for example while its engine restarts."""
+TELL_FROM_S = 0.5
+"""A pause before a node starts again is told of if more of it is left."""
 
 
 class FolderWatch:
@@ -195,7 +198,7 @@ class NodeDriver:
         pause_s = endings.pause_before_replacing_s(self._failed_at_once[index])
         start = index, self._started_at[index]
         left_s = self._started_at[index] + pause_s - self._clock.monotonic()
-        if left_s > 0.5 and start not in self._waits_told:
+        if left_s > TELL_FROM_S and start not in self._waits_told:
             self._waits_told.add(start)
             what = "starting all nodes again" if index is None else "replacing it"
             self._note_moment(index or 0, f"{why}; {what} in {left_s:.0f} s")

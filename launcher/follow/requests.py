@@ -1,4 +1,6 @@
-"""Requests to the launcher that follows a run, to stop or to scale: files in the run folder."""
+"""Requests to the launcher that follows a run, to stop or to scale: files in the run folder; and to
+which numbers of nodes a run can be scaled.
+"""
 
 from __future__ import annotations
 

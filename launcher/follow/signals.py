@@ -1,4 +1,6 @@
-"""Turns signals that end this process into exceptions, so that it cleans up on the way out."""
+"""A signal that ends this process (Ctrl-C, SIGTERM, SIGHUP) becomes an exception, so that it cleans
+up on the way out; later signals are ignored.
+"""
 
 from __future__ import annotations
 

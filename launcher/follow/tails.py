@@ -1,4 +1,6 @@
-"""Follows the files that workers and agents write into a run folder, as whole lines."""
+"""Follows the files that workers and agents write into a run folder, as whole lines, in turns;
+raises the limit of open files where it must.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The key ``command``: what torchrun runs, without a shell in between. Pure."""
+"""The key ``command``: a script or ``-m`` module and its arguments. Shell operators are refused,
+and so are torchrun and python in front. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keys of a job file that are right alone and wrong together.
+"""Keys of a job file that are right alone and wrong together, such as engine and rdzv.backend,
+hang_min_s and hang_max_s, or a name under env and secrets.
 
 Reads unchecked data, so that a wrong key does not hide conflicts between the others.
 """

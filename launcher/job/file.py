@@ -1,4 +1,6 @@
-"""Reads a job file and command-line options into a JobSpec, or finds all that is wrong."""
+"""Reads a job file, and over it ``--set``, ``--env`` and other options, into a JobSpec, or finds
+all that is wrong. A credential of the shell becomes a secret.
+"""
 
 from __future__ import annotations
 

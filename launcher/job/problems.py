@@ -1,4 +1,5 @@
-"""What is wrong with a job file, in words: place, key, what is accepted, the fix, the likely key.
+"""The messages about a wrong job file: place, key, what is accepted, the fix, the key most likely
+meant; and which values may be credentials, which no message shows.
 
 The words for what is accepted come from the JSON Schema, so that messages, editors and
 docs/job-file.md say the same.

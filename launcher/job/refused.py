@@ -1,4 +1,6 @@
-"""The error of a value that a job file may not hold."""
+"""The exception by which a check refuses a value of a job file; its message is made in
+``problems``.
+"""
 
 from __future__ import annotations
 

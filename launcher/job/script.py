@@ -1,4 +1,6 @@
-"""A script or module given in place of a job file, and the job made from its name alone."""
+"""A script or module given in place of a job file: the job made from it, and how a job is named
+after its script.
+"""
 
 from __future__ import annotations
 

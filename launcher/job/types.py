@@ -31,6 +31,10 @@ from launcher.job.values import NodeRange
 
 MAX_SECONDS = 31_536_000
 """A year: timers do not accept arbitrarily large numbers."""
+MOST_SILENCE_S = 3_600
+"""The longest silence after which a node may count as lost."""
+MOST_COUNT = 1_000_000
+"""The most restarts, GPUs and so on; a larger number is a mistake."""
 
 
 def text(pattern: str, **more: Any) -> JsonSchemaValue:
@@ -251,10 +255,8 @@ Pairs = tuple[tuple[str, str], ...]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Cores = Annotated[float, Field(strict=True, gt=0)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=MAX_SECONDS)]
-# The longest silence after which a node counts as lost is an hour.
-Limit = Annotated[float, Field(strict=True, ge=0.5, le=3_600)]
-# The most restarts, GPUs and so on; a larger number is a mistake.
-Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+Limit = Annotated[float, Field(strict=True, ge=0.5, le=MOST_SILENCE_S)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MOST_COUNT)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

@@ -1,4 +1,5 @@
-"""Values of a job file that are more than a number or a text, and the rules they follow.
+"""What a job file accepts as a name, a number of nodes or processes, a quantity, devices, a path;
+and which variables a job may not set.
 
 Every ``parse_`` function here is pure and raises ``NotAcceptedError``; ``problems.py`` adds the
 place (file, line, key), and the words of the schema (``types.py``) if the error has none.

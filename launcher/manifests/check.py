@@ -1,4 +1,6 @@
-"""``launcher check``: mistakes of manifests and scripts, before they cost GPU hours. Pure."""
+"""Finds the mistakes of manifests and scripts: which check each kind gets, what is refused, and how
+breaches are shown. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The node agent's settings, and the nodes that may serve the rendezvous store."""
+"""The node agent's settings from the job and the target, such as its hang limits, and the nodes
+that may serve the rendezvous store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Workers and accelerators of each node, and whether one machine can start that many workers."""
+"""How many workers each node has and which GPUs, and whether one machine has these GPUs and can
+start that many processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The launch plan: all that is decided about a run, from job and target facts alone."""
+"""The launch plan: all that is decided about a run, from job and target facts alone; the plans of
+its restarts and replaced nodes; a new run's id.
+"""
 
 from __future__ import annotations
 

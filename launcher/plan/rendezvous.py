@@ -1,4 +1,6 @@
-"""How nodes find each other: which rendezvous a job gets, where, and with which timeouts."""
+"""How nodes find each other: which rendezvous a job gets, at which address and port, with which
+timeouts, and whether it needs a majority of the nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What was discovered about a target: the planner's only input besides the job."""
+"""What was discovered about a target, the planner's only input besides the job; and which variables
+of this shell win over the plan's.
+"""
 
 from __future__ import annotations
 

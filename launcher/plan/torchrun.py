@@ -1,4 +1,5 @@
-"""torchrun's flags, its ``PET_*`` variables, its failure report, and where workers' logs lie.
+"""torchrun's flags, which differ with torch's version, and the check for a torch that is too old;
+its failure report; where workers' logs lie.
 
 A flag that is newer than the torch in the image would end the run with a usage error, so flags
 depend on torch's version.

@@ -1,4 +1,6 @@
-"""Run folders: what a run leaves in ``runs/<run id>/``, and which run ``latest`` or an id means."""
+"""Run folders: what a run leaves in ``runs/<run id>/``, which run ``latest`` or an id means, and
+whether its launcher still lives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a run spent its time, from the training's ledger and the agents'. Pure.
+"""Goodput: how a run spent its time, which share made steps, and how many steps were made again;
+from the training's ledger and the agents'. Pure.
 
 Each instant from submission to end belongs to one class; the classes add up to the wall time.
 """

@@ -1,4 +1,6 @@
-"""The run's ledger: events that agents, training and clusters recorded while it ran."""
+"""The run's ledger: events that agents, training and clusters recorded; restarts by cause, clocks
+of nodes, and how long a node may be silent.
+"""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ from launcher.runs.summary import render_end, render_why
 from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 
 TIMELINE_LINES = 40
+LEAST_SHOWN_S = 0.05
+"""A class of goodput that took less is left out: it would read 0.0 s."""
 
 Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 """The agents' events by (node index, incarnation)."""
@@ -254,11 +256,11 @@ def _phases(phases_s: Mapping[str, float]) -> str:
 
 
 def _render_goodput(goodput: Goodput) -> list[str]:
-    seconds = {name: spent_s for name, spent_s in goodput.seconds.items() if spent_s >= 0.05}
+    shown = ((name, s) for name, s in goodput.seconds.items() if s >= LEAST_SHOWN_S)
     sizes = [str(size) for _, size in goodput.world if size]
     changes = " -> ".join(size for n, size in enumerate(sizes) if n == 0 or size != sizes[n - 1])
     return [
-        f"  goodput: {goodput.share:.1%} of {goodput.wall_s:.1f} s ({_phases(seconds)})",
+        f"  goodput: {goodput.share:.1%} of {goodput.wall_s:.1f} s ({_phases(dict(shown))})",
         f"  training: {_count(goodput.starts, 'start')}, "
         f"{_count(goodput.lost_steps, 'step')} made again; workers over time: {changes}",
     ]

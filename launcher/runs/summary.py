@@ -1,4 +1,6 @@
-"""How a run ended, in the lines that every command shows; and the text that ends ``run``. Pure."""
+"""How a run ended, in the lines that every command shows; the text that ends ``run``, with the
+commands to type next. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from launcher.runs.report import Postmortem
 
 COLLATERAL_LINES = 8
+CLOCK_OFF_S = 1.0
+"""A host whose clock is off by more is named."""
 
 
 def render_summary(
@@ -142,11 +146,11 @@ def fell_with_a_node(first: WorkerEnd, cause: str) -> bool:
 
 
 def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:
-    """A line about hosts whose clocks are off by more than a second. Pure."""
+    """A line about hosts whose clocks are off. Pure."""
     off = ", ".join(
         f"{name} {abs(offset_s):.1f} s {'ahead' if offset_s > 0 else 'behind'}"
         for name, offset_s in offsets_s.items()
-        if abs(offset_s) > 1.0
+        if abs(offset_s) > CLOCK_OFF_S
     )
     return [f"  clocks, against this machine's: {off}; times here are corrected"] if off else []
 

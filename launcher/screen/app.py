@@ -35,6 +35,8 @@ from launcher.screen.snapshot import (
 
 READING_SHARE = 0.05
 """The share of time that may go into reading: a run of many nodes is read less often."""
+REFRESH_S = 1.0
+"""How often an open log is read again."""
 LOG_BYTES = 1 << 16
 MOST_EVENTS = 200
 SURE_S = 10.0
@@ -166,7 +168,7 @@ class RunScreen(App[None]):
             paths = find_outputs(self._watched).get(node, ())
             return "".join(f"== {path.name}\n{read_tail(path, LOG_BYTES)}" for path in paths)
 
-        self.push_screen(Page(f"node {node}", read, every_s=1.0))
+        self.push_screen(Page(f"node {node}", read, every_s=REFRESH_S))
 
     def action_stacks(self) -> None:
         """Has the agents look at all ranks."""

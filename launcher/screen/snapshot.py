@@ -1,4 +1,6 @@
-"""A run as it is now: its report, and a row for each node. What the screen shows, as data."""
+"""A run as it is now, as data for the screen: its report, the time left, and a row for each node,
+those with trouble first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is known of a run, or from logs that somebody has, and what could not be read."""
+"""Reads what a verdict rests on: logs within a limit of bytes and seconds, ends, looks, what the
+target says; and tells what could not be read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The fix of a cause: for where the workers ran, with the values that a line names. Pure."""
+"""Fits a cause's fix (contract/causes) to where the workers ran, and fills in the values that a
+line names. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From text to YAML's nodes: PyYAML with YAML 1.2's rules for plain scalars, and plain errors."""
+"""From text to YAML's nodes with PyYAML, by YAML 1.2: which plain words are numbers, truth values
+(``NO`` is text) or null.
+"""
 
 from __future__ import annotations
 

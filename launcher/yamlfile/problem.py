@@ -1,4 +1,6 @@
-"""What is wrong at a place of a file or of an option: one type for every reader."""
+"""What is wrong at a place of a file or of an option: one type for every reader; and YAML's syntax
+errors in plain words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The only reader of YAML: plain data, and the place of every key and value.
+"""The only reader of YAML: plain data, and the place of every key and value. Keys given twice, and
+files that are too large or too deep, are refused.
 
 Reads by YAML 1.2's core schema, not by PyYAML's YAML 1.1: only ``true`` and ``false`` are truth
 values, ``NO`` and ``1:4`` are text, octal is ``0o17``. The data holds text, numbers, truth values,

@@ -1,4 +1,6 @@
-"""An agent's part of a look, without an agent: a thread that answers in a node's folder."""
+"""What ``stacks`` and ``profile`` have to show on every target; and an agent's part of a look
+without an agent, by a thread that answers in a node's folder.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What can be trained, by the name that ``--workload`` takes."""
+"""What can be trained, by the name that ``--workload`` takes; what the module of each offers."""
 
 from __future__ import annotations
 

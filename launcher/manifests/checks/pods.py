@@ -1,4 +1,6 @@
-"""Rules for pods, whatever makes them."""
+"""Rules for pods, whatever makes them: env, secrets in clear, GPUs, shared memory, tolerations,
+DNS.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rules for PyTorchJobs: mistakes that the operator's webhook lets through.
+"""Rules for PyTorchJobs that the operator's webhook lets through: names, restart and clean-up
+policies, processes and GPUs, elastic bounds.
 
 Source: the training operator's webhook, defaults and controller at v1.9.4.
 """

@@ -1,4 +1,6 @@
-"""The rules of ``launcher check``, and their breaches."""
+"""Every rule of ``launcher check`` for manifests: how bad a breach is (error or warning) and why it
+hurts; and the breach itself.
+"""
 
 from __future__ import annotations
 

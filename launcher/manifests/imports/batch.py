@@ -1,4 +1,5 @@
-"""Batch scripts of Slurm that start a training. Pure.
+"""Imports batch scripts of Slurm that start a training: options, variables, lines before the
+launch. Pure.
 
 Nothing is run: only what a line itself says is known, and the values of variables set before it.
 """
@@ -34,6 +35,8 @@ NO_COMMAND = re.compile(r"\s*(#.*)?")
 WORD = re.compile(
     rf"""(?:\\.|'[^']*+'|"(?:\\.|{SUBSTITUTED}|[^"\\])*+"|{SUBSTITUTED}|[^\s'"\\`])++""", re.DOTALL
 )
+MOST_ROWS = 100
+"""Rows of one command: a quote that is never closed would swallow the whole script."""
 HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*['\"]?(\w+)")
 SETUP = ("module", "ml", "source", ".", "conda", "mamba", "eval", "ulimit", "spack", "cd", "umask")
 """Commands that make a node ready; each start of the job runs them first."""
@@ -143,8 +146,7 @@ def _read_lines(text: str) -> Iterator[ScriptLine]:
         held.append(row)
         raw = "\n".join(held)
         words, is_whole = _split(raw)
-        # Without the limit, a quote that is never closed would swallow the whole script.
-        if (row.endswith("\\") or not is_whole) and len(held) < 100:
+        if (row.endswith("\\") or not is_whole) and len(held) < MOST_ROWS:
             continue
         match = HERE_DOCUMENT.search(raw)
         end = match[1] if match else ""

@@ -1,4 +1,5 @@
-"""Launch lines: torchrun, accelerate, horovodrun, mpirun, deepspeed, docker run and srun. Pure.
+"""Imports launch lines: torchrun, accelerate, horovodrun, mpirun, deepspeed, docker run and srun.
+Pure.
 
 A line may hold several of them, each of which starts the next: ``docker run IMAGE torchrun ...``.
 """

@@ -1,4 +1,6 @@
-"""A job file in the making: its keys, and what has no place in it. Pure."""
+"""A job file in the making: its keys, what has no place in it, and the text that ``import`` writes.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorchJobs and TrainJobs. Pure."""
+"""Imports PyTorchJobs and TrainJobs: which field becomes which key of a job file. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``launcher import``: what a text is, and the job file that it makes. Pure."""
+"""``launcher import``: finds out what a text is, and reads hostfiles and accelerate configs itself.
+Pure.
+"""
 
 from __future__ import annotations
 

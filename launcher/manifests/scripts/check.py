@@ -1,4 +1,6 @@
-"""All rules of training scripts, applied to one."""
+"""Applies all rules of training scripts to one: what counts as a script, which are too large, and
+the quick look at a run's start.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,8 @@ MAX_BYTES = 2**20
 """A larger file is not a script that a person wrote."""
 MAX_AT_START = 6000
 """Limit of words and signs for a script read at a run's start, which may take 50 ms at most."""
+STEPS_AT_START = 3000
+"""Limit of steps in following names then; 900 lines over a few helpers need 1,000."""
 NOTEBOOK = re.compile(r'\s*\{.*"(cells|nbformat)"\s*:', re.DOTALL)
 PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be")
 PYTHON = re.compile(
@@ -93,7 +97,6 @@ def glance_at(path: Path) -> list[Breach]:
         text = path.read_text("utf-8-sig") if path.stat().st_size < MAX_BYTES else ""
         if not 0 < len(re.findall(r"\w+|[^\w\s]", text)) <= MAX_AT_START:
             return []
-        # The limit on following names; a loop of 900 lines over a few helpers needs 1,000 steps.
-        return check_training_script(text, str(path), 3000)
+        return check_training_script(text, str(path), STEPS_AT_START)
     except Exception:  # whatever it is, the run has to start
         return []

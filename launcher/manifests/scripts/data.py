@@ -23,6 +23,8 @@ SPAWNS = ("spawn", "forkserver")
 DOWNLOADS = ("urllib.request.urlretrieve", "wget.download", "gdown.download")
 SAVES = re.compile(r"save|checkpoint|commit|Continuity", re.I)
 CLOCK = re.compile(r"(datetime|date)\.(now|utcnow|today)$|^time\.(time|strftime)$|uuid[14]$")
+MOST_CONFIGURATIONS = 50
+"""So many YAML files beside a script are searched for the name of Hydra's folder."""
 HYDRA_FOLDER = re.compile(
     r"hydra\.run\.dir|^hydra:.*?\n +run:\s*\n +dir: (?!.*\$\{now)", re.DOTALL | re.MULTILINE
 )
@@ -291,7 +293,8 @@ def check_hydra_folder(script: TrainingScript) -> Breaches:
 def _names_folder(script: TrainingScript) -> bool:
     """Whether the script, or a configuration beside it, gives Hydra's folder a name."""
     beside = [*Path(script.file).parent.glob("**/*.yaml")] if Path(script.file).is_file() else []
-    texts = (*script.lines, *(one.read_text("utf-8", "replace") for one in beside[:50]))
+    read = (one.read_text("utf-8", "replace") for one in beside[:MOST_CONFIGURATIONS])
+    texts = (*script.lines, *read)
     return any(map(HYDRA_FOLDER.search, texts))
 
 

@@ -1,4 +1,5 @@
-"""A training script as the rules see it: names through their imports, values, conditions.
+"""A training script as the rules see it: names through their imports, values, conditions, and
+comments that ignore a rule.
 
 The script is never run. What its syntax tree does not show counts as unknown, and no finding rests
 on it.

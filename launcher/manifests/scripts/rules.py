@@ -1,4 +1,4 @@
-"""The rules of training scripts."""
+"""Every rule of training scripts: how bad a breach is (error or warning), and why it hurts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""All rules, and what a line means by them."""
+"""What a line, a worker's end, an exit code and the run's own cause mean, by all rules; a warning
+counts less than an error.
+"""
 
 from __future__ import annotations
 

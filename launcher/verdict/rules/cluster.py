@@ -1,4 +1,6 @@
-"""Nodes, containers, Kubernetes, Docker, Slurm, MPI, ssh: what engines and schedulers say."""
+"""What engines and schedulers say (Kubernetes, Docker, Slurm, MPI, ssh): images, no room, refused
+access, time limits, preemption, lost nodes.
+"""
 
 from launcher.verdict.rules.rule import LIKELY, table
 

@@ -1,4 +1,6 @@
-"""A rule: which line means which cause, and how much it weighs."""
+"""A rule: which line means which cause, how much it weighs, and which causes only follow from
+others.
+"""
 
 from __future__ import annotations
 

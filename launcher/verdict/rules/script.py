@@ -1,4 +1,6 @@
-"""The script, its data and its versions: exceptions, damaged files, and how processes end."""
+"""The script, its data and its versions: exceptions, damaged files, losses that are not finite, how
+processes end, and what differs between nodes.
+"""
 
 from __future__ import annotations
 

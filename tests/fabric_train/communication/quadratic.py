@@ -1,4 +1,5 @@
-"""A small quadratic, another one on each rank, and published update rules for it in numpy.
+"""A quadratic of each rank for compressed and decentralized communication, and published update
+rules for it in numpy.
 
 Rank i's loss is ``sum((scale_i * (x - target_i))^2) / 2`` over all weights x. The rules are written
 from the papers, and share no code with the package. ``xs`` is [ranks, weights] throughout.

@@ -1,4 +1,4 @@
-"""A quadratic of each rank's own, whose training numpy can follow without torch."""
+"""A quadratic of each rank for local SGD and DiLoCo; numpy can follow it without torch."""
 
 from dataclasses import dataclass
 from typing import Any
