@@ -1,4 +1,5 @@
-"""How many nodes a run has, from what the job asks for and the nodes that are there. Pure."""
+"""How many nodes a run has, from what the job asks for and the nodes that are there; also where the
+job says nothing. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The worker's side of a look: has torch's flight recorder written to a file when the agent asks.
+"""The worker's side of a look: how many collectives torch's flight recorder remembers, and its dump
+to a file when the agent asks.
 
 A thread waits until somebody opens a FIFO. It starts with the first process group, as torch's own
 threads do, takes no signals, and while it waits holds no descriptor that a script could close.
