@@ -1,0 +1,250 @@
+"""The target on an engine that says what no real one can be made to say, or only slowly."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.contract import protocol
+from launcher.contract.errors import TargetError
+from launcher.follow.loop import create_run
+from launcher.follow.target import LiveRun
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_replacement
+from launcher.runs.folder import RunFolder
+from launcher.runs.ledger import agent_ledger
+from launcher.targets.agent_archive import read_agent_version
+from launcher.targets.docker.engine import Engine
+from launcher.targets.docker.target import NO_RUNTIME, Consoles, DockerTarget
+from launcher.targets.docker_options import ContainerSettings
+from tests.launcher.targets.docker.fake_engine import FakeEngine
+from tests.waiting import StoppedClock
+
+NVIDIA = {"Runtimes": {"runc": {}, "nvidia": {}}}
+ON_CPU = {"resources": {"gpus": 0}}
+VERSION = read_agent_version()
+
+
+def labels(torch: str, cuda: str, agent: str = VERSION) -> dict[str, Any]:
+    names = (protocol.LABEL_TORCH, protocol.LABEL_CUDA, protocol.LABEL_AGENT)
+    return {"Labels": dict(zip(names, (torch, cuda, agent), strict=True))}
+
+
+@pytest.mark.parametrize(
+    ("job", "info", "image", "config", "found", "notes"),
+    [
+        ({}, NVIDIA, "fabric-train:cuda", labels("2.1", "12.1"), ("cuda", "2.1", True), []),
+        ({}, {}, "fabric-train:cpu", labels("2.1", "12.1"), ("cpu", "2.1", True),
+         [f"this machine's GPUs stay unused: {NO_RUNTIME}"]),
+        (ON_CPU, {}, "fabric-train:cpu", labels("2.1", ""), ("cpu", "2.1", True), []),
+        (ON_CPU, NVIDIA, "fabric-train:cpu", labels("2.1", "12.1"), ("cpu", "2.1", True), []),
+        ({"image": "my:1"}, NVIDIA, "my:1", labels("2.1", ""), ("cpu", "2.1", True), []),
+        ({"image": "my:1"}, NVIDIA, "my:1", labels("", "", ""), ("cuda", None, False), []),
+        ({"image": "my:1"}, NVIDIA, "my:1", {"Labels": None}, ("cuda", None, False), []),
+        ({"image": "my:1"}, NVIDIA, "my:1", None, ("cuda", None, False), []),
+        ({"image": "my:1"}, NVIDIA, "my:1", labels("2.1", "1", "0"), ("cuda", "2.1", False),
+         ["image my:1 holds agent 0"]),
+    ],
+)  # fmt: skip
+def test_what_a_run_can_have_is_told_by_the_engine_and_the_images_labels(
+    fake, tmp_path, monkeypatch, job, info, image, config, found, notes
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("PATH", "")
+    fake.info |= info
+    fake.images[image] = {"Config": config}
+    target = DockerTarget(tmp_path)
+    facts = target.facts(JobSpec.model_validate({"name": "t", "command": "t.py", **job}))
+    assert (facts.accelerator, facts.torch_version, facts.agent_in_image) == found
+    assert (facts.image, facts.place) == (image, f"local Docker, image {image}")
+    gpus = ("0", "1") if found[0] == "cuda" else ()
+    assert (facts.machine.device_ids, facts.machine.used_ids) == (gpus, ())
+    assert (facts.machine.cpu_count, facts.machine.most_processes) == (8, 1600)
+    assert (facts.run_root, facts.own.engine_id) == (str(tmp_path), "here")
+    assert facts.own.engine_at == fake.address
+    assert [note.partition(", the launcher has")[0] for note in target.notes] == notes
+
+
+@pytest.fixture
+def plan(make_plan, docker_facts, tmp_path, fake) -> LaunchPlan:
+    """Three nodes on the engine of this test."""
+    facts = replace(docker_facts, run_root=str(tmp_path), cwd=str(tmp_path))
+    plan = make_plan(facts, nnodes="1:3", nproc_per_node=1, stop_grace_s=20)
+    own = replace(ContainerSettings.of(plan), engine_id="here", engine_at=fake.address)
+    return replace(plan, own=own)
+
+
+def asked_of(fake: FakeEngine) -> list[str]:
+    """What was asked to be changed since the last call; containers by their index."""
+    asked = [line.replace("digits-0a1b2c", "RUN") for line in fake.asked]
+    fake.asked.clear()
+    return sorted(asked)
+
+
+def seen(target: DockerTarget, plan: LaunchPlan) -> list[tuple[str, int | None, bool, str]]:
+    nodes = target.observe(plan).nodes
+    return [(node.state.value, node.exit_code, node.out_of_memory, node.detail) for node in nodes]
+
+
+def begin_agent(plan: LaunchPlan, index: int) -> None:
+    ledger = agent_ledger(RunFolder(Path(plan.run_dir)), index, plan.nodes[index].incarnation)
+    ledger.parent.mkdir(exist_ok=True)
+    ledger.touch()
+
+
+def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(fake, plan, tmp_path):
+    target, names = DockerTarget(tmp_path), [node.name for node in plan.nodes]
+    create_run(plan, target)
+    target.submit(plan)
+    created = [f"POST containers/create name=RUN-{index}" for index in range(3)]
+    started = [f"POST containers/RUN-{index}/start" for index in range(3)]
+    assert asked_of(fake) == sorted([*created, *started, "POST networks/create"])
+    assert fake.networks[plan.run_id]["Config"]["CheckDuplicate"] is True
+    assert seen(target, plan) == [("running", None, False, "")] * 3
+    for index, how in ((1, {"ExitCode": 137, "OOMKilled": True}), (2, {"ExitCode": 126})):
+        fake.containers[names[index]]["State"] |= {"Status": "exited", **how}
+    fake.refused[f"GET containers/{names[1]}"] = (404, "No such container: it")
+    missing = ("missing", None, False, "")
+    assert seen(target, plan)[1] == missing
+    fake.refused.clear()
+    memory = ("exited", 137, True, "OOMKilled: resources.memory of the job is too little")
+    bare = "the image has no torchrun or python3: name one that holds torch (image)"
+    ended = [("running", None, False, ""), memory, ("exited", 126, False, bare)]
+    assert seen(target, plan) == ended
+    running = LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=1)
+    assert target.live_runs() == (running,)
+    del fake.containers[names[1]]
+    assert seen(target, plan) == ended, "somebody removed what had ended"
+
+    gone = [f"DELETE containers/RUN-{index} v=True link=False force=True" for index in range(3)]
+    begin_agent(plan, 0)
+    successor = plan_replacement(plan, 0)
+    target.submit(successor, only=(0,))
+    killed = "POST containers/RUN-0/kill"
+    assert asked_of(fake) == [gone[0], killed, started[0], created[0]], "it had no time to end"
+    assert seen(target, successor)[0] == ("running", None, False, "")
+    begin_agent(successor, 0)
+    target.stop(plan.run_id, 19.5, only=(0,))
+    assert asked_of(fake) == [gone[0], "POST containers/RUN-0/stop t=30"]
+    target.submit(plan_replacement(successor, 0), only=(0,))
+    fake.asked.clear()
+    target.stop(plan.run_id, 20)
+    # An agent that has not begun has no handler for SIGTERM.
+    assert asked_of(fake) == [gone[0], gone[2], "DELETE networks/RUN", killed]
+    assert seen(target, plan) == [
+        ("missing", None, False, ""),
+        memory,
+        ("missing", None, False, ""),
+    ]
+    assert target.live_runs() == ()
+
+
+@pytest.mark.parametrize(
+    ("at", "fix"),
+    [("tcp://there:1", "export DOCKER_HOST=tcp://there:1, then"), ("", "unset DOCKER_HOST, then")],
+)
+def test_a_run_of_another_engine_is_neither_seen_nor_stopped_here(fake, plan, tmp_path, at, fix):
+    target = DockerTarget(tmp_path)
+    there = replace(plan, own=replace(plan.own, engine_id="there", engine_at=at))
+    create_run(there, target)
+    for ask in (lambda: target.observe(there), lambda: target.stop(plan.run_id, 0)):
+        with pytest.raises(TargetError, match="is on another Docker engine") as refused:
+            ask()
+        assert refused.value.hint.startswith(fix)
+    nobodys = replace(plan, own=replace(plan.own, engine_id=""))
+    assert {state for state, *_ in seen(target, nobodys)} == {"missing"}
+    target.stop("never-heard-of", 0)
+    # A run that this engine holds is its own, whatever the plan says.
+    target.submit(there)
+    assert {state for state, *_ in seen(target, there)} == {"running"}
+    target.stop(plan.run_id, 0)
+    assert fake.containers == {}
+
+
+def test_output_is_followed_by_one_launcher_and_completed_by_any(fake, plan, tmp_path):
+    target, path = DockerTarget(tmp_path), RunFolder(Path(plan.run_dir)).console(0, 0)
+    create_run(plan, target)
+    target.submit(plan)
+    fake.logs = {plan.nodes[0].name: b"one\n"}
+    target.collect(plan)
+    assert not path.exists() or path.read_bytes() == b"", "its follower writes it"
+    DockerTarget(tmp_path).collect(plan)
+    assert path.read_bytes() == b"one\n", "another launcher has no follower"
+    fake.logs = {plan.nodes[0].name: b"one\ntwo\n"}
+    for container in fake.containers.values():
+        container["State"]["Status"] = "exited"
+    target.collect(plan)
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "log"),
+    [
+        (b"", b"a\nb"),
+        (b"a\n", b"a\nbc\n"),
+        (b"".join(b"%d\n" % line for line in range(300)),) * 2,
+        (b"0\n" * 150, b"0\n" * 150 + b"1\n" * 150),
+    ],
+)
+def test_a_file_of_output_gets_what_it_lacks_and_nothing_else(fake, tmp_path, before, log):
+    fake.containers["it"] = {"Config": {"Tty": False}, "State": {"Status": "exited"}}
+    fake.logs["it"] = log
+    path = tmp_path / "console.log"
+    path.write_bytes(before)
+    os.utime(path, (0, 0))
+    consoles, api = Consoles(), Engine(StoppedClock()).api
+    consoles.save(api, "it", path)
+    assert path.read_bytes() == log
+    consoles.save(api, "it", tmp_path / "no such folder/console.log")
+    assert not consoles.is_followed("it")
+
+
+# -- an engine that refuses -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "message", "what", "fix"),
+    [
+        ("POST containers/create", 500, "Unknown runtime specified x",
+         "cannot create RUN-0: Unknown runtime specified x", "set docker.runtime of the job"),
+        ("POST containers/RUN-1/start", 409, "no", "cannot start RUN-1: no", ""),
+        ("POST networks/create", 500, "", "cannot start RUN: 500 Server Error", ""),
+        ("POST containers/create", 404, "No such image: fabric-train:cpu",
+         "image fabric-train:cpu is not on this machine", "--image REF with an image"),
+    ],
+)  # fmt: skip
+def test_a_start_that_fails_takes_back_what_it_made(
+    fake, plan, tmp_path, method, status, message, what, fix
+):
+    fake.refused[method.replace("RUN", plan.run_id)] = (status, message)
+    with pytest.raises(TargetError) as refused:
+        DockerTarget(tmp_path).submit(plan)
+    assert what in refused.value.what.replace(plan.run_id, "RUN")
+    assert refused.value.hint.startswith(fix)
+    assert (fake.containers, fake.networks) == ({}, {})
+
+
+def test_an_image_that_is_absent_is_told_with_the_command_that_gets_it(fake):
+    for image, fix in (
+        ("no/such:1", "docker pull no/such:1"),
+        ("fabric-train:cuda", "make image FLAVOR=cuda"),
+    ):
+        with pytest.raises(TargetError, match=f"image {image} is not on this machine") as refused:
+            Engine(StoppedClock()).read_image_config(image)
+        assert fix in refused.value.hint
+
+
+def test_what_the_engine_does_not_remove_is_told_after_a_while(fake):
+    fake.networks["net"] = {"Id": "net", "Labels": {protocol.LABEL_RUN_ID: "run"}, "State": {}}
+    for status, what in ((403, "cannot remove a network: it"), (409, "net within 30 s\n")):
+        fake.refused["DELETE networks/net"] = (status, "it has active endpoints")
+        clock = StoppedClock(100)
+        clock.on_sleep = lambda _, clock=clock: setattr(clock, "now", clock.now + 7)
+        with pytest.raises(TargetError, match=what):
+            Engine(clock).sweep_networks("run")
+        assert 135 < clock.now < 136
+    clock = StoppedClock(on_sleep=lambda _: fake.refused.clear())
+    Engine(clock).sweep_networks("run")
+    assert (fake.networks, clock.now) == ({}, 0.1)
