@@ -27,6 +27,10 @@ class FakeEngine(ThreadingHTTPServer):
         self.refused: dict[str, tuple[int, str]] = {}
         """By method and path: what is always refused, with which status and message."""
 
+    def end(self, name: str, **how: object) -> None:
+        """Has a container end so."""
+        self.containers[name]["State"] |= {"Status": "exited", **how}
+
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> Any:
         if method != "GET":
             self.asked.append(f"{method} {path}{''.join(f' {k}={v[0]}' for k, v in query.items())}")

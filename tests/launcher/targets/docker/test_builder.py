@@ -184,7 +184,7 @@ def test_what_the_client_cannot_do_is_told_in_its_own_words(builder, order, fake
     said = f"{TAG} was built, but not pushed: "
     push = lambda: builder.push(TAG)  # noqa: E731
     login = (f"{said}no basic auth", "docker login a.org:5000, then the same command")
-    assert fails(push, "push", "echo denied; echo no basic auth") == login
+    assert fails(push, "push", "echo strange; echo no basic auth") == login
     assert fails(push, "push", "echo strange") == (f"{said}strange", f"docker push {TAG}")
 
 

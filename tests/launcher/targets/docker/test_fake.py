@@ -1,18 +1,20 @@
 """The target on an engine that says what no real one can be made to say, or only slowly."""
 
-import os
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import launcher.targets.docker.target
 from launcher.contract import protocol
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.follow.loop import create_run
 from launcher.follow.target import LiveRun
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
+from launcher.plan.target_facts import MachineFacts
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger
 from launcher.targets.agent_archive import read_agent_version
@@ -23,11 +25,13 @@ from tests.launcher.targets.docker.fake_engine import FakeEngine
 from tests.waiting import StoppedClock
 
 NVIDIA = {"Runtimes": {"runc": {}, "nvidia": {}}}
-ON_CPU = {"resources": {"gpus": 0}}
-VERSION = read_agent_version()
+CDI = {"DiscoveredDevices": [{"ID": "vendor.com/nic=0"}, {"ID": "nvidia.com/gpu=0"}]}
+NIC = {"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"ID": "vendor.com/nic=0"}]}
+ON_CPU, MY = {"resources": {"gpus": 0}}, {"image": "my:1"}
+UNUSED = f"this machine's GPUs stay unused: {NO_RUNTIME}"
 
 
-def labels(torch: str, cuda: str, agent: str = VERSION) -> dict[str, Any]:
+def labels(torch: str, cuda: str, agent: str = read_agent_version()) -> dict[str, Any]:
     names = (protocol.LABEL_TORCH, protocol.LABEL_CUDA, protocol.LABEL_AGENT)
     return {"Labels": dict(zip(names, (torch, cuda, agent), strict=True))}
 
@@ -36,15 +40,15 @@ def labels(torch: str, cuda: str, agent: str = VERSION) -> dict[str, Any]:
     ("job", "info", "image", "config", "found", "notes"),
     [
         ({}, NVIDIA, "fabric-train:cuda", labels("2.1", "12.1"), ("cuda", "2.1", True), []),
-        ({}, {}, "fabric-train:cpu", labels("2.1", "12.1"), ("cpu", "2.1", True),
-         [f"this machine's GPUs stay unused: {NO_RUNTIME}"]),
+        ({}, CDI, "fabric-train:cuda", labels("2.1", "12.1"), ("cuda", "2.1", True), []),
+        ({}, NIC, "fabric-train:cpu", labels("2.1", "12.1"), ("cpu", "2.1", True), [UNUSED]),
         (ON_CPU, {}, "fabric-train:cpu", labels("2.1", ""), ("cpu", "2.1", True), []),
         (ON_CPU, NVIDIA, "fabric-train:cpu", labels("2.1", "12.1"), ("cpu", "2.1", True), []),
-        ({"image": "my:1"}, NVIDIA, "my:1", labels("2.1", ""), ("cpu", "2.1", True), []),
-        ({"image": "my:1"}, NVIDIA, "my:1", labels("", "", ""), ("cuda", None, False), []),
-        ({"image": "my:1"}, NVIDIA, "my:1", {"Labels": None}, ("cuda", None, False), []),
-        ({"image": "my:1"}, NVIDIA, "my:1", None, ("cuda", None, False), []),
-        ({"image": "my:1"}, NVIDIA, "my:1", labels("2.1", "1", "0"), ("cuda", "2.1", False),
+        (MY, NVIDIA, "my:1", labels("2.1", ""), ("cpu", "2.1", True), []),
+        (MY, NVIDIA, "my:1", labels("", "", ""), ("cuda", None, False), []),
+        (MY, NVIDIA, "my:1", {"Labels": None}, ("cuda", None, False), []),
+        (MY, NVIDIA, "my:1", None, ("cuda", None, False), []),
+        (MY, NVIDIA, "my:1", labels("2.1", "1", "0"), ("cuda", "2.1", False),
          ["image my:1 holds agent 0"]),
     ],
 )  # fmt: skip
@@ -52,7 +56,6 @@ def test_what_a_run_can_have_is_told_by_the_engine_and_the_images_labels(
     fake, tmp_path, monkeypatch, job, info, image, config, found, notes
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("PATH", "")
     fake.info |= info
     fake.images[image] = {"Config": config}
     target = DockerTarget(tmp_path)
@@ -60,10 +63,8 @@ def test_what_a_run_can_have_is_told_by_the_engine_and_the_images_labels(
     assert (facts.accelerator, facts.torch_version, facts.agent_in_image) == found
     assert (facts.image, facts.place) == (image, f"local Docker, image {image}")
     gpus = ("0", "1") if found[0] == "cuda" else ()
-    assert (facts.machine.device_ids, facts.machine.used_ids) == (gpus, ())
-    assert (facts.machine.cpu_count, facts.machine.most_processes) == (8, 1600)
-    assert (facts.run_root, facts.own.engine_id) == (str(tmp_path), "here")
-    assert facts.own.engine_at == fake.address
+    assert facts.machine == MachineFacts(cpu_count=8, device_ids=gpus, most_processes=1600)
+    assert (facts.own.engine_id, facts.own.engine_at) == ("here", fake.address)
     assert [note.partition(", the launcher has")[0] for note in target.notes] == notes
 
 
@@ -103,8 +104,8 @@ def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(fake, plan, tmp_
     assert asked_of(fake) == sorted([*created, *started, "POST networks/create"])
     assert fake.networks[plan.run_id]["Config"]["CheckDuplicate"] is True
     assert seen(target, plan) == [("running", None, False, "")] * 3
-    for index, how in ((1, {"ExitCode": 137, "OOMKilled": True}), (2, {"ExitCode": 126})):
-        fake.containers[names[index]]["State"] |= {"Status": "exited", **how}
+    fake.end(names[1], ExitCode=137, OOMKilled=True)
+    fake.end(names[2], ExitCode=126)
     fake.refused[f"GET containers/{names[1]}"] = (404, "No such container: it")
     missing = ("missing", None, False, "")
     assert seen(target, plan)[1] == missing
@@ -133,11 +134,7 @@ def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(fake, plan, tmp_
     target.stop(plan.run_id, 20)
     # An agent that has not begun has no handler for SIGTERM.
     assert asked_of(fake) == [gone[0], gone[2], "DELETE networks/RUN", killed]
-    assert seen(target, plan) == [
-        ("missing", None, False, ""),
-        memory,
-        ("missing", None, False, ""),
-    ]
+    assert seen(target, plan) == [missing, memory, missing]
     assert target.live_runs() == ()
 
 
@@ -154,11 +151,11 @@ def test_a_run_of_another_engine_is_neither_seen_nor_stopped_here(fake, plan, tm
             ask()
         assert refused.value.hint.startswith(fix)
     nobodys = replace(plan, own=replace(plan.own, engine_id=""))
-    assert {state for state, *_ in seen(target, nobodys)} == {"missing"}
+    assert {node.state.value for node in target.observe(nobodys).nodes} == {"missing"}
     target.stop("never-heard-of", 0)
-    # A run that this engine holds is its own, whatever the plan says.
+    # What this engine holds is on it, whatever the plan says.
     target.submit(there)
-    assert {state for state, *_ in seen(target, there)} == {"running"}
+    assert {node.state.value for node in target.observe(there).nodes} == {"running"}
     target.stop(plan.run_id, 0)
     assert fake.containers == {}
 
@@ -173,35 +170,44 @@ def test_output_is_followed_by_one_launcher_and_completed_by_any(fake, plan, tmp
     DockerTarget(tmp_path).collect(plan)
     assert path.read_bytes() == b"one\n", "another launcher has no follower"
     fake.logs = {plan.nodes[0].name: b"one\ntwo\n"}
-    for container in fake.containers.values():
-        container["State"]["Status"] = "exited"
+    fake.end(plan.nodes[0].name)
     target.collect(plan)
     assert path.read_bytes() == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize(
     ("before", "log"),
-    [
-        (b"", b"a\nb"),
-        (b"a\n", b"a\nbc\n"),
-        (b"".join(b"%d\n" % line for line in range(300)),) * 2,
-        (b"0\n" * 150, b"0\n" * 150 + b"1\n" * 150),
-    ],
+    [(b"", b"a\nb"), (b"a\n", b"a\nbc\n"), (b"0\n" * 150, b"0\n" * 150 + b"1\n" * 150)],
 )
-def test_a_file_of_output_gets_what_it_lacks_and_nothing_else(fake, tmp_path, before, log):
+def test_a_file_of_output_gets_what_it_lacks(fake, tmp_path, before, log):
     fake.containers["it"] = {"Config": {"Tty": False}, "State": {"Status": "exited"}}
     fake.logs["it"] = log
-    path = tmp_path / "console.log"
+    path, consoles, api = tmp_path / "console.log", Consoles(), Engine(StoppedClock()).api
     path.write_bytes(before)
-    os.utime(path, (0, 0))
-    consoles, api = Consoles(), Engine(StoppedClock()).api
-    consoles.save(api, "it", path)
-    assert path.read_bytes() == log
+    for _ in range(2):
+        consoles.save(api, "it", path)
+        assert path.read_bytes() == log
     consoles.save(api, "it", tmp_path / "no such folder/console.log")
-    assert not consoles.is_followed("it")
 
 
-# -- an engine that refuses -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "kind", "what"),
+    [
+        ({"secrets": ["NO_SUCH_TOKEN"]}, InputError, "export NO_SUCH_TOKEN="),
+        ({"mounts": ["/usr:/there", "/no such:/data"]}, InputError,
+         r"mounts.1: /no such not found on this machine\n.*mkdir -p '/no such'"),
+        ({"resources": {"rdma": True}}, TargetError, "this machine has no /no/infiniband"),
+        ({"mounts": ["/usr:/there"], "checkpoint_dir": "made later"}, None, ""),
+    ],
+)  # fmt: skip
+def test_what_is_missing_here_ends_it_before_anything_starts(
+    make_plan, docker_facts, tmp_path, monkeypatch, fields, kind, what
+):
+    monkeypatch.setattr(launcher.targets.docker.target, "RDMA_DEVICES", "/no/infiniband")
+    facts = replace(docker_facts, run_root=str(tmp_path / "runs"), cwd=str(tmp_path))
+    with pytest.raises(kind, match=what) if kind else contextlib.nullcontext():
+        DockerTarget(tmp_path).check(make_plan(facts, **fields))
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -226,14 +232,13 @@ def test_a_start_that_fails_takes_back_what_it_made(
     assert (fake.containers, fake.networks) == ({}, {})
 
 
-def test_an_image_that_is_absent_is_told_with_the_command_that_gets_it(fake):
-    for image, fix in (
-        ("no/such:1", "docker pull no/such:1"),
-        ("fabric-train:cuda", "make image FLAVOR=cuda"),
-    ):
-        with pytest.raises(TargetError, match=f"image {image} is not on this machine") as refused:
-            Engine(StoppedClock()).read_image_config(image)
-        assert fix in refused.value.hint
+@pytest.mark.parametrize(
+    ("image", "fix"),
+    [("no/such:1", "docker pull no/such:1"), ("fabric-train:cuda", "make image FLAVOR=cuda in")],
+)
+def test_an_image_that_is_absent_is_told_with_the_command_that_gets_it(fake, image, fix):
+    with pytest.raises(TargetError, match=f"image {image} is not on this machine\n.*{fix}"):
+        Engine(StoppedClock()).read_image_config(image)
 
 
 def test_what_the_engine_does_not_remove_is_told_after_a_while(fake):

@@ -19,16 +19,24 @@ echo "$PIP_NO_INPUT $KEPT"
 [ ! -f said ] || . ./said
 """
 ASKED = "-m pip install --constraint torch.txt torch==9.8.7+x -r requirements.txt small 1 kept"
-TORCH = """ERROR: Cannot install torch==1 because of conflicting dependencies.
-    The user requested torch==1
-    other 2.0 depends on torch<1
-    The user requested (constraint) torch==9.8.7+x
+# As pip 23.2 says it.
+TORCH = """ERROR: Cannot install torch==2.1.0 because these package versions have conflicts.
+The conflict is caused by:
+    The user requested torch==2.1.0
+    other 2.0 depends on torch<2
+    The user requested (constraint) torch{}==9.8.7+x
 """
-REFUSED = "error: ('SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: %s (_ssl.c:9)')\n"
-BROKEN = "WARNING: Retrying after connection broken by '%s': /simple/small/\n"
+RETRY = "WARNING: Retrying (Retry(total=0)) after connection broken by '%s': /simple/small/\n"
+REFUSED = "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] %s (_ssl.c:1)'))"
 MATCH = "ERROR: No matching distribution found for small\n"
 WHEELS = "pip download -r FILE -d wheels, where there is a network; then --wheelhouse wheels"
 CA = "a base image that holds your CA's certificate (launcher docs behind-a-firewall)"
+OTHER = (
+    "the requirements want another torch than the base image's 9.8.7+x: "
+    "The user requested torch==2.1.0",
+    "leave torch out of the requirements, or --base with the torch that they want",
+)
+REACH = "pip does not reach its index from the build: "
 CANNOT = "pip cannot install the requirements: "
 CORRECT = "correct the requirements; what pip printed stands above"
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -56,16 +64,13 @@ def given(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("said", "has_wheels", "what", "fix"),
     [
-        (TORCH, False, "the requirements want another torch than the base image's 9.8.7+x: "
-         "The user requested torch==1",
-         "leave torch out of the requirements, or --base with the torch that they want"),
-        (REFUSED % "unable to" + REFUSED % ("self-signed" + "x" * 200), False,
-         "pip does not trust the certificate of its index: certificate verify failed: self-signed"
-         + "x" * 162, f"{CA}; or {WHEELS}"),
-        (BROKEN % "first" + BROKEN % ("y" * 300), False,
-         "pip does not reach its index from the build: " + "y" * 200, WHEELS),
-        ("Could not fetch URL https://a.org/small/: no route\n", False,
-         "pip does not reach its index from the build: no route", WHEELS),
+        (TORCH.format(""), False, *OTHER),
+        # The base image's pip has a constraint of its own.
+        (TORCH.format("<=3,"), False, *OTHER),
+        ("".join(RETRY % (REFUSED % text) for text in ("a", "b", "x" * 300)), False,
+         "pip does not trust the certificate of its index: " + "x" * 200, f"{CA}; or {WHEELS}"),
+        ("".join(RETRY % text for text in ("a", "b", "y" * 300)), False, REACH + "y" * 200, WHEELS),
+        ("Could not fetch URL https://a.org/small/: no route\n", False, REACH + "no route", WHEELS),
         ("ERROR: another\n" + MATCH, True, CANNOT + MATCH[7:-1],
          f"put it into the folder of --wheelhouse, for the image's Python {VERSION}"),
         (MATCH, False, CANNOT + MATCH[7:-1], CORRECT),
