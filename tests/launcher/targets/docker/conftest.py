@@ -1,5 +1,6 @@
 """An engine that holds what a test puts there."""
 
+import os
 from collections.abc import Iterator
 from threading import Thread
 
@@ -14,5 +15,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
     with FakeEngine() as engine:
         Thread(target=engine.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("DOCKER_HOST", engine.address)
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
         yield engine
         engine.shutdown()

@@ -1,6 +1,5 @@
 """What ``launcher build`` asks of the docker client, and what it tells; a script is the client."""
 
-import json
 import os
 import tarfile
 from collections.abc import Callable
@@ -24,63 +23,49 @@ from launcher.targets.docker.build import (
     read_wheels,
 )
 
-# It keeps what it is asked, and the tar that it reads; ``says`` is what is told to a verb.
-CLIENT = """#!/bin/sh
+TAG = "a.org:5000/me/train:1"
+# It keeps what it is asked and the tar that it reads; ``says-VERB`` is what it does besides.
+CLIENT = """
+[ "$2" != version ] || exit 0
 cd {folder}
-[ "$2" != version ] || {{ [ -z "$PLUGIN" ]; exit; }}
 echo "$@" | sed "s|dest=/.*|dest=/ -|" >>asked
 [ "$1" != buildx ] || cat >"context-$5"
-case "$*" in *dest=*) dest=${{*#*dest=}}; echo '{facts}' >"${{dest% -}}/facts.json";; esac
+facts='{{"torch": "2.13.0+cpu", "cuda": ""}}'
+case "$*" in *dest=*) dest=${{*#*dest=}}; echo "$facts" >"${{dest% -}}/facts.json";; esac
 [ ! -f "says-$1" ] || . "./says-$1"
 """
-FACTS = {"torch": "2.13.0+cpu", "cuda": ""}
-TAG = "a.org:5000/me/train:1"
+OLD = '[ "$1" = --version ] && echo Docker version {}, build 1'
 
 
-@pytest.fixture
-def client(tmp_path, monkeypatch) -> Callable[[str, str], Path]:
-    """Puts a client into a folder of its own, the last on PATH."""
-    monkeypatch.setenv("PATH", "/none/such")
-    folders = []
-
-    def put(name: str, script: str) -> Path:
-        path = tmp_path / name / "docker"
-        path.parent.mkdir()
-        path.write_text(script)
-        path.chmod(0o755)
-        folders.append(str(path.parent))
-        monkeypatch.setenv("PATH", ":".join([*folders, "/none/such"]))
-        return path
-
-    return put
+def write_client(folder: Path, script: str) -> str:
+    folder.mkdir()
+    path = folder / "docker"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.mark.parametrize(
-    ("versions", "chosen", "words"),
+    ("scripts", "chosen", "found"),
     [
-        (["plugin"], 0, ("buildx", "build")),
-        (["20.10.24"], 0, ("build",)),
-        (["19.3.1"], 0, ("build",)),
-        (["18.9.0", "22.0.1"], 1, ("build",)),
-        (["23.0.1", "silent", "plugin", "20.10.1"], 2, ("buildx", "build")),
+        ([""], 0, ("buildx", "build")),
+        ([OLD.format("20.10.24")], 0, ("build",)),
+        ([OLD.format("19.3.1")], 0, ("build",)),
+        ([OLD.format("18.9.0"), OLD.format("22.0.1")], 1, ("build",)),
+        ([OLD.format("23.0.1"), "exit 1", "", OLD.format("20.1")], 2, ("buildx", "build")),
+        ([OLD.format("18.9"), OLD.format("23.0")], 0, "no BuildKit in {}, {}\n  fix: install"),
+        ([], 0, "no docker client is on PATH\n  fix: install Docker, or build elsewhere"),
     ],
 )
-def test_the_first_client_that_has_buildkit_builds(client, versions, chosen, words):
-    put = []
-    for index, version in enumerate(versions):
-        old = f'[ "$1" = --version ] && echo Docker version {version}, build 1'
-        script = {"plugin": "", "silent": "exit 1"}.get(version, old)
-        put.append(client(f"{index}", f"#!/bin/sh\n{script}\n"))
-    assert find_client() == (str(put[chosen]), words)
-
-
-def test_without_buildkit_each_client_is_named_or_none(client):
-    with pytest.raises(TargetError, match="no docker client is on PATH") as refused:
-        find_client()
-    assert refused.value.hint == "install Docker, or build elsewhere"
-    put = [client(name, "#!/bin/sh\n[ $1 = --version ] && echo version 23.0\n") for name in "ab"]
-    with pytest.raises(TargetError, match=f"no BuildKit in {put[0]}, {put[1]}\n"):
-        find_client()
+def test_the_first_client_that_has_buildkit_builds(tmp_path, monkeypatch, scripts, chosen, found):
+    clients = [write_client(tmp_path / f"{i}", script) for i, script in enumerate(scripts)]
+    folders = [os.path.dirname(client) for client in clients]
+    monkeypatch.setenv("PATH", ":".join(["/none/such", *folders]))
+    if isinstance(found, tuple):
+        assert find_client() == (clients[chosen], found)
+    else:
+        with pytest.raises(TargetError, match=found.format(*clients)):
+            find_client()
 
 
 @pytest.fixture
@@ -92,24 +77,17 @@ def order(tmp_path) -> Order:
     (tmp_path / "code/link").symlink_to("inner ö")
     (tmp_path / "small.whl").write_bytes(b"wheel")
     place = CodePlace(root=tmp_path / "code", inner="inner ö/deep", command=("train.py",))
-    return Order(
-        base="base:1",
-        tag=TAG,
-        code=read_code(place, tmp_path / "runs"),
-        requirements={"requirements.txt": "small\n"},
-        wheels=(tmp_path / "small.whl",),
-    )
+    code = read_code(place, tmp_path / "runs")
+    given = {"requirements.txt": "small\n"}
+    wheels = (tmp_path / "small.whl",)
+    return Order(base="base:1", tag=TAG, code=code, requirements=given, wheels=wheels)
 
 
 @pytest.fixture
-def builder(client, fake, tmp_path, monkeypatch) -> Builder:
-    """One with the client; the image is there once a step prints something."""
-    for name in os.environ:
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    path = client("bin", "")
-    monkeypatch.setenv("PATH", f"{path.parent}:{os.defpath}")
-    path.write_text(CLIENT.format(folder=tmp_path, facts=json.dumps(FACTS)))
+def builder(fake, tmp_path, monkeypatch) -> Builder:
+    """One with the stand-in; the image is there once a step prints something."""
+    write_client(tmp_path / "bin", CLIENT.format(folder=tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.defpath}")
     fake.images["base:1"] = {"Id": "base"}
 
     def show(line: str) -> None:
@@ -152,7 +130,7 @@ def test_a_build_reads_its_files_and_the_code_in_folders_that_any_user_may_write
         "agent/agent.version": f"{read_agent_version()}\n",
         "build/wheels/small.whl": "wheel",
     }
-    folders = dict.fromkeys(["code", "code/inner ö", "code/inner ö/deep"], 0o1777)
+    folders = ["code", "code/inner ö", "code/inner ö/deep"]
     code = {"code/inner ö/deep/train.py": "print('hello')\n", "code/link": None}
     for target, names in (("facts", [*given]), ("image", [*given, *folders, *code])):
         with tarfile.open(tmp_path / f"context-{target}") as context:
@@ -160,8 +138,7 @@ def test_a_build_reads_its_files_and_the_code_in_folders_that_any_user_may_write
             for name, text in (given | code).items():
                 held = context.extractfile(name) if name in names and text else None
                 assert held is None or held.read().decode() == text
-            modes = {one.name: one.mode for one in context if one.isdir()}
-            assert modes == (folders if target == "image" else {})
+            assert {one.mode for one in context if one.isdir()} <= {0o1777}
 
 
 def test_what_the_client_cannot_do_is_told_in_its_own_words(builder, order, fake, tmp_path):
