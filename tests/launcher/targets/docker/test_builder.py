@@ -53,7 +53,7 @@ def write_client(folder: Path, script: str) -> str:
         ([OLD.format("19.3.1")], 0, ("build",)),
         ([OLD.format("18.9.0"), OLD.format("22.0.1")], 1, ("build",)),
         ([OLD.format("23.0.1"), "exit 1", "", OLD.format("20.1")], 2, ("buildx", "build")),
-        ([OLD.format("18.9"), OLD.format("23.0")], 0, "no BuildKit in {}, {}\n  fix: install"),
+        ([OLD.format("17.9"), OLD.format("24.0")], 0, "no BuildKit in {}, {}\n  fix: install"),
         ([], 0, "no docker client is on PATH\n  fix: install Docker, or build elsewhere"),
     ],
 )
@@ -172,7 +172,7 @@ STANDS = "what the build printed stands above"
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (["#7 0.1 error: first", "#7 0.1   fix: one", "#8 12.5 error: last", "#8 12.5   fix: two",
+        (["#6 start", "#7 0.1 error: first", "#7 0.1   fix: one", "#8 12.5 error: last", "#8 12.5   fix: two",
           "#8 12.6 more", "ERROR: failed to solve"], ("last", "two")),
         (["#7 0.1 error: it has no fix"], ("it has no fix", "")),
         (['#7 unable to find user root: "/bin/sh"', "ERROR: running [/bin/sh -c a]: 1"],
