@@ -172,8 +172,8 @@ STANDS = "what the build printed stands above"
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (["#6 start", "#7 0.1 error: first", "#7 0.1   fix: one", "#8 12.5 error: last", "#8 12.5   fix: two",
-          "#8 12.6 more", "ERROR: failed to solve"], ("last", "two")),
+        (["#6 start", "#7 0.1 error: first", "#7 0.1   fix: one", "#8 12.5 error: last",
+          "#8 12.5   fix: two", "#8 12.6 more", "ERROR: failed to solve"], ("last", "two")),
         (["#7 0.1 error: it has no fix"], ("it has no fix", "")),
         (['#7 unable to find user root: "/bin/sh"', "ERROR: running [/bin/sh -c a]: 1"],
          ("ERROR: running a step: 1", SHELL)),

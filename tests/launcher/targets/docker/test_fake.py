@@ -21,7 +21,7 @@ from launcher.targets.agent_archive import read_agent_version
 from launcher.targets.docker.engine import Engine
 from launcher.targets.docker.target import NO_RUNTIME, Consoles, DockerTarget
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.targets.docker.fake_engine import FakeEngine
+from tests.launcher.fake_docker import FakeDocker
 from tests.waiting import StoppedClock
 
 NVIDIA = {"Runtimes": {"runc": {}, "nvidia": {}}}
@@ -77,7 +77,7 @@ def plan(make_plan, docker_facts, tmp_path, fake) -> LaunchPlan:
     return replace(plan, own=own)
 
 
-def asked_of(fake: FakeEngine) -> list[str]:
+def asked_of(fake: FakeDocker) -> list[str]:
     """What was asked to be changed since the last call; containers by their index."""
     asked = [line.replace("digits-0a1b2c", "RUN") for line in fake.asked]
     fake.asked.clear()
@@ -230,6 +230,14 @@ def test_a_start_that_fails_takes_back_what_it_made(
     assert what in refused.value.what.replace(plan.run_id, "RUN")
     assert refused.value.hint.startswith(fix)
     assert (fake.containers, fake.networks) == ({}, {})
+
+
+def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_one(fake, plan, tmp_path):
+    foreign = {plan.nodes[1].name: {"Labels": {}, "State": {"Status": "created"}}}
+    fake.containers |= foreign
+    with pytest.raises(TargetError, match="already in use"):
+        DockerTarget(tmp_path).submit(plan)
+    assert fake.containers == foreign
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlparse
 from tests.waiting import wait_until
 
 
-class FakeEngine(ThreadingHTTPServer):
+class FakeDocker(ThreadingHTTPServer):
     """What it holds, by id or name; ``asked`` are the requests that change something."""
 
     def __init__(self) -> None:
@@ -48,6 +48,8 @@ class FakeEngine(ThreadingHTTPServer):
             return 200, [{**one, "State": one["State"].get("Status")} for one in shown]
         if name == "create":
             name = query["name"][0] if query else body["Name"]
+            if name in held:
+                return 409, f"Conflict. The name {name} is already in use"
             state = {"Status": "created", "ExitCode": 0, "OOMKilled": False, "Error": ""}
             held[name] = {"Id": name, "Labels": body["Labels"], "State": state, "Config": body}
             return 201, {"Id": name}
@@ -78,7 +80,7 @@ def _runs(held: Any) -> bool:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # An answer is sent in one piece: the rest would wait for the client's word.
-    server: FakeEngine
+    server: FakeDocker
 
     def _answer(self) -> None:
         url = urlparse(self.path)
