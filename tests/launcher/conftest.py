@@ -115,7 +115,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClus
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+def dockerd(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
     """A Docker engine that holds what a test puts there, to which DOCKER_HOST leads."""
     from tests.launcher.fake_docker import FakeDocker
 

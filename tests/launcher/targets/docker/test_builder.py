@@ -84,26 +84,26 @@ def order(tmp_path) -> Order:
 
 
 @pytest.fixture
-def builder(fake, tmp_path, monkeypatch) -> Builder:
+def builder(dockerd, tmp_path, monkeypatch) -> Builder:
     """One with the stand-in; the image is there once a step prints something."""
     write_client(tmp_path / "bin", CLIENT.format(folder=tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.defpath}")
-    fake.images["base:1"] = {"Id": "base"}
+    dockerd.images["base:1"] = {"Id": "base"}
 
     def show(line: str) -> None:
         print(line)
-        fake.images[TAG] = {"Id": "after"}
+        dockerd.images[TAG] = {"Id": "after"}
 
     return Builder(show)
 
 
 def test_an_image_is_built_in_two_steps_and_pushed(
-    builder, order, fake, tmp_path, monkeypatch, capfd
+    builder, order, dockerd, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:1")
     (tmp_path / "says-buildx").write_text("echo '#5 0.12 Collecting small'; echo '#5 DONE 1 s'\n")
     (tmp_path / "says-push").write_text("echo sent\n")
-    fake.images[TAG] = {"Id": "before"}
+    dockerd.images[TAG] = {"Id": "before"}
     assert builder.build(order) == Built(torch="2.13.0+cpu", cuda="", is_same=False)
     builder.push(TAG)
     assert capfd.readouterr().out == "Collecting small\nCollecting small\nsent\n"
@@ -141,7 +141,7 @@ def test_a_build_reads_its_files_and_the_code_in_folders_that_any_user_may_write
             assert {one.mode for one in context if one.isdir()} <= {0o1777}
 
 
-def test_what_the_client_cannot_do_is_told_in_its_own_words(builder, order, fake, tmp_path):
+def test_what_the_client_cannot_do_is_told_in_its_own_words(builder, order, dockerd, tmp_path):
     def fails(act: Callable[[], object], verb: str, said: str) -> tuple[str, str]:
         (tmp_path / f"says-{verb}").write_text(f"{said}\nexit 1\n")
         with pytest.raises(LauncherError) as refused:
@@ -154,7 +154,7 @@ def test_what_the_client_cannot_do_is_told_in_its_own_words(builder, order, fake
     # One that ends at once reads nothing.
     ended = (f"{TAG} was not built: docker ended with exit code 1", STANDS)
     assert fails(build, "buildx", "exec <&-") == ended
-    fake.images.clear()
+    dockerd.images.clear()
     what = "--base base:1: is not on this machine, and cannot be pulled: no such host"
     fix = "correct --base; docker images lists what is here"
     assert fails(build, "pull", "echo; echo Pulling; echo no such host") == (what, fix)

@@ -53,34 +53,34 @@ def labels(torch: str, cuda: str, agent: str = read_agent_version()) -> dict[str
     ],
 )  # fmt: skip
 def test_what_a_run_can_have_is_told_by_the_engine_and_the_images_labels(
-    fake, tmp_path, monkeypatch, job, info, image, config, found, notes
+    dockerd, tmp_path, monkeypatch, job, info, image, config, found, notes
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    fake.info |= info
-    fake.images[image] = {"Config": config}
+    dockerd.info |= info
+    dockerd.images[image] = {"Config": config}
     target = DockerTarget(tmp_path)
     facts = target.facts(JobSpec.model_validate({"name": "t", "command": "t.py", **job}))
     assert (facts.accelerator, facts.torch_version, facts.agent_in_image) == found
     assert (facts.image, facts.place) == (image, f"local Docker, image {image}")
     gpus = ("0", "1") if found[0] == "cuda" else ()
     assert facts.machine == MachineFacts(cpu_count=8, device_ids=gpus, most_processes=1600)
-    assert (facts.own.engine_id, facts.own.engine_at) == ("here", fake.address)
+    assert (facts.own.engine_id, facts.own.engine_at) == ("here", dockerd.address)
     assert [note.partition(", the launcher has")[0] for note in target.notes] == notes
 
 
 @pytest.fixture
-def plan(make_plan, docker_facts, tmp_path, fake) -> LaunchPlan:
+def plan(make_plan, docker_facts, tmp_path, dockerd) -> LaunchPlan:
     """Three nodes on the engine of this test."""
     facts = replace(docker_facts, run_root=str(tmp_path), cwd=str(tmp_path))
     plan = make_plan(facts, nnodes="1:3", nproc_per_node=1, stop_grace_s=20)
-    own = replace(ContainerSettings.of(plan), engine_id="here", engine_at=fake.address)
+    own = replace(ContainerSettings.of(plan), engine_id="here", engine_at=dockerd.address)
     return replace(plan, own=own)
 
 
-def asked_of(fake: FakeDocker) -> list[str]:
+def asked_of(dockerd: FakeDocker) -> list[str]:
     """What was asked to be changed since the last call; containers by their index."""
-    asked = [line.replace("digits-0a1b2c", "RUN") for line in fake.asked]
-    fake.asked.clear()
+    asked = [line.replace("digits-0a1b2c", "RUN") for line in dockerd.asked]
+    dockerd.asked.clear()
     return sorted(asked)
 
 
@@ -95,28 +95,28 @@ def begin_agent(plan: LaunchPlan, index: int) -> None:
     ledger.touch()
 
 
-def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(fake, plan, tmp_path):
+def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(dockerd, plan, tmp_path):
     target, names = DockerTarget(tmp_path), [node.name for node in plan.nodes]
     create_run(plan, target)
     target.submit(plan)
     created = [f"POST containers/create name=RUN-{index}" for index in range(3)]
     started = [f"POST containers/RUN-{index}/start" for index in range(3)]
-    assert asked_of(fake) == sorted([*created, *started, "POST networks/create"])
-    assert fake.networks[plan.run_id]["Config"]["CheckDuplicate"] is True
+    assert asked_of(dockerd) == sorted([*created, *started, "POST networks/create"])
+    assert dockerd.networks[plan.run_id]["Config"]["CheckDuplicate"] is True
     assert seen(target, plan) == [("running", None, False, "")] * 3
-    fake.end(names[1], ExitCode=137, OOMKilled=True)
-    fake.end(names[2], ExitCode=126)
-    fake.refused[f"GET containers/{names[1]}"] = (404, "No such container: it")
+    dockerd.end(names[1], ExitCode=137, OOMKilled=True)
+    dockerd.end(names[2], ExitCode=126)
+    dockerd.refused[f"GET containers/{names[1]}"] = (404, "No such container: it")
     missing = ("missing", None, False, "")
     assert seen(target, plan)[1] == missing
-    fake.refused.clear()
+    dockerd.refused.clear()
     memory = ("exited", 137, True, "OOMKilled: resources.memory of the job is too little")
     bare = "the image has no torchrun or python3: name one that holds torch (image)"
     ended = [("running", None, False, ""), memory, ("exited", 126, False, bare)]
     assert seen(target, plan) == ended
     running = LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=1)
     assert target.live_runs() == (running,)
-    del fake.containers[names[1]]
+    del dockerd.containers[names[1]]
     assert seen(target, plan) == ended, "somebody removed what had ended"
 
     gone = [f"DELETE containers/RUN-{index} v=True link=False force=True" for index in range(3)]
@@ -124,16 +124,16 @@ def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(fake, plan, tmp_
     successor = plan_replacement(plan, 0)
     target.submit(successor, only=(0,))
     killed = "POST containers/RUN-0/kill"
-    assert asked_of(fake) == [gone[0], killed, started[0], created[0]], "it had no time to end"
+    assert asked_of(dockerd) == [gone[0], killed, started[0], created[0]], "it had no time to end"
     assert seen(target, successor)[0] == ("running", None, False, "")
     begin_agent(successor, 0)
     target.stop(plan.run_id, 19.5, only=(0,))
-    assert asked_of(fake) == [gone[0], "POST containers/RUN-0/stop t=30"]
+    assert asked_of(dockerd) == [gone[0], "POST containers/RUN-0/stop t=30"]
     target.submit(plan_replacement(successor, 0), only=(0,))
-    fake.asked.clear()
+    dockerd.asked.clear()
     target.stop(plan.run_id, 20)
     # An agent that has not begun has no handler for SIGTERM.
-    assert asked_of(fake) == [gone[0], gone[2], "DELETE networks/RUN", killed]
+    assert asked_of(dockerd) == [gone[0], gone[2], "DELETE networks/RUN", killed]
     assert seen(target, plan) == [missing, memory, missing]
     assert target.live_runs() == ()
 
@@ -142,7 +142,7 @@ def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(fake, plan, tmp_
     ("at", "fix"),
     [("tcp://there:1", "export DOCKER_HOST=tcp://there:1, then"), ("", "unset DOCKER_HOST, then")],
 )
-def test_a_run_of_another_engine_is_neither_seen_nor_stopped_here(fake, plan, tmp_path, at, fix):
+def test_a_run_of_another_engine_is_neither_seen_nor_stopped_here(dockerd, plan, tmp_path, at, fix):
     target = DockerTarget(tmp_path)
     there = replace(plan, own=replace(plan.own, engine_id="there", engine_at=at))
     create_run(there, target)
@@ -157,20 +157,20 @@ def test_a_run_of_another_engine_is_neither_seen_nor_stopped_here(fake, plan, tm
     target.submit(there)
     assert {node.state.value for node in target.observe(there).nodes} == {"running"}
     target.stop(plan.run_id, 0)
-    assert fake.containers == {}
+    assert dockerd.containers == {}
 
 
-def test_output_is_followed_by_one_launcher_and_completed_by_any(fake, plan, tmp_path):
+def test_output_is_followed_by_one_launcher_and_completed_by_any(dockerd, plan, tmp_path):
     target, path = DockerTarget(tmp_path), RunFolder(Path(plan.run_dir)).console(0, 0)
     create_run(plan, target)
     target.submit(plan)
-    fake.logs = {plan.nodes[0].name: b"one\n"}
+    dockerd.logs = {plan.nodes[0].name: b"one\n"}
     target.collect(plan)
     assert not path.exists() or path.read_bytes() == b"", "its follower writes it"
     DockerTarget(tmp_path).collect(plan)
     assert path.read_bytes() == b"one\n", "another launcher has no follower"
-    fake.logs = {plan.nodes[0].name: b"one\ntwo\n"}
-    fake.end(plan.nodes[0].name)
+    dockerd.logs = {plan.nodes[0].name: b"one\ntwo\n"}
+    dockerd.end(plan.nodes[0].name)
     target.collect(plan)
     assert path.read_bytes() == b"one\ntwo\n"
 
@@ -179,9 +179,9 @@ def test_output_is_followed_by_one_launcher_and_completed_by_any(fake, plan, tmp
     ("before", "log"),
     [(b"", b"a\nb"), (b"a\n", b"a\nbc\n"), (b"0\n" * 150, b"0\n" * 150 + b"1\n" * 150)],
 )
-def test_a_file_of_output_gets_what_it_lacks(fake, tmp_path, before, log):
-    fake.containers["it"] = {"Config": {"Tty": False}, "State": {"Status": "exited"}}
-    fake.logs["it"] = log
+def test_a_file_of_output_gets_what_it_lacks(dockerd, tmp_path, before, log):
+    dockerd.containers["it"] = {"Config": {"Tty": False}, "State": {"Status": "exited"}}
+    dockerd.logs["it"] = log
     path, consoles, api = tmp_path / "console.log", Consoles(), Engine(StoppedClock()).api
     path.write_bytes(before)
     for _ in range(2):
@@ -222,42 +222,42 @@ def test_what_is_missing_here_ends_it_before_anything_starts(
     ],
 )  # fmt: skip
 def test_a_start_that_fails_takes_back_what_it_made(
-    fake, plan, tmp_path, method, status, message, what, fix
+    dockerd, plan, tmp_path, method, status, message, what, fix
 ):
-    fake.refused[method.replace("RUN", plan.run_id)] = (status, message)
+    dockerd.refused[method.replace("RUN", plan.run_id)] = (status, message)
     with pytest.raises(TargetError) as refused:
         DockerTarget(tmp_path).submit(plan)
     assert what in refused.value.what.replace(plan.run_id, "RUN")
     assert refused.value.hint.startswith(fix)
-    assert (fake.containers, fake.networks) == ({}, {})
+    assert (dockerd.containers, dockerd.networks) == ({}, {})
 
 
-def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_one(fake, plan, tmp_path):
+def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_one(dockerd, plan, tmp_path):
     foreign = {plan.nodes[1].name: {"Labels": {}, "State": {"Status": "created"}}}
-    fake.containers |= foreign
+    dockerd.containers |= foreign
     with pytest.raises(TargetError, match="already in use"):
         DockerTarget(tmp_path).submit(plan)
-    assert fake.containers == foreign
+    assert dockerd.containers == foreign
 
 
 @pytest.mark.parametrize(
     ("image", "fix"),
     [("no/such:1", "docker pull no/such:1"), ("fabric-train:cuda", "make image FLAVOR=cuda in")],
 )
-def test_an_image_that_is_absent_is_told_with_the_command_that_gets_it(fake, image, fix):
+def test_an_image_that_is_absent_is_told_with_the_command_that_gets_it(dockerd, image, fix):
     with pytest.raises(TargetError, match=f"image {image} is not on this machine\n.*{fix}"):
         Engine(StoppedClock()).read_image_config(image)
 
 
-def test_what_the_engine_does_not_remove_is_told_after_a_while(fake):
-    fake.networks["net"] = {"Id": "net", "Labels": {protocol.LABEL_RUN_ID: "run"}, "State": {}}
+def test_what_the_engine_does_not_remove_is_told_after_a_while(dockerd):
+    dockerd.networks["net"] = {"Id": "net", "Labels": {protocol.LABEL_RUN_ID: "run"}, "State": {}}
     for status, what in ((403, "cannot remove a network: it"), (409, "net within 30 s\n")):
-        fake.refused["DELETE networks/net"] = (status, "it has active endpoints")
+        dockerd.refused["DELETE networks/net"] = (status, "it has active endpoints")
         clock = StoppedClock(100)
         clock.on_sleep = lambda _, clock=clock: setattr(clock, "now", clock.now + 7)
         with pytest.raises(TargetError, match=what):
             Engine(clock).sweep_networks("run")
         assert 135 < clock.now < 136
-    clock = StoppedClock(on_sleep=lambda _: fake.refused.clear())
+    clock = StoppedClock(on_sleep=lambda _: dockerd.refused.clear())
     Engine(clock).sweep_networks("run")
-    assert (fake.networks, clock.now) == ({}, 0.1)
+    assert (dockerd.networks, clock.now) == ({}, 0.1)
