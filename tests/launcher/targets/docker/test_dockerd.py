@@ -126,13 +126,22 @@ def test_a_run_is_asked_of_the_engine_and_seen_in_what_it_holds(dockerd, plan, t
     killed = "POST containers/RUN-0/kill"
     assert asked_of(dockerd) == [gone[0], killed, started[0], created[0]], "it had no time to end"
     assert seen(target, successor)[0] == ("running", None, False, "")
-    begin_agent(successor, 0)
-    target.stop(plan.run_id, 19.5, only=(0,))
-    assert asked_of(dockerd) == [gone[0], "POST containers/RUN-0/stop t=30"]
-    target.submit(plan_replacement(successor, 0), only=(0,))
-    dockerd.asked.clear()
-    target.stop(plan.run_id, 20)
     # An agent that has not begun has no handler for SIGTERM.
+    stopped = "POST containers/RUN-0/stop t="
+    for grace_s, has_begun, how in (
+        (20, False, killed),
+        (0.5, True, f"{stopped}11"),
+        (20, True, f"{stopped}30"),
+        (0, True, killed),
+    ):
+        if has_begun:
+            begin_agent(successor, 0)
+        target.stop(plan.run_id, grace_s, only=(0,))
+        assert asked_of(dockerd) == [gone[0], how]
+        successor = plan_replacement(successor, 0)
+        target.submit(successor, only=(0,))
+        dockerd.asked.clear()
+    target.stop(plan.run_id, 0)
     assert asked_of(dockerd) == [gone[0], gone[2], "DELETE networks/RUN", killed]
     assert seen(target, plan) == [missing, memory, missing]
     assert target.live_runs() == ()
