@@ -98,7 +98,7 @@ def _pip_install(torch: str, *more: str) -> None:
         env={**os.environ, **PIP},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
     )
     output = ""

@@ -10,6 +10,7 @@ import pytest
 import launcher.targets.docker.target
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.states import NodeState
 from launcher.follow.loop import create_run
 from launcher.follow.target import LiveRun
 from launcher.job.spec import JobSpec
@@ -18,7 +19,7 @@ from launcher.plan.target_facts import MachineFacts
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.docker.engine import Engine
+from launcher.targets.docker.engine import Engine, OwnContainer
 from launcher.targets.docker.target import NO_RUNTIME, Consoles, DockerTarget
 from launcher.targets.docker_options import ContainerSettings
 from tests.launcher.fake_docker import FakeDocker
@@ -256,6 +257,14 @@ def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_one(dockerd,
 def test_an_image_that_is_absent_is_told_with_the_command_that_gets_it(dockerd, image, fix):
     with pytest.raises(TargetError, match=f"image {image} is not on this machine\n.*{fix}"):
         Engine(StoppedClock()).read_image_config(image)
+
+
+def test_a_container_that_has_the_label_of_a_run_alone_is_none_of_its_nodes(dockerd):
+    held = {"Id": "it", "Labels": {protocol.LABEL_RUN_ID: "run"}, "State": {"Status": "new"}}
+    dockerd.containers["it"] = held
+    gone = {"node_index": -1, "incarnation": -1, "state": NodeState.MISSING}
+    found = OwnContainer(id="it", run_id="run", run_dir="", **gone)
+    assert Engine(StoppedClock()).list_containers("run") == [found]
 
 
 def test_what_the_engine_does_not_remove_is_told_after_a_while(dockerd):
