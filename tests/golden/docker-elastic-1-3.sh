@@ -65,7 +65,7 @@ docker run --detach --pull never \
   --env LAUNCHER_ATTEMPT=0 \
   --env LAUNCHER_STOP_GRACE_S=120 \
   --env LAUNCHER_PROGRESS=lines \
-  --env HOME=/tmp \
+  --env HOME=/data \
   --env USER=launcher \
   --env LOGNAME=launcher \
   --env 'GREETING=it'"'"'s $5' \
@@ -126,7 +126,7 @@ docker run --detach --pull never \
   --env LAUNCHER_ATTEMPT=0 \
   --env LAUNCHER_STOP_GRACE_S=120 \
   --env LAUNCHER_PROGRESS=lines \
-  --env HOME=/tmp \
+  --env HOME=/data \
   --env USER=launcher \
   --env LOGNAME=launcher \
   --env 'GREETING=it'"'"'s $5' \
@@ -187,7 +187,7 @@ docker run --detach --pull never \
   --env LAUNCHER_ATTEMPT=0 \
   --env LAUNCHER_STOP_GRACE_S=120 \
   --env LAUNCHER_PROGRESS=lines \
-  --env HOME=/tmp \
+  --env HOME=/data \
   --env USER=launcher \
   --env LOGNAME=launcher \
   --env 'GREETING=it'"'"'s $5' \

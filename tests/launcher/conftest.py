@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.launcher.runner import Runner
 if TYPE_CHECKING:
     from tests.launcher.docker_place import Place
     from tests.launcher.fake_cluster import FakeCluster
+    from tests.launcher.fake_docker import FakeDocker
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LOCAL = TargetFacts(
@@ -110,6 +112,21 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClus
         monkeypatch.delenv(name, raising=False)
     yield fake
     fake.close()
+
+
+@pytest.fixture
+def dockerd(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDocker]:
+    """A Docker engine that holds what a test puts there, to which DOCKER_HOST leads."""
+    from tests.launcher.fake_docker import FakeDocker
+
+    with FakeDocker() as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.address)
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
+        Thread(target=engine.serve_forever, args=(0.02,), daemon=True).start()
+        yield engine
+        engine.containers.clear()  # Nobody follows them any more.
+        engine.shutdown()
 
 
 @pytest.fixture

@@ -173,29 +173,29 @@ class Engine:
                     network = self.api.create_network(check_duplicate=True, **network_kwargs)
                     made.append(network["Id"])
 
-            def create(container: Container) -> str:
+            def create(container: Container) -> tuple[str, str]:
                 with engine_errors(f"create {container.name}", container.image):
                     host_config = self.api.create_host_config(**container.host_config_kwargs())
                     arguments = container.create_kwargs(secrets)
                     created = self.api.create_container(host_config=host_config, **arguments)
                     undo.callback(self.remove, created["Id"])
-                    return str(created["Id"])
+                    return container.name, str(created["Id"])
 
-            def start(name: str, id: str) -> None:
+            def start(created: tuple[str, str]) -> None:
+                name, id = created
                 with engine_errors(f"start {name}"):
                     self.api.start(id)
 
             # The network is made beside the containers, which need it only when they start.
             with ThreadPoolExecutor(1) as pool:
                 networked = pool.submit(create_network)
-                ids = at_once(create, containers)
+                pairs = at_once(create, containers)
                 # Ended by the limit of the request to the engine.
                 networked.result()
             # All containers exist before the first starts: no node waits for one that cannot come.
-            names = [container.name for container in containers]
-            at_once(lambda created: start(*created), zip(names, ids, strict=True))
+            at_once(start, pairs)
             undo.pop_all()
-            return ids
+            return [id for _, id in pairs]
 
     def end(self, container: OwnContainer, timeout_s: int) -> None:
         """Stops a container, by force after ``timeout_s`` seconds; it stays until removed."""

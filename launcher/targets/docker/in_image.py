@@ -36,6 +36,8 @@ NO_INDEX = re.compile(r"connection broken by '(.*)': /|Could not fetch URL \S+ (
 NOT_TRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\] ([^()\n]*[^()\n ])")
 """What pip says where the image does not know the CA of its index."""
 OTHER_TORCH = re.compile(r"^ +(?!.*\(constraint\))(.* (?:depends on|requested) torch\b.*)", re.M)
+HELD_TORCH = re.compile(r"\(constraint\) torch[<=>!~]")
+"""What pip says of a torch that may not be another; the image's own pip may add to it."""
 WHEELS_FIX = "pip download -r FILE -d wheels, where there is a network; then --wheelhouse wheels"
 LINE = 200
 """How many characters of pip's error are shown."""
@@ -96,7 +98,7 @@ def _pip_install(torch: str, *more: str) -> None:
         env={**os.environ, **PIP},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
     )
     output = ""
@@ -112,7 +114,7 @@ def _pip_install(torch: str, *more: str) -> None:
 def _explain(output: str, torch: str, *, has_wheels: bool) -> None:
     """Ends the step with the cause that pip's output tells."""
     errors = re.findall(r"^ERROR: (.*)", output, re.M) or ["it says nothing"]
-    if "(constraint) torch==" in output and (wanted := OTHER_TORCH.findall(output)):
+    if HELD_TORCH.search(output) and (wanted := OTHER_TORCH.findall(output)):
         fix = "leave torch out of the requirements, or --base with the torch that they want"
         what = f"the requirements want another torch than the base image's {torch}"
         fail(f"{what}: {wanted[0].strip()}", fix)

@@ -1,64 +1,57 @@
 import socket
+import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
+import docker.errors
 import pytest
 
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.states import NodeState
 from launcher.targets.at_once import HEARS_S, at_once
-from launcher.targets.docker.engine import STATES
-from launcher.targets.docker.target import has_nvidia
-from tests.programs import run_program
-
-AS_NOBODY = """
-import os, sys
-from pathlib import Path
-import docker  # before this user may no longer read it
-from launcher.job.spec import JobSpec
-from launcher.contract.errors import TargetError
-from launcher.targets.docker.target import DockerTarget
-target, job = DockerTarget(Path("/")), JobSpec.model_validate({"name": "t", "command": "t.py"})
-if os.getuid() == 0:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-try:
-    target.facts(job)
-except TargetError as error:
-    print(error)
-"""
-
-
-def test_a_socket_that_the_caller_may_not_use_has_a_hint_of_its_own(tmp_path):
-    # In a folder that another user may enter, unlike tmp_path.
-    path = Path(f"/tmp/closed-{tmp_path.name}-{time.monotonic_ns()}")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        path.chmod(0)
-        try:
-            done = run_program(
-                [sys.executable, "-c", AS_NOBODY],
-                env={"DOCKER_HOST": f"unix://{path}", "PATH": "/usr/bin:/bin", "HOME": "/"},
-                timeout=60,
-            )
-        finally:
-            path.unlink()
-    assert "Permission denied" in done.stdout, done.stderr
-    assert "usermod -aG docker" in done.stdout
+from launcher.targets.docker.engine import STATES, Engine, engine_errors
 
 
 @pytest.mark.parametrize(
-    ("info", "expected"),
+    ("host", "told", "fix"),
     [
-        ({}, False),
-        ({"Runtimes": {"runc": {}}, "DiscoveredDevices": None}, False),
-        ({"Runtimes": {"runc": {}, "nvidia": {}}}, True),
-        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}, True),
-        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "vendor.com/nic=0"}]}, False),
+        ("ssh://nobody@127.0.0.1:1", "answers at ssh://nobody@127.0.0.1:1", "unset DOCKER_HOST"),
+        ("unix:///none", "no Docker engine answers at unix:///none: No such file", "start Docker"),
+        ("tcp://127.0.0.1:1", "answers at tcp://127.0.0.1:1: Connection refused", "start Docker"),
+        ("unix://SILENT", "/s is there, but does not answer (it was to describe", "docker info"),
+        ("nonsense://x", "answers at nonsense://x: Invalid bind address", "start Docker"),
     ],
 )
-def test_an_engine_gives_gpus_by_nvidias_runtime_or_by_cdi(info, expected):
-    assert has_nvidia(info) is expected
+def test_an_engine_that_cannot_be_used_is_an_error_with_the_fix(
+    monkeypatch, tmp_path, host, told, fix
+):
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        monkeypatch.setenv("DOCKER_HOST", host.replace("SILENT", str(tmp_path / "s")))
+        with pytest.raises(TargetError) as caught:
+            Engine(SystemClock()).read_info()
+    assert caught.value.exit_code is ExitCode.TARGET_UNREACHABLE
+    assert told in caught.value.what
+    assert caught.value.hint.startswith(fix)
+
+
+def test_a_socket_that_the_caller_may_not_use_has_a_hint_of_its_own(monkeypatch):
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    denied = docker.errors.DockerException("Error while fetching server API version")
+    denied.__cause__ = PermissionError(13, "Permission denied")
+    with (
+        pytest.raises(TargetError, match="at its usual socket: Permission denied") as caught,
+        engine_errors("list containers"),
+    ):
+        raise denied
+    assert caught.value.hint.startswith("sudo usermod -aG docker")
+
+
+def test_the_sdk_is_imported_at_first_use():
+    look = "import sys, launcher.targets.docker.target; sys.exit('docker' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], timeout=60).returncode == 0
 
 
 def test_every_state_of_the_engine_has_one_of_ours():

@@ -3,7 +3,6 @@
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.targets.docker.build import _hint
 from launcher.targets.docker.requirements import find_requirements, read_requirements
 
 
@@ -81,8 +80,3 @@ def test_what_cannot_be_read_is_named_with_the_option(tmp_path, name, data, what
     with pytest.raises(InputError, match=what) as refused:
         read_requirements(path)
     assert "--requirements FILE" in refused.value.hint or "UTF-8" in refused.value.hint
-
-
-def test_a_registry_that_wants_a_login_is_told_with_the_command():
-    said = "no basic auth credentials"
-    assert _hint(said, "a.org:5000") == "docker login a.org:5000, then the same command"

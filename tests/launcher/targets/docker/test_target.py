@@ -5,23 +5,17 @@ flags and runs the command: the workload is stood in for, never the engine or th
 """
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from launcher.contract.errors import InputError, LauncherError, TargetError
-from launcher.contract.node_plan import Mount
 from launcher.contract.states import NodeState
-from launcher.follow.loop import create_run
-from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
-from launcher.targets.docker.target import NO_RUNTIME, DockerTarget, has_nvidia
+from launcher.targets.docker.target import DockerTarget
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.docker_place import IMAGE, LINGER
+from tests.launcher.docker_place import LINGER
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -110,86 +104,3 @@ def test_an_ending_for_memory_and_one_without_torchrun_are_told_apart(place):
     assert place.node(eats).out_of_memory
     assert "resources.memory" in place.node(eats).detail
     assert "torchrun" in place.node(bare).detail
-
-
-# -- stopping ---------------------------------------------------------------------------------
-
-
-def test_a_stop_that_comes_before_the_agent_has_begun_is_not_lost(place):
-    script = place.folder / "script.py"
-    script.write_text("import time\ntime.sleep(600)\n")
-    plan = place.plan_torch(["/script.py"], engine="agent", mounts=[f"{script}:/script.py:ro"])
-    create_run(plan, place.target)
-    place.target.submit(plan)
-    began = time.monotonic()
-    # The first process of a container loses a signal for which it has no handler yet.
-    place.target.stop(plan.run_id, 120)
-    assert time.monotonic() - began < 60
-    assert place.held(plan.run_id) == []
-
-
-# -- what cannot start ------------------------------------------------------------------------
-
-
-def test_an_image_that_is_absent_is_an_error_with_the_fix_and_nothing_is_pulled(place):
-    job = JobSpec.model_validate({"name": "t", "command": "t.py", "image": "no/such-image:1"})
-    with pytest.raises(TargetError, match="docker pull no/such-image:1"):
-        place.target.facts(job)
-    plan = place.plan("true")
-    with pytest.raises(TargetError, match="no/such-image:1 is not on this machine"):
-        place.target.submit(replace(plan, image="no/such-image:1"))
-    assert place.held(plan.run_id) == []
-
-
-def test_gpus_that_the_engine_cannot_give_are_told_with_the_fix(place, monkeypatch):
-    if has_nvidia(place.api.info()):
-        pytest.skip("this engine gives GPUs")
-    tool = place.folder / "bin" / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 0\necho 1\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    job = JobSpec.model_validate({"name": "t", "command": "t.py", "image": IMAGE})
-    assert place.target.facts(job).accelerator == "cpu"
-    told = [note for note in place.target.notes if "GPUs" in note]
-    assert told == [f"this machine's GPUs stay unused: {NO_RUNTIME}"]
-    place.target.notes.clear()
-    on_cpu = job.model_copy(update={"nproc_per_node": "cpu"})
-    place.target.facts(on_cpu)
-    assert not any("GPUs" in note for note in place.target.notes)
-
-
-def test_what_is_missing_here_ends_it_before_anything_starts(place, monkeypatch):
-    monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
-    missing: list[tuple[dict[str, Any], type[LauncherError], str]] = [
-        ({"secrets": ["NO_SUCH_TOKEN"]}, InputError, "export NO_SUCH_TOKEN="),
-        ({"mounts": [f"{place.folder}/nowhere:/data"]}, InputError, "nowhere not found"),
-    ]
-    if not Path("/dev/infiniband").exists():
-        missing.append(({"resources": {"rdma": True}}, TargetError, "/dev/infiniband"))
-    for fields, kind, words in missing:
-        plan = place.plan("true", **fields)
-        with pytest.raises(kind, match=words):
-            place.target.check(plan)
-        assert not Path(plan.run_dir).exists()
-
-
-def test_a_start_that_fails_half_way_leaves_nothing_behind(place):
-    plan = place.plan("sleep 60", nnodes=3)
-    bad = Mount(source=str(place.folder), target="/proc/1")
-    last = replace(plan.nodes[2], mounts=(*plan.nodes[2].mounts, bad))
-    with pytest.raises(TargetError, match="/proc"):
-        place.target.submit(replace(plan, nodes=(*plan.nodes[:2], last)))
-    assert place.held(plan.run_id) == []
-
-
-def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_incarnation(place):
-    plan = place.plan("true", nnodes=2)
-    foreign = place.api.create_container(IMAGE, name=plan.nodes[1].name)["Id"]
-    try:
-        with pytest.raises(TargetError, match="already in use"):
-            place.target.submit(plan)
-        assert place.held(plan.run_id) == []
-        assert place.api.inspect_container(foreign)["Id"] == foreign
-    finally:
-        place.api.remove_container(foreign, force=True)

@@ -151,13 +151,3 @@ def test_the_script_runs_by_hand_shows_and_keeps_the_output_and_leaves_nothing(p
             assert f"this is node {index}\n" in shown
             assert place.console(plan, index) == f"this is node {index}\n".encode()
         assert place.held(plan.run_id) == []
-
-
-def test_the_script_asks_for_a_secret_that_is_not_exported(place, monkeypatch):
-    monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
-    plan = place.plan("true", secrets=["NO_SUCH_TOKEN"])
-    with start_script(plan, place.folder) as script:
-        shown, _ = script.communicate(timeout=60)
-    assert script.returncode != 0
-    assert "NO_SUCH_TOKEN: is a secret of the job: export it first" in shown
-    assert place.held(plan.run_id) == []

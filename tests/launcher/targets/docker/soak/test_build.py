@@ -1,16 +1,31 @@
 """``launcher build`` on a real engine: what is in an image, what is reused, and what is refused."""
 
+import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from launcher.contract import protocol
-from tests.launcher.targets.docker import test_build
 from tests.launcher.targets.docker.test_build import BASE, SCRIPT, build, folder, tag
 
-base, no_torch = test_build.base, test_build.no_torch
-
 pytestmark = pytest.mark.docker
+BASES = {
+    "no-python": "RUN rm -f /usr/bin/python3*\n",
+    "managed": "RUN mkdir /usr/lib/python3/dist-packages/torch && printf '%s\\n' "
+    "'class version: cuda = None' '__version__ = \"9.9.9+stand.in\"' "
+    ">/usr/lib/python3/dist-packages/torch/__init__.py\n",
+}
+"""What a base lacks, or has, that is made of our image without its environment."""
+
+
+@pytest.fixture
+def base(engine: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"fabric-train-tests:base-{request.param}"
+    lines = f"FROM {BASE}\nUSER root\nRUN rm -rf /opt/venv\n{BASES[request.param]}"
+    engine.images.build(fileobj=io.BytesIO(lines.encode()), tag=name, rm=True)
+    yield name
+    engine.images.remove(name, force=True)
 
 
 def layers(engine: Any, image: str) -> list[str]:
@@ -38,21 +53,11 @@ def test_a_code_change_builds_on_the_layer_of_the_requirements(launcher, folder,
     assert layers(engine, tag)[len(base)] != before[len(base)]
 
 
-WITHOUT_PYTHON = ("no-python", "the base image has no python3", "--base with Python")
-WITHOUT_TORCH = ("no-torch", "there is no torch for the image's", "--base with torch")
-WITHOUT_PIP = ("no-pip", "python3 has no pip, and no venv", "--base with pip")
-
-
-@pytest.mark.parametrize(
-    ("base", "what", "fix"), [WITHOUT_PYTHON, WITHOUT_PIP, WITHOUT_TORCH], indirect=["base"]
-)
-def test_a_base_without_what_it_needs_is_told_with_the_fix(launcher, folder, tag, base, what, fix):
-    done = build(launcher, tag, base=base)
-    assert done.returncode == 1, done.stderr
-    error, hint = done.stderr.splitlines()[-2:]
-    assert error.startswith(f"error: {tag} was not built: ")
-    assert what in error
-    assert hint.startswith(f"  fix: {fix}")
+@pytest.mark.parametrize("base", ["no-python"], indirect=True)
+def test_a_base_without_python_is_told_with_the_fix(launcher, folder, tag, base):
+    error, hint = build(launcher, tag, base=base).stderr.splitlines()[-2:]
+    assert error == f"error: {tag} was not built: the base image has no python3 on its PATH"
+    assert hint.startswith("  fix: --base with Python")
 
 
 @pytest.mark.parametrize("base", ["managed"], indirect=True)
@@ -66,26 +71,3 @@ def test_a_python_that_pip_must_not_touch_gets_an_environment_on_top(
     assert said == "7 9.9.9+stand.in /opt/launcher-venv\n"
     config = engine.api.inspect_image(tag)["Config"]
     assert config["Labels"][protocol.LABEL_TORCH] == "9.9.9"
-
-
-@pytest.mark.parametrize(
-    ("requirements", "more", "what", "fix"),
-    [
-        ("torch==2.1.0", True,
-         "want another torch than the base image's 2.13.0+cpu: The user requested torch==2.1.0",
-         "leave torch out of the requirements"),
-        ("absent", True, "No matching distribution found for absent",
-         "put it into the folder of --wheelhouse, for the image's Python 3.11"),
-        ("--index-url http://127.0.0.1:9/simple\nabsent", False,
-         "pip does not reach its index from the build: NewConnectionError", "pip download -r FILE"),
-    ],
-)  # fmt: skip
-def test_requirements_that_cannot_be_had_are_told_with_the_fix(
-    launcher, folder, tag, requirements, more, what, fix
-):
-    (folder / "requirements.txt").write_text(f"{requirements}\n")
-    words = ("--wheelhouse", "../wheels") if more else ()
-    told = launcher.fails(1, "build", "train.py", "--base", BASE, "--tag", tag, *words)
-    error, hint = told.splitlines()[-2:]
-    assert what in error
-    assert hint.startswith(f"  fix: {fix}")

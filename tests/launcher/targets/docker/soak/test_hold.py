@@ -43,20 +43,8 @@ def test_runs_in_held_containers_start_none(held, engine):
     assert not [run for run in run_ids if run != hold and containers(engine, run)]
     again = held.well("run", "--again", "latest")
     assert "the hold dev on docker" in again.stderr
-
-
-@pytest.mark.parametrize(
-    ("job", "words", "what"),
-    [
-        ("", ["--nnodes", "3"], "the hold dev has 2"),
-        ("", ["--on", "local"], "--in dev: that hold is on docker"),
-        ("", ["--image", "other:1"], "image: other:1, but dev holds fabric-train:"),
-        ("mounts: [/usr:/data]\n", [], "mounts.0: dev has not mounted /usr"),
-        ("checkpoint_dir: /elsewhere\n", [], "checkpoint_dir: dev has not mounted /elsewhere"),
-    ],
-)
-def test_what_held_containers_lack_is_refused(held, job, words, what):
-    held.write(SUMS, JOB + job)
-    told = held.fails(2, "run", "job.yaml", "--in", "dev", *words)
-    assert what in told, told
+    # Not so local, which lets a run write anywhere.
+    held.write(SUMS, JOB + "checkpoint_dir: /elsewhere\n")
+    told = held.fails(2, "run", "job.yaml", "--in", "dev")
+    assert "checkpoint_dir: dev has not mounted /elsewhere" in told
     assert ", free" in held("status", "dev").stdout
