@@ -11,13 +11,11 @@ from launcher.targets.slurm.plan import parse_time_s, plan_facts
 from launcher.targets.slurm.settings import SlurmSettings
 
 
-def plan(**keys: Any) -> LaunchPlan:
+def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> LaunchPlan:
     """A plan of a job with these keys."""
-    job = JobSpec.model_validate({"name": "tiny", "command": ["train.py"], **keys})
-    facts = plan_facts(
-        job, run_root="/shared/runs", cwd="/shared", torch_version="2.13.0", sends_code=False
-    )
-    return plan_run(job, facts, run_id="tiny-1")
+    job = JobSpec.model_validate({"name": "digits", "command": ["train.py"], **keys})
+    facts = plan_facts(job, run_root=root, cwd=cwd, torch_version="2.13.0", sends_code=False)
+    return plan_run(job, facts, run_id="digits-0a1b2c")
 
 
 def settings(**keys: Any) -> SlurmSettings:
@@ -88,7 +86,7 @@ def test_an_elastic_job_is_an_array_unless_it_says_otherwise(nnodes, given, kind
 
 def test_nodes_meet_in_the_runs_folder_and_any_of_them_may_serve_the_store():
     found = plan(nnodes=4)
-    assert found.agent.meet_dir == "/shared/runs/tiny-1/meet"
+    assert found.agent.meet_dir == "/shared/runs/digits-0a1b2c/meet"
     assert found.agent.identity == "slurm"
     assert found.agent.stores == ()
 

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import CodePlan, LaunchPlan, plan_run
-from launcher.targets.slurm.plan import plan_facts
+from launcher.plan.launch_plan import CodePlan, LaunchPlan
 from launcher.targets.slurm.script import name_for_apptainer, name_for_pyxis, render_script
 from launcher.targets.slurm.settings import SlurmSettings
+from tests.launcher.targets.slurm.test_plan import plan
 from tests.waiting import wait_until
 
 STAND_IN = """\
@@ -37,14 +36,6 @@ sys.exit(__main__.main(sys.argv))
 """In the place of ``agent.pyz``: the sources, with other times to wait."""
 NONE: Mapping[str, str] = MappingProxyType({})
 OUTCOME = {"schema": 1, "node_index": 0, "incarnation": 0}
-
-
-def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> LaunchPlan:
-    """A plan whose nodes run this Python unless the keys say otherwise."""
-    keys["slurm"] = {"python": sys.executable, **keys.get("slurm", {})}
-    job = JobSpec.model_validate({"name": "digits", "command": ["train.py"], **keys})
-    facts = plan_facts(job, run_root=root, cwd=cwd, torch_version="2.13.0", sends_code=False)
-    return plan_run(job, facts, run_id="digits-0a1b2c")
 
 
 @pytest.mark.parametrize(
@@ -437,7 +428,7 @@ def srun_words(folder: Path, runtime: str) -> list[str]:
     job.does("srun", 'printf "%s\\n" "$@" >"$DOES/words"; exit 0')
     job.run_once()
     words = (folder / "does/words").read_text().splitlines()
-    assert words[-3:] == [sys.executable, f"{job.run}/agent.pyz", f"{job.files}/node-plan.json"]
+    assert words[-3:] == ["python3", f"{job.run}/agent.pyz", f"{job.files}/node-plan.json"]
     return words[words.index("--gpu-bind=none") + 1 : -3]
 
 
