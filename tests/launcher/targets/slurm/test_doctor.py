@@ -1,9 +1,13 @@
 """What ``doctor --on slurm`` makes of what Slurm's commands print, as recorded on Slurm 22.05."""
 
+from argparse import Namespace
+
 import pytest
 
 from launcher.doctor.finding import Status
+from launcher.job.spec import JobSpec
 from launcher.targets.slurm import doctor
+from launcher.targets.slurm.room import SlurmRoom
 
 
 def test_each_partition_is_a_row_with_its_limit_nodes_and_gpus():
@@ -49,7 +53,102 @@ def test_what_slurm_refuses_is_told_in_its_words_with_the_fix(words, fix):
     assert fix in finding.fix
 
 
-def test_a_script_that_slurm_would_take_is_told_with_its_start():
-    words = "sbatch: Job 18 to start at 1970-01-01T05:00:00 using 3 processors on nodes n[1-3]"
-    finding = doctor.judge_submission(words, accepted=True)
-    assert (finding.status, finding.found) == (Status.OK, words.removeprefix("sbatch: "))
+UP = "Slurmctld(primary) at head is DOWN\\nSlurmctld(backup) at spare is UP"
+TO_START = "sbatch: Job 18 to start at 1970-01-01T05:00:00 using 3 processors on nodes n[1-3]"
+SOUND = {
+    "scontrol": f"printf '{UP}\\n'",
+    "sinfo": """case "$*" in *--list-reasons*) ;; *) echo 'gpu|up|1:00|0/2/0/2|(null)';; esac""",
+    "sbatch": f"""case "$*" in --version) echo slurm 22.05;; *) echo '{TO_START}' >&2;; esac""",
+}
+
+
+def diagnose(commands, folder, given=None, **keys):
+    """The rows of a diagnosis, and the fix of the last one."""
+    for name, lines in SOUND.items():
+        commands.does(name, keys.pop(name, lines))
+    job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], **keys})
+    found = list(SlurmRoom().diagnose(job, folder, 0.1, given))
+    return [(f.check, f.where, f.status.value, f.found) for f in found], found[-1].fix
+
+
+def test_a_sound_cluster_is_asked_little_and_each_answer_is_a_row(commands, tmp_path):
+    rows, _ = diagnose(commands, tmp_path, nnodes=3)
+    assert rows == [
+        ("client", "this machine", "ok", "slurm 22.05"),
+        ("slurmctld", "cluster", "ok", UP.replace("\\n", "; ")),
+        ("partition", "gpu", "ok", "up, time limit 1:00, 2 of 2 nodes idle"),
+        ("start", "sbatch", "ok", TO_START.removeprefix("sbatch: ")),
+    ]
+    assert "#SBATCH --nodes=3" in (tmp_path / "job.sh").read_text()
+    assert [call.partition(" --format")[0] for call in commands.calls()] == [
+        *("sbatch --version", "scontrol ping", "sinfo --noheader --all"),
+        *("sinfo --noheader --all --list-reasons", f"sbatch --test-only {tmp_path}/job.sh"),
+    ]
+    diagnose(commands, tmp_path, slurm={"partition": "gpu"})
+    assert commands.calls("sinfo")[0].startswith("sinfo --noheader --partition=gpu --format=")
+
+
+@pytest.mark.parametrize(
+    ("keys", "row", "fix", "count"),
+    [
+        ({"engine": "torchrun"}, ("plan", "job"), "remove engine: torchrun", 1),
+        ({"sbatch": "echo 'no munge' >&2; exit 1"}, ("client", "this machine"), "sinfo --summ", 1),
+        (
+            {"sbatch": "echo 'configuration source' >&2; exit 1"},
+            ("client", "this machine"),
+            "export SLURM_CONF=FILE",
+            1,
+        ),
+        ({"scontrol": f"echo '{UP[:34]}'"}, ("slurmctld", "cluster"), "ask an admin", 2),
+        ({"scontrol": "echo 'it hangs' >&2; exit 1"}, ("slurmctld", "cluster"), "ask an", 2),
+        ({"scontrol": "echo 'timed out' >&2; exit 1"}, ("slurmctld", "cluster"), "scontrol p", 2),
+        (
+            {"sbatch": "[ $1 = --version ] || { echo 'sbatch: error: invalid qos'; exit 1; }"},
+            ("start", "sbatch"),
+            "--set slurm.qos=NAME",
+            4,
+        ),
+    ],
+)
+def test_what_is_wrong_is_the_last_row_and_has_a_fix(commands, tmp_path, keys, row, fix, count):
+    rows, found = diagnose(commands, tmp_path, **keys)
+    assert (len(rows), *rows[-1][:3]) == (count, *row, "failed")
+    assert found.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"), [("it hangs", doctor.NO_ANSWER), ("timed out", "scontrol ping tells whether")]
+)
+def test_partitions_that_nobody_tells_leave_the_question_to_sbatch(commands, tmp_path, said, fix):
+    job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"]})
+    diagnose(commands, tmp_path)
+    commands.prints("sinfo", said, code=1)
+    found = list(doctor.diagnose_slurm(job, tmp_path, tmp_path, 0.1, ask_nodes=False))
+    assert [f.check for f in found] == ["client", "slurmctld", "partition", "start"]
+    assert (found[2].status, found[2].fix[: len(fix)]) == (Status.FAILED, fix)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_test_job_that_does_not_start_is_told_and_leaves_nothing(commands, tmp_path, was_there):
+    runs = tmp_path / "deep/runs"
+    if was_there:
+        runs.mkdir(parents=True)
+    submit = f'for file; do :; done; cp "$file" {tmp_path}/sent; echo 9'
+    sbatch = SOUND["sbatch"].replace("*)", f"--parsable*) {submit};; *)")
+    given = Namespace(runs=str(runs), test_job=True)
+    keys = {"nnodes": 3, "slurm": {"time": "90", "requeue": True}}
+    rows, fix = diagnose(commands, tmp_path, given, sbatch=sbatch, **keys)
+    assert rows[-1] == ("test job", "queue", "failed", "did not succeed within 0.1 s")
+    assert fix == "squeue --start --me; or --limit SECONDS"
+    sent = (tmp_path / "sent").read_text()
+    for option in ("--nodes=1", "--no-requeue", "--time=5", "--signal=B:USR1@40"):
+        assert f"#SBATCH {option}\n" in sent
+    assert runs.is_dir() == was_there
+    assert not was_there or not list(runs.iterdir())
+
+
+def test_a_run_folder_that_cannot_be_made_is_a_row(commands, tmp_path):
+    (tmp_path / "runs").write_text("in the way")
+    given = Namespace(runs=str(tmp_path / "runs/below"), test_job=True)
+    rows, _ = diagnose(commands, tmp_path, given)
+    assert rows[-1][:3] == ("run folder", f"{tmp_path}/runs/below", "failed")
