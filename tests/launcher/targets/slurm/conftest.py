@@ -1,6 +1,8 @@
 """Stand-ins for Slurm's commands, and a run's folder as batch scripts fill it."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.follow import decide_end, is_all_over, wanted_elements
 from launcher.targets.slurm.job_starts import read_starts
+from launcher.targets.slurm.settings import SlurmSettings
 from tests.launcher.targets.slurm.test_plan import plan
 
 STAND_IN = """\
@@ -58,8 +61,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 class Folder:
     """A run's folder, filled as batch scripts fill it."""
 
-    def __init__(self, path: Path, nnodes: object = 2, **keys: object) -> None:
-        self.plan = plan(str(path), nnodes=nnodes, **keys)
+    def __init__(self, path: Path, nnodes: object = 2, inside: int = 0, **keys: Any) -> None:
+        made = plan(str(path), nnodes=nnodes, **keys)
+        self.plan = replace(made, own=replace(SlurmSettings.of(made), inside=inside))
         self.run = RunFolder(Path(self.plan.run_dir))
         self.files = self.run.path / "slurm"
         self.files.mkdir(parents=True)

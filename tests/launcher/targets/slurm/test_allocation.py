@@ -6,13 +6,10 @@ import pytest
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.job.spec import JobSpec
 from launcher.plan.nnodes import decide_nnodes
 from launcher.targets.room import GivenOptions
-from launcher.targets.slurm.inside import describe_unused, find_allocation, fit_facts, nodes_of
-from launcher.targets.slurm.plan import plan_facts
+from launcher.targets.slurm.inside import describe_unused, find_allocation, nodes_of
 from launcher.targets.slurm.room import SlurmRoom
-from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm_process import SlurmProcess
 
 TWO = SlurmProcess(job=7, nodes=2)
@@ -94,15 +91,6 @@ def test_keys_of_a_job_that_is_there_already_are_named():
     what = "not asked of Slurm, as the run uses an existing allocation"
     assert line == f"slurm.partition, slurm.time: {what}"
     assert describe_unused(parse_job("name: a\ncommand: [train.py]\n", "job.yaml")) == []
-
-
-def test_nobody_waits_for_a_node_that_no_job_of_its_own_brings_back():
-    job = JobSpec.model_validate({"name": "tiny", "command": ["train.py"], "nnodes": "1:2"})
-    folders = {"run_root": "/shared/runs", "cwd": "/shared"}
-    own_jobs = plan_facts(job, **folders, torch_version="2.13.0", sends_code=False)
-    inside = fit_facts(own_jobs, TWO)
-    assert [SlurmSettings.of(one).kind for one in (own_jobs, inside)] == ["array", "allocation"]
-    assert [one.agent and one.agent.awaits_nodes for one in (own_jobs, inside)] == [True, False]
 
 
 # -- sbatch's options that people type most --------------------------------------------------------

@@ -2,9 +2,7 @@
 
 import pytest
 
-from launcher.contract.errors import InputError, TargetError
 from launcher.targets.slurm import client
-from launcher.targets.slurm.target import SlurmTarget
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
@@ -46,22 +44,6 @@ def test_a_new_job_gets_nothing_of_the_job_around_it():
     }
     kept = client.without_defaults(environ)
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
-
-
-@pytest.mark.parametrize(
-    ("said", "raised", "fix"),
-    [
-        ("fatal: Could not establish a configuration source", TargetError, "export SLURM_CONF="),
-        ("allocation failure: Protocol authentication error", TargetError, "munge -n | unmunge"),
-        ("error: Unable to contact slurm controller", TargetError, "scontrol ping"),
-        ("error: invalid partition specified: x", InputError, "--set slurm.partition="),
-    ],
-)
-def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(folder, commands, said, raised, fix):
-    commands.prints("sbatch", f"sbatch: {said}", code=1)
-    with pytest.raises(raised, match=said) as caught:
-        SlurmTarget(folder.run.path.parent).check(folder.plan)
-    assert fix in str(caught.value)
 
 
 def test_jobs_of_a_run_are_found_by_their_comment(commands):

@@ -29,20 +29,12 @@ def test_nodes_that_take_no_jobs_are_told_with_the_reason_that_was_given():
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (
-            "sbatch: error: invalid partition specified: nope\n"
-            "allocation failure: Invalid partition name specified",
-            "--set slurm.partition=NAME",
-        ),
-        ("allocation failure: Requested node configuration is not available", "fewer nodes"),
-        ("allocation failure: Invalid feature specification", "slurm.constraint"),
-        ("allocation failure: Requested reservation is invalid", "slurm.reservation"),
-        ("allocation failure: Unable to contact slurm controller (connect failure)", "scontrol"),
-        (
-            "sbatch: error: QOSMaxSubmitJobPerUserLimit\nallocation failure: Job violates "
-            "accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "squeue --me",
-        ),
+        ("sbatch: error: invalid partition specified: nope\nfailure: Invalid", "slurm.partition="),
+        ("failure: Requested node configuration is not available", "fewer nodes"),
+        ("failure: Invalid feature specification", "slurm.constraint"),
+        ("failure: Requested reservation is invalid", "slurm.reservation"),
+        ("failure: Unable to contact slurm controller (connect failure)", "scontrol"),
+        ("error: QOSMaxSubmit\nfailure: Job violates accounting/QOS policy (time)", "squeue --me"),
         ("allocation failure: something new", "ask an admin"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -20,12 +19,10 @@ from launcher.targets.slurm.follow import (
     decide_end,
     end_by_queue,
     find_end,
-    is_told_why,
     observe,
     wanted_elements,
 )
 from launcher.targets.slurm.job_starts import read_jobs, read_starts
-from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.target import SlurmTarget
 from tests.launcher.targets.slurm.conftest import Folder
 
@@ -59,7 +56,8 @@ LISTED = """[ "$1" = --me ] && cat <<'END' || echo '9|9|N/A|RUNNING|None|'
 {mine}
 END"""
 NO_WORD = "ended without recording why; its log says"
-ALL_THREE = {**TWO, "e7_2_0_started": "n3"}
+ENDED = {"e7_0_0_ended": "0 over", "e7_1_0_ended": "1 over"}
+ALL_THREE, FULL = {**TWO, "e7_2_0_started": "n3"}, {"e7_2_0_ended": "198 over"}
 
 
 @pytest.mark.parametrize(
@@ -69,14 +67,9 @@ ALL_THREE = {**TWO, "e7_2_0_started": "n3"}
         ("1:2", {**TWO, "e7_0_0_ended": "1 over"}, Cause.TRAINING_FAILED, False),
         # A killed element does not.
         ("1:2", {**TWO, "e7_0_0_ended": "137 over"}, None, False),
-        ("2:3", {**ALL_THREE, "e7_2_0_ended": "198 over"}, None, False),
+        ("2:3", {**ALL_THREE, **FULL}, None, False),
         # Elements that are too few are not waited for.
-        (
-            "2:3",
-            {**ALL_THREE, "e7_2_0_ended": "198 over", "e7_1_0_ended": "198 over"},
-            Cause.DISK_FULL,
-            False,
-        ),
+        ("2:3", {**ALL_THREE, **FULL, "e7_1_0_ended": "198 over"}, Cause.DISK_FULL, False),
         # A script that gave up at a time limit, as nothing was saved, was not preempted.
         (2, {**ONE, "j7_0_stop": "preempted", "j7_0_ended": "1 over"}, Cause.TRAINING_FAILED, True),
         (2, {**ONE, "j7_0_stop": "preempted", "j7_0_ended": "143 over"}, Cause.PREEMPTED, True),
@@ -90,19 +83,6 @@ def test_what_the_scripts_say_of_their_end_decides_the_run(
     folder = Folder(tmp_path, nnodes)
     folder.write(**files)
     assert (folder.decide(), folder.is_over()) == (reason, is_over)
-
-
-def test_who_sent_a_signal_is_asked_of_the_queue_and_nothing_else(folder):
-    folder.write(j7_0_started="n1 n2", j7_0_ended="143 over")
-    starts = read_starts(folder.run)
-    preempted = Ending(cause=Cause.PREEMPTED)
-    assert not is_told_why(preempted, starts, ())
-    assert not is_told_why(preempted, starts, (queued("COMPLETING"),))
-    assert is_told_why(preempted, starts, (queued("CANCELLED"),))
-    assert folder.decide(queued("CANCELLED")) is Cause.STOP_REQUESTED
-    assert is_told_why(Ending(cause=Cause.DISK_FULL), starts, ())
-    folder.write(j7_0_stop="interrupted")
-    assert is_told_why(Ending(cause=Cause.INTERRUPTED), read_starts(folder.run), ())
 
 
 @pytest.mark.parametrize(
@@ -138,13 +118,7 @@ def test_a_job_in_a_state_of_an_end_is_over(state):
         (ALL_THREE, [], "node-2", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
         (ALL_THREE, [queued("COMPLETED", 1)], "7_1", Cause.NODE_LOST, f"job 7_1 {NO_WORD}: gone"),
         # What the last script that has ended says counts.
-        (
-            {**TWO, "e7_0_0_ended": "0 over", "e7_1_0_ended": "1 over", "e9_0_0_started": "n1"},
-            [],
-            "7_1",
-            Cause.TRAINING_FAILED,
-            "gone",
-        ),
+        ({**TWO, **ENDED, "e9_0_0_started": "n1"}, [], "7_1", Cause.TRAINING_FAILED, "gone"),
     ],
 )
 def test_jobs_that_are_gone_are_judged_by_slurms_word_or_their_logs(
@@ -162,12 +136,7 @@ def test_jobs_that_are_gone_are_judged_by_slurms_word_or_their_logs(
         (["module load x"], {"j7_0_ended": "1 over"}, True, SETUP),
         (["module load x"], {"j7_0_ended": "143 over"}, True, ""),
         ([], {"j7_0_ended": "1 over"}, True, ""),
-        (
-            [],
-            {"j7_0_ended": "1 over", "j7_0_stop": "preempted"},
-            True,
-            "7.log has: module; not; found",
-        ),
+        ([], {"j7_0_ended": "1 over", "j7_0_stop": "preempted"}, True, SETUP),
         ([], {"j7_0_ended": "137 over"}, False, "srun: error: n1: task 0"),
         (["module load x"], {"j7_0_ended": "0 over"}, False, ""),
     ],
@@ -255,24 +224,26 @@ def find(folder: Folder) -> tuple[Cause | None, int]:
 
 
 @pytest.mark.parametrize(
-    ("inside", "ended", "state", "cause", "asks"),
+    ("inside", "files", "state", "cause", "asks"),
     [
-        (0, "0 over", "", Cause.COMPLETED, 0),
-        (0, "143 over", "CANCELLED", Cause.STOP_REQUESTED, 1),
-        (0, "143 over", "PENDING", None, 1),
-        (0, "", "RUNNING", None, 1),
-        (0, "", "", Cause.NODE_LOST, 1),
+        (0, {"j7_0_ended": "0 over"}, "", Cause.COMPLETED, 0),
+        (0, {"j7_0_ended": "143 over"}, "CANCELLED", Cause.STOP_REQUESTED, 1),
+        (0, {"j7_0_ended": "143 over"}, "PENDING", None, 1),
+        (0, {"j7_0_ended": "198 over"}, "CANCELLED", Cause.DISK_FULL, 0),
+        (0, {"j7_0_ended": "143 over", "j7_0_stop": "interrupted"}, "", Cause.INTERRUPTED, 0),
+        (0, {}, "RUNNING", None, 1),
+        (0, {}, "", Cause.NODE_LOST, 1),
         # The queue would say how the job around it ends.
-        (7, "143 over", "RUNNING", Cause.PREEMPTED, 0),
+        (7, {"j7_0_ended": "143 over"}, "RUNNING", Cause.PREEMPTED, 0),
     ],
 )
 def test_the_queue_tells_the_end_of_a_run_where_its_files_do_not(
-    folder, commands, inside, ended, state, cause, asks
+    tmp_path, commands, inside, files, state, cause, asks
 ):
-    folder.plan = replace(folder.plan, own=replace(SlurmSettings.of(folder.plan), inside=inside))
-    folder.write(**ONE, **({"j7_0_ended": ended} if ended else {}))
+    folder = Folder(tmp_path, inside=inside)
+    folder.write(**ONE, **files)
     commands.prints("squeue", *([f"7|7|N/A|{state}|None|"] if state else []))
-    assert find(folder) == (cause, int(cause is not None and not ended))
+    assert find(folder) == (cause, int(cause is not None and not files))
     assert len(commands.calls("squeue")) == asks
 
 

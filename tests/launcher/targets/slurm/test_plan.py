@@ -80,8 +80,13 @@ def test_workers_follow_from_what_slurm_is_asked_for(keys, workers):
     ("nnodes", "given", "kind"),
     [(2, None, "allocation"), ("1:2", None, "array"), ("1:2", "allocation", "allocation")],
 )
-def test_an_elastic_job_is_an_array_unless_it_says_otherwise(nnodes, given, kind):
-    assert settings(nnodes=nnodes, slurm={"kind": given} if given else {}).kind == kind
+def test_an_elastic_job_is_an_array_whose_elements_wait_for_nodes_unless_it_says_otherwise(
+    nnodes, given, kind
+):
+    found = plan(nnodes=nnodes, slurm={"kind": given} if given else {})
+    assert SlurmSettings.of(found).kind == kind
+    assert found.agent.awaits_nodes is (kind == "array")
+    assert ("slurm.kind: array" in SlurmSettings.of(found).keeps_nodes) == (kind != "array")
 
 
 def test_nodes_meet_in_the_runs_folder_and_any_of_them_may_serve_the_store():
@@ -89,12 +94,6 @@ def test_nodes_meet_in_the_runs_folder_and_any_of_them_may_serve_the_store():
     assert found.agent.meet_dir == "/shared/runs/digits-0a1b2c/meet"
     assert found.agent.identity == "slurm"
     assert found.agent.stores == ()
-
-
-@pytest.mark.parametrize(("nnodes", "awaits"), [("4", False), ("2:4", True)])
-def test_only_the_elements_of_an_array_wait_for_nodes_that_slurm_brings(nnodes, awaits):
-    found = plan(nnodes=nnodes)
-    assert found.agent.awaits_nodes is awaits
 
 
 @pytest.mark.parametrize(

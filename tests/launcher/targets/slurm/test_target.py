@@ -15,6 +15,7 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.job.spec import JobSpec
 from launcher.targets.slurm import target as target_module
+from launcher.targets.slurm.client import SlurmError
 from launcher.targets.slurm.job_starts import read_jobs
 from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.target import SlurmTarget
@@ -33,11 +34,6 @@ ELEMENTS = {f"e7_{index}_0_started": "n1" for index in range(3)}
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmTarget:
     monkeypatch.setattr(target_module, "END_LIMIT_S", 0.2)
     return SlurmTarget(tmp_path)
-
-
-def put_inside(folder: Folder, job: int) -> None:
-    folder.plan = replace(folder.plan, own=replace(SlurmSettings.of(folder.plan), inside=job))
-    (folder.run.path / "plan.json").write_text(folder.plan.to_json())
 
 
 def hold(commands: Commands, queue: Path, *lines: str) -> None:
@@ -65,10 +61,8 @@ def test_nodes_get_this_python_or_that_of_the_path(target, commands, monkeypatch
     monkeypatch.setattr(target_module, "read_torch_version", read_torch_version)
     (commands.bin / "python3").symlink_to(sys.executable)
     facts = target.facts(make_job())
-    assert (SlurmSettings.of(facts).python, facts.torch_version) == (
-        f"{commands.bin}/python3",
-        None,
-    )
+    assert SlurmSettings.of(facts).python == f"{commands.bin}/python3"
+    assert facts.torch_version is None
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(KeyInputError, match="there is no python3 on PATH"):
         target.facts(make_job())
@@ -78,29 +72,35 @@ def test_a_run_inside_of_an_allocation_has_its_nodes_and_asks_slurm_for_nothing(
     target = SlurmTarget(tmp_path, allocation=SlurmProcess(job=5, nodes=3))
     assert target.there is not None
     assert target.there.count == 3
-    facts = target.facts(make_job(nnodes=2, slurm={"time": "9:00", "setup": ["true"]}))
+    facts = target.facts(make_job(nnodes="1:2", slurm={"time": "9:00", "setup": ["true"]}))
     own = SlurmSettings.of(facts)
     assert facts.place == "Slurm, job 5, 2 of its 3 nodes"
+    # Nobody waits for a node that no job of its own brings back.
+    assert (own.kind, facts.agent and facts.agent.awaits_nodes) == ("allocation", False)
     assert (own.inside, own.requeue, own.notice_s, own.options) == (5, False, 0, ())
     assert target.notes[0].startswith("slurm.time: not asked of Slurm")
 
 
 @pytest.mark.parametrize(
-    ("keys", "sbatch", "raised"),
+    ("keys", "sbatch", "raised", "words"),
     [
-        ({}, "", None),
+        ({}, "", None, ""),
         # sbatch would wait for nodes that are drained.
-        ({}, "error: Requested node configuration is not available", None),
-        ({}, "error: invalid qos", "fix: --set slurm.qos=NAME .*; launcher doctor JOB --on slurm"),
+        ({}, "error: Requested node configuration is not available", None, ""),
+        ({}, "error: invalid qos", InputError, "--set slurm.qos=NAME .*; launcher doctor JOB --on"),
+        # A cluster that is out of reach is no wrong input.
+        ({}, "fatal: Could not establish a configuration source", SlurmError, "export SLURM_CONF="),
+        ({}, "failure: Protocol authentication error", SlurmError, r"munge -n \| unmunge"),
+        ({}, "error: Unable to contact slurm controller", SlurmError, "fix: scontrol ping"),
         # Without code of its own a node finds its script in the run's folder.
-        ({"command": ["gone.py"]}, "", "no such file"),
-        ({"command": ["gone.py"], "image": "a:1", "slurm": {"container": "pyxis"}}, "", None),
-        ({"secrets": ["NOT_THERE"]}, "", "NOT_THERE not set"),
-        ({"checkpoint_dir": "/proc/c"}, "", "/proc/c"),
+        ({"command": ["gone.py"]}, "", InputError, "no such file"),
+        ({"command": ["gone.py"], "image": "a:1", "slurm": {"container": "pyxis"}}, "", None, ""),
+        ({"secrets": ["NOT_THERE"]}, "", InputError, "NOT_THERE not set"),
+        ({"checkpoint_dir": "/proc/c"}, "", InputError, "/proc/c"),
     ],
 )
 def test_a_job_is_checked_here_and_then_by_slurm(
-    tmp_path, commands, monkeypatch, target, keys, sbatch, raised
+    tmp_path, commands, monkeypatch, target, keys, sbatch, raised, words
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
@@ -112,10 +112,10 @@ def test_a_job_is_checked_here_and_then_by_slurm(
         target.check(made)
         (call,) = commands.calls()
         assert call.startswith("sbatch --test-only ")
-    else:
-        with pytest.raises(InputError) as caught:
-            target.check(made)
-        assert re.search(raised, str(caught.value), re.DOTALL)
+        return
+    with pytest.raises(raised) as caught:
+        target.check(made)
+    assert re.search(words, str(caught.value), re.DOTALL)
 
 
 def test_what_needs_no_question_to_slurm_is_not_asked(folder, commands, target):
@@ -125,15 +125,13 @@ def test_what_needs_no_question_to_slurm_is_not_asked(folder, commands, target):
     with pytest.raises(KeyInputError, match="in the code that nodes get"):
         target.check(folder.plan)
     record.start = ("train.py",)
-    put_inside(folder, 5)
-    target.check(folder.plan)
-    own = replace(SlurmSettings.of(folder.plan), container="pyxis")
-    folder.plan = replace(folder.plan, own=own)
-    target.check(folder.plan)
-    assert folder.plan.agent is not None
-    held = replace(folder.plan, agent=replace(folder.plan.agent, hold_idle_s=9))
+    own = replace(SlurmSettings.of(folder.plan), inside=5, container="pyxis")
+    made = replace(folder.plan, own=own)
+    target.check(made)
+    held = replace(made, agent=replace(made.agent, hold_idle_s=9))
     with pytest.raises(InputError, match="containers of pyxis are not held"):
         target.check(held)
+    target.check(replace(held, own=replace(own, container=None)))
     assert commands.calls() == []
 
 
@@ -294,9 +292,9 @@ def test_agents_have_the_grace_to_end_before_their_job_is_cancelled(folder, comm
     ],
 )
 def test_a_stop_that_fails_says_what_to_type(
-    folder, commands, target, inside, only, squeue, raised, told
+    tmp_path, commands, target, inside, only, squeue, raised, told
 ):
-    put_inside(folder, inside)
+    folder = Folder(tmp_path, inside=inside)
     folder.write(**STARTED)
     commands.prints("squeue", squeue[0], code=squeue[1])
     if raised:
@@ -309,8 +307,8 @@ def test_a_stop_that_fails_says_what_to_type(
     assert (folder.files / "7.0.stop").exists() == (only is None)
 
 
-def test_a_stop_inside_of_an_allocation_ends_the_runs_step_alone(folder, commands, target):
-    put_inside(folder, 5)
+def test_a_stop_inside_of_an_allocation_ends_the_runs_step_alone(tmp_path, commands, target):
+    folder = Folder(tmp_path, inside=5)
     folder.write(j5_0_started="n1 n2")
     commands.prints("squeue", "5.batch|batch", "5.0|other", "5.1|digits-0a1b2c")
     commands.does("scancel", f"echo 143 over >'{folder.files}/5.0.ended'")
