@@ -1,7 +1,9 @@
 """Stand-ins for Slurm's commands, and a run's folder as batch scripts fill it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,15 +30,20 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.bin, self._calls = folder / "bin", folder / "calls"
+        self._lines: dict[str, str] = {}
         self.bin.mkdir()
         for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"):
             self.does(name, "")
 
     def does(self, name: str, lines: str) -> None:
+        self._lines[name] = f"{lines}\n"
         new = self.bin / f"{name}.new"
         new.write_text(STAND_IN.format(calls=self._calls, lines=lines))
         new.chmod(0o755)
         new.rename(self.bin / name)
+
+    def does_also(self, name: str, lines: str) -> None:
+        self.does(name, self._lines[name] + lines)
 
     def prints(self, name: str, *lines: str, code: int = 0) -> None:
         text = "".join(f"{line}\n" for line in lines)
@@ -61,13 +68,22 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 class Folder:
     """A run's folder, filled as batch scripts fill it."""
 
-    def __init__(self, path: Path, nnodes: object = 2, inside: int = 0, **keys: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        nnodes: object = 2,
+        files: Mapping[str, str] = MappingProxyType({}),
+        *,
+        inside: int = 0,
+        **keys: Any,
+    ) -> None:
         made = plan(str(path), nnodes=nnodes, **keys)
         self.plan = replace(made, own=replace(SlurmSettings.of(made), inside=inside))
         self.run = RunFolder(Path(self.plan.run_dir))
         self.files = self.run.path / "slurm"
         self.files.mkdir(parents=True)
         (self.run.path / "plan.json").write_text(self.plan.to_json())
+        self.write(**files)
 
     def write(self, **files: str) -> None:
         """``j7_0_started="n1"`` writes ``7.0.started``; ``e7_2_0_ended`` is of element 2."""

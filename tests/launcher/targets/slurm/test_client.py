@@ -14,6 +14,12 @@ def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
     assert not caught.value.is_away
 
 
+def test_a_command_that_this_machine_cannot_start_now_is_tried_again(commands):
+    with pytest.raises(client.SlurmError, match="squeue: Argument list too long") as caught:
+        client.run_command("squeue", "x" * 1_000_000)
+    assert (caught.value.is_away, "ulimit -u" in caught.value.hint) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("lines", "said", "is_away"),
     [

@@ -55,17 +55,15 @@ SOUND = {
 
 
 def diagnose(commands, folder, given=None, **keys):
-    """The rows of a diagnosis, and the fix of the last one."""
     for name, lines in SOUND.items():
         commands.does(name, keys.pop(name, lines))
     job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], **keys})
-    found = list(SlurmRoom().diagnose(job, folder, 0.1, given))
-    return [(f.check, f.where, f.status.value, f.found) for f in found], found[-1].fix
+    return list(SlurmRoom().diagnose(job, folder, 0.1, given))
 
 
 def test_a_sound_cluster_is_asked_little_and_each_answer_is_a_row(commands, tmp_path):
-    rows, _ = diagnose(commands, tmp_path, nnodes=3)
-    assert rows == [
+    found = diagnose(commands, tmp_path, nnodes=3)
+    assert [(f.check, f.where, f.status.value, f.found) for f in found] == [
         ("client", "this machine", "ok", "slurm 22.05"),
         ("slurmctld", "cluster", "ok", UP.replace("\\n", "; ")),
         ("partition", "gpu", "ok", "up, time limit 1:00, 2 of 2 nodes idle"),
@@ -80,44 +78,29 @@ def test_a_sound_cluster_is_asked_little_and_each_answer_is_a_row(commands, tmp_
     assert commands.calls("sinfo")[0].startswith("sinfo --noheader --partition=gpu --format=")
 
 
+NO_QOS = "[ $1 = --version ] || { echo 'sbatch: error: invalid qos'; exit 1; }"
+HANGS, AWAY = "echo 'it hangs' >&2; exit 1", "echo 'timed out' >&2; exit 1"
+
+
 @pytest.mark.parametrize(
-    ("keys", "row", "fix", "count"),
+    ("keys", "check", "fix", "rows"),
     [
-        ({"engine": "torchrun"}, ("plan", "job"), "remove engine: torchrun", 1),
-        ({"sbatch": "echo 'no munge' >&2; exit 1"}, ("client", "this machine"), "sinfo --summ", 1),
-        (
-            {"sbatch": "echo 'configuration source' >&2; exit 1"},
-            ("client", "this machine"),
-            "export SLURM_CONF=FILE",
-            1,
-        ),
-        ({"scontrol": f"echo '{UP[:34]}'"}, ("slurmctld", "cluster"), "ask an admin", 2),
-        ({"scontrol": "echo 'it hangs' >&2; exit 1"}, ("slurmctld", "cluster"), "ask an", 2),
-        ({"scontrol": "echo 'timed out' >&2; exit 1"}, ("slurmctld", "cluster"), "scontrol p", 2),
-        (
-            {"sbatch": "[ $1 = --version ] || { echo 'sbatch: error: invalid qos'; exit 1; }"},
-            ("start", "sbatch"),
-            "--set slurm.qos=NAME",
-            4,
-        ),
+        ({"engine": "torchrun"}, "plan", "remove engine: torchrun", 1),
+        ({"sbatch": HANGS}, "client", "sinfo --summarize", 1),
+        ({"sbatch": AWAY}, "client", "scontrol ping tells", 1),
+        ({"scontrol": f"echo '{UP[:34]}'"}, "slurmctld", doctor.NO_ANSWER, 2),
+        ({"scontrol": HANGS}, "slurmctld", doctor.NO_ANSWER, 2),
+        ({"scontrol": AWAY}, "slurmctld", "scontrol ping tells", 2),
+        # sbatch is asked all the same.
+        ({"sinfo": HANGS}, "partition", doctor.NO_ANSWER, 4),
+        ({"sinfo": AWAY}, "partition", "scontrol ping tells", 4),
+        ({"sbatch": NO_QOS}, "start", "--set slurm.qos=NAME", 4),
     ],
 )
-def test_what_is_wrong_is_the_last_row_and_has_a_fix(commands, tmp_path, keys, row, fix, count):
-    rows, found = diagnose(commands, tmp_path, **keys)
-    assert (len(rows), *rows[-1][:3]) == (count, *row, "failed")
-    assert found.startswith(fix)
-
-
-@pytest.mark.parametrize(
-    ("said", "fix"), [("it hangs", doctor.NO_ANSWER), ("timed out", "scontrol ping tells whether")]
-)
-def test_partitions_that_nobody_tells_leave_the_question_to_sbatch(commands, tmp_path, said, fix):
-    job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"]})
-    diagnose(commands, tmp_path)
-    commands.prints("sinfo", said, code=1)
-    found = list(doctor.diagnose_slurm(job, tmp_path, tmp_path, 0.1, ask_nodes=False))
-    assert [f.check for f in found] == ["client", "slurmctld", "partition", "start"]
-    assert (found[2].status, found[2].fix[: len(fix)]) == (Status.FAILED, fix)
+def test_what_is_wrong_is_a_row_with_a_fix(commands, tmp_path, keys, check, fix, rows):
+    found = diagnose(commands, tmp_path, **keys)
+    (failed,) = (f for f in found if f.status is Status.FAILED)
+    assert (failed.check, failed.fix[: len(fix)], len(found)) == (check, fix, rows)
 
 
 @pytest.mark.parametrize("was_there", [False, True])
@@ -129,9 +112,9 @@ def test_a_test_job_that_does_not_start_is_told_and_leaves_nothing(commands, tmp
     sbatch = SOUND["sbatch"].replace("*)", f"--parsable*) {submit};; *)")
     given = Namespace(runs=str(runs), test_job=True)
     keys = {"nnodes": 3, "slurm": {"time": "90", "requeue": True}}
-    rows, fix = diagnose(commands, tmp_path, given, sbatch=sbatch, **keys)
-    assert rows[-1] == ("test job", "queue", "failed", "did not succeed within 0.1 s")
-    assert fix == "squeue --start --me; or --limit SECONDS"
+    last = diagnose(commands, tmp_path, given, sbatch=sbatch, **keys)[-1]
+    assert (last.check, last.found) == ("test job", "did not succeed within 0.1 s")
+    assert last.fix == "squeue --start --me; or --limit SECONDS"
     sent = (tmp_path / "sent").read_text()
     for option in ("--nodes=1", "--no-requeue", "--time=5", "--signal=B:USR1@40"):
         assert f"#SBATCH {option}\n" in sent
@@ -142,5 +125,5 @@ def test_a_test_job_that_does_not_start_is_told_and_leaves_nothing(commands, tmp
 def test_a_run_folder_that_cannot_be_made_is_a_row(commands, tmp_path):
     (tmp_path / "runs").write_text("in the way")
     given = Namespace(runs=str(tmp_path / "runs/below"), test_job=True)
-    rows, _ = diagnose(commands, tmp_path, given)
-    assert rows[-1][:3] == ("run folder", f"{tmp_path}/runs/below", "failed")
+    last = diagnose(commands, tmp_path, given)[-1]
+    assert (last.check, last.where) == ("run folder", f"{tmp_path}/runs/below")

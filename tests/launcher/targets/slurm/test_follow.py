@@ -31,25 +31,8 @@ def queued(state: str, element: int | None = None) -> QueuedJob:
     return QueuedJob(number=7, element=element, state=state, why="Priority")
 
 
-def test_a_job_goes_on_until_its_last_start_is_over(folder):
-    assert (folder.decide(), folder.is_over()) == (None, False)
-    folder.write(j7_0_started="n1 n2", j7_0_stop="preempted", j7_0_ended="143 requeued")
-    assert (folder.decide(), folder.is_over()) == (None, False)
-    folder.write(j7_1_started="n2 n3")
-    assert folder.decide() is None
-    folder.write(j7_1_ended="0 over")
-    assert (folder.decide(), folder.is_over()) == (Cause.COMPLETED, True)
-
-
-def test_a_job_that_follows_another_counts_in_its_place(folder):
-    folder.write(j9_0_started="n1 n2", j9_0_ended="143 requeued", j10_0_started="n1 n2")
-    assert folder.decide() is None
-    folder.write(j10_0_ended="1 over")
-    assert folder.decide() is Cause.TRAINING_FAILED
-    assert read_jobs(folder.run) == (9, 10)
-
-
-ONE, STOPPED = {"j7_0_started": "n1 n2"}, Cause.STOP_REQUESTED
+ONE, STOPPED, FAILED = {"j7_0_started": "n1 n2"}, Cause.STOP_REQUESTED, Cause.TRAINING_FAILED
+REQUEUED = {"j9_0_started": "n1", "j9_0_stop": "preempted", "j9_0_ended": "143 requeued"}
 TWO = {"e7_0_0_started": "n1", "e7_1_0_started": "n2"}
 SETUP = "7.log has: module; not; found"
 LISTED = """[ "$1" = --me ] && cat <<'END' || echo '9|9|N/A|RUNNING|None|'
@@ -63,15 +46,22 @@ ALL_THREE, FULL = {**TWO, "e7_2_0_started": "n3"}, {"e7_2_0_ended": "198 over"}
 @pytest.mark.parametrize(
     ("nnodes", "files", "reason", "is_over"),
     [
+        (2, {}, None, False),
+        # A job goes on until its last start is over, and one that follows it counts in its place.
+        (2, REQUEUED, None, False),
+        (2, {**REQUEUED, "j9_1_started": "n1 n2"}, None, False),
+        (2, {**REQUEUED, "j9_1_started": "n1 n2", "j9_1_ended": "0 over"}, Cause.COMPLETED, True),
+        (2, {**REQUEUED, "j10_0_started": "n1 n2"}, None, False),
+        (2, {**REQUEUED, "j10_0_started": "n1", "j10_0_ended": "1 over"}, FAILED, True),
         # A failed training ends the run, though other elements still run.
-        ("1:2", {**TWO, "e7_0_0_ended": "1 over"}, Cause.TRAINING_FAILED, False),
+        ("1:2", {**TWO, "e7_0_0_ended": "1 over"}, FAILED, False),
         # A killed element does not.
         ("1:2", {**TWO, "e7_0_0_ended": "137 over"}, None, False),
         ("2:3", {**ALL_THREE, **FULL}, None, False),
         # Elements that are too few are not waited for.
         ("2:3", {**ALL_THREE, **FULL, "e7_1_0_ended": "198 over"}, Cause.DISK_FULL, False),
         # A script that gave up at a time limit, as nothing was saved, was not preempted.
-        (2, {**ONE, "j7_0_stop": "preempted", "j7_0_ended": "1 over"}, Cause.TRAINING_FAILED, True),
+        (2, {**ONE, "j7_0_stop": "preempted", "j7_0_ended": "1 over"}, FAILED, True),
         (2, {**ONE, "j7_0_stop": "preempted", "j7_0_ended": "143 over"}, Cause.PREEMPTED, True),
         # A stop that was asked for is the reason.
         (2, {**ONE, "j7_0_stop": "stop-requested", "j7_0_ended": "143 over"}, STOPPED, True),
@@ -80,8 +70,7 @@ ALL_THREE, FULL = {**TWO, "e7_2_0_started": "n3"}, {"e7_2_0_ended": "198 over"}
 def test_what_the_scripts_say_of_their_end_decides_the_run(
     tmp_path, nnodes, files, reason, is_over
 ):
-    folder = Folder(tmp_path, nnodes)
-    folder.write(**files)
+    folder = Folder(tmp_path, nnodes, files=files)
     assert (folder.decide(), folder.is_over()) == (reason, is_over)
 
 
@@ -144,8 +133,7 @@ def test_jobs_that_are_gone_are_judged_by_slurms_word_or_their_logs(
 def test_a_failed_run_tells_what_its_setup_printed_and_nothing_of_slurm(
     tmp_path, setup, files, has_agent, detail
 ):
-    folder = Folder(tmp_path, slurm={"setup": setup})
-    folder.write(**ONE, **files)
+    folder = Folder(tmp_path, slurm={"setup": setup}, files={**ONE, **files})
     (folder.files / "7.log").write_text("long ago\nmodule\nnot\nfound\nsrun: error: n1: task 0\n")
     if has_agent:
         folder.node_ended(0, Cause.TRAINING_FAILED)
@@ -226,23 +214,27 @@ def find(folder: Folder) -> tuple[Cause | None, int]:
 @pytest.mark.parametrize(
     ("inside", "files", "state", "cause", "asks"),
     [
+        # Another run's job has got the number since.
+        (0, {}, "RUNNING|None|launcher:other-1", Cause.NODE_LOST, 1),
         (0, {"j7_0_ended": "0 over"}, "", Cause.COMPLETED, 0),
-        (0, {"j7_0_ended": "143 over"}, "CANCELLED", Cause.STOP_REQUESTED, 1),
-        (0, {"j7_0_ended": "143 over"}, "PENDING", None, 1),
-        (0, {"j7_0_ended": "198 over"}, "CANCELLED", Cause.DISK_FULL, 0),
+        (0, {"j7_0_ended": "143 over"}, "CANCELLED|None|", Cause.STOP_REQUESTED, 1),
+        (0, {"j7_0_ended": "143 over"}, "PENDING|None|", None, 1),
+        (0, {"j7_0_ended": "198 over"}, "CANCELLED|None|", Cause.DISK_FULL, 0),
         (0, {"j7_0_ended": "143 over", "j7_0_stop": "interrupted"}, "", Cause.INTERRUPTED, 0),
-        (0, {}, "RUNNING", None, 1),
+        (0, {}, "RUNNING|None|", None, 1),
         (0, {}, "", Cause.NODE_LOST, 1),
         # The queue would say how the job around it ends.
-        (7, {"j7_0_ended": "143 over"}, "RUNNING", Cause.PREEMPTED, 0),
+        (7, {"j7_0_ended": "143 over"}, "RUNNING|None|", Cause.PREEMPTED, 0),
     ],
 )
 def test_the_queue_tells_the_end_of_a_run_where_its_files_do_not(
     tmp_path, commands, inside, files, state, cause, asks
 ):
-    folder = Folder(tmp_path, inside=inside)
-    folder.write(**ONE, **files)
-    commands.prints("squeue", *([f"7|7|N/A|{state}|None|"] if state else []))
+    folder = Folder(tmp_path, inside=inside, files={**ONE, **files})
+    commands.prints(
+        "squeue",
+        *([f"7|7|N/A|{state}"] if state else []),
+    )
     assert find(folder) == (cause, int(cause is not None and not files))
     assert len(commands.calls("squeue")) == asks
 
