@@ -218,17 +218,22 @@ def read_states(run_root: Path, plan: LaunchPlan) -> list[NodeState]:
 def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp_path, has_agent):
     for index in (0, 1):
         claim_incarnation(run, index)
-    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
     # Before its agent runs, its folder is the last sign of life.
-    age(show_life(run, 1) if has_agent else run.node_dir(1, 0), SILENT_S + 1)
+    sign, long_ago = run.node_dir(1, 0), plan.stop_grace_s + LEFT_BEHIND_S + 1
+    if has_agent:
+        age(sign, SILENT_S + 1)
+        sign = show_life(run, 1)
     assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
     told = end_node(run, 0, Cause.PREEMPTED)
-    # It may be about to write its own.
+    age(told, long_ago)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
-    assert StarterTarget(tmp_path).find_end(run, plan) is None
-    age(told, plan.stop_grace_s + LEFT_BEHIND_S + 1)
+    age(sign, SILENT_S + 1)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
     assert StarterTarget(tmp_path).find_end(run, plan) is not None
+    # It may be about to write its own.
+    age(told, -long_ago)
+    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
+    assert StarterTarget(tmp_path).find_end(run, plan) is None
     assert not [path for path in run.path.iterdir() if path.name.startswith("tmp")]
 
 
