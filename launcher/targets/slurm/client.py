@@ -122,12 +122,16 @@ def run_command(*argv: str, limit_s: float = LIMIT_S) -> str:
 def _run(argv: tuple[str, ...], limit_s: float) -> CommandEnd:
     try:
         end = short_command.ask(argv, limit_s, env=without_defaults(os.environ))
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise SlurmError(
             f"{argv[0]}: {error.strerror}: this machine has no Slurm client",
             "run it on a login node of the cluster, or put Slurm's commands on PATH",
             is_away=False,
         ) from error
+    except OSError as error:
+        # Such as no room for another process: it may be answered later.
+        fix = "free -m and ulimit -u tell what this machine lacks"
+        raise SlurmError(f"{argv[0]}: {error.strerror}", fix, is_away=True) from error
     if end is None:
         raise SlurmError(
             f"{argv[0]} gave no answer within {limit_s:g} s",

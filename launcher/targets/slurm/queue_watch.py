@@ -63,7 +63,7 @@ class QueueWatch:
         except TargetError as error:
             self.error = error
         except OSError as error:
-            # Such as no room for another process, or a file server that is away.
+            # Such as a file server that is away.
             self.error = TargetError(f"Slurm cannot be asked: {error}", "it is asked again")
         finally:
             pause_s = SOON_S if self.looks < self._soon_until else LOOK_S

@@ -1,6 +1,6 @@
 """An end is recorded only on proof from the very thing that ran: a test for each target's proof.
 
-docs/fault-tolerance.md has them in one table.
+docs/fault-tolerance.md has them in one table. Slurm's are in slurm/test_follow.py.
 """
 
 import os
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from launcher.contract.causes import Cause
 from launcher.contract.errors import TargetError
 from launcher.contract.keeper_record import write_record
 from launcher.contract.process_stat import name_machine, start_of
@@ -31,10 +30,6 @@ from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.local.target import LocalTarget
 from launcher.targets.processes import ProcessSettings
-from launcher.targets.slurm import client
-from launcher.targets.slurm.follow import find_end
-from launcher.targets.slurm.target import SlurmTarget
-from tests.launcher.targets.slurm.test_plan import plan as plan_on_slurm
 
 MakeJob = Callable[..., JobSpec]
 ROOT = Path(__file__).parents[3]
@@ -160,62 +155,6 @@ def test_a_machine_that_has_got_a_hosts_name_answers_for_nothing(
         with pytest.raises(TargetError, match="gpu1: it is another machine") as caught:
             session.call(ReadClock())
         assert "~/.ssh/config" in caught.value.hint
-
-
-# -- slurm ---------------------------------------------------------------------------------------
-
-UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-OTHERS = "echo '7|7|N/A|RUNNING|None|launcher:other-1'"
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], RunFolder]:
-    """A run with job 7 on the cluster ``hpc``; what squeue does, and which cluster answers."""
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-
-    def make(squeue: str, cluster: str) -> RunFolder:
-        client.read_cluster.cache_clear()
-        (tmp_path / "bin").mkdir()
-        commands = {"squeue": squeue, "scontrol": f"echo 'ClusterName = {cluster}'"}
-        commands["scancel"] = f"echo $* >>{tmp_path}/cancelled"
-        for name, text in commands.items():
-            (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-            (tmp_path / "bin" / name).chmod(0o755)
-        run = RunFolder(tmp_path / "tiny-1")
-        (run.path / "slurm").mkdir(parents=True)
-        (run.path / "slurm/7.job").write_text("\n")
-        (run.path / "slurm/cluster").write_text("hpc\n")
-        (run.path / "plan.json").write_text(plan_on_slurm().to_json())
-        return run
-
-    return make
-
-
-def end_on_slurm(run: RunFolder) -> Cause | None:
-    end = find_end(run, run.read_plan(), lambda: None)
-    return end and end.cause
-
-
-def test_the_controller_of_another_cluster_tells_nothing_of_a_run(slurm, tmp_path):
-    run = slurm(UNKNOWN, "other")
-    with pytest.raises(TargetError, match="tiny-1 is on the cluster hpc, and other answers here"):
-        end_on_slurm(run)
-    with pytest.raises(TargetError, match="on the cluster hpc"):
-        SlurmTarget(tmp_path).stop("tiny-1", 0)
-    assert not (tmp_path / "cancelled").exists()
-
-
-def test_the_runs_own_controller_proves_that_a_job_is_gone(slurm):
-    assert end_on_slurm(slurm(UNKNOWN, "hpc")) is Cause.NODE_LOST
-
-
-def test_a_job_that_has_got_the_number_of_a_runs_job_is_neither_watched_nor_cancelled(
-    slurm, tmp_path
-):
-    run = slurm(OTHERS, "hpc")
-    assert end_on_slurm(run) is Cause.NODE_LOST
-    SlurmTarget(tmp_path).stop("tiny-1", 0)
-    assert not (tmp_path / "cancelled").exists()
 
 
 # -- the table -----------------------------------------------------------------------------------

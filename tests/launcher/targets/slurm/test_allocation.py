@@ -1,42 +1,19 @@
 """What a job gets inside of an allocation that is there already. Needs no Slurm."""
 
-import os
-from collections.abc import Callable
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
 
 import pytest
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.job.spec import JobSpec
 from launcher.plan.nnodes import decide_nnodes
-from launcher.targets.slurm.inside import (
-    describe_unused,
-    find_allocation,
-    fit_facts,
-    nodes_of,
-    why_stale,
-)
-from launcher.targets.slurm.plan import plan_facts
+from launcher.targets.room import GivenOptions
+from launcher.targets.slurm.inside import describe_unused, find_allocation, nodes_of
 from launcher.targets.slurm.room import SlurmRoom
-from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm_process import SlurmProcess
 
 TWO = SlurmProcess(job=7, nodes=2)
 RUNS = "echo '7|7|N/A|RUNNING|None|'"
-
-
-@pytest.fixture
-def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Sets what ``squeue`` does, as lines of a shell."""
-
-    def set_answer(lines: str) -> None:
-        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{lines}\n")
-        (tmp_path / "squeue").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        why_stale.cache_clear()
-
-    return set_answer
 
 
 @pytest.mark.parametrize(
@@ -56,8 +33,8 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
         ),
     ],
 )
-def test_an_allocation_is_found_by_its_environment(environ, found, answer):
-    answer(RUNS)
+def test_an_allocation_is_found_by_its_environment(environ, found, commands):
+    commands.does("squeue", RUNS)
     assert find_allocation(environ) == found
     assert SlurmRoom().is_here(environ, pytest.fail) == (found is not None)
 
@@ -76,11 +53,18 @@ def test_an_allocation_is_found_by_its_environment(environ, found, answer):
         ("echo 'Unable to contact slurm controller' >&2; exit 1", None),
     ],
 )
-def test_the_job_of_an_old_shell_is_told_and_not_taken(lines, why, answer):
-    answer(lines)
+def test_the_job_of_an_old_shell_is_told_and_not_taken(lines, why, commands, monkeypatch, tmp_path):
+    commands.does("squeue", lines)
     told: list[str] = []
     assert SlurmRoom().is_here({"SLURM_JOB_ID": "7"}, told.append) == (why is None)
     assert told == ([f"SLURM_JOB_ID=7 of this shell does not count: {why}"] if why else [])
+    # A new run has a job of its own there, and where --on asks for one; so have later commands.
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for given in (Namespace(set=[], on=None), Namespace(set=[], on="slurm"), Namespace(), None):
+        is_new = given is not None and "set" in given and given.on is None
+        there = SlurmRoom().open(tmp_path, given).there
+        assert (there is not None) == (why is None and is_new)
+    assert len(commands.calls()) == 1
 
 
 @pytest.mark.parametrize(
@@ -109,10 +93,33 @@ def test_keys_of_a_job_that_is_there_already_are_named():
     assert describe_unused(parse_job("name: a\ncommand: [train.py]\n", "job.yaml")) == []
 
 
-def test_nobody_waits_for_a_node_that_no_job_of_its_own_brings_back():
-    job = JobSpec.model_validate({"name": "tiny", "command": ["train.py"], "nnodes": "1:2"})
-    folders = {"run_root": "/shared/runs", "cwd": "/shared"}
-    own_jobs = plan_facts(job, **folders, torch_version="2.13.0", sends_code=False)
-    inside = fit_facts(own_jobs, TWO)
-    assert [SlurmSettings.of(one).kind for one in (own_jobs, inside)] == ["array", "allocation"]
-    assert [one.agent and one.agent.awaits_nodes for one in (own_jobs, inside)] == [True, False]
+# -- sbatch's options that people type most --------------------------------------------------------
+
+OF_JOB = (
+    " [--partition NAME] [--account NAME] [--qos NAME] [--time LIMIT] [--constraint NAME]"
+    " [--reservation NAME]"
+)
+
+
+@pytest.mark.parametrize(
+    ("of", "usage"), [("run", ""), ("job", OF_JOB), ("doctor", f"{OF_JOB} [--test-job]")]
+)
+def test_a_command_about_a_job_has_the_options_of_sbatch(of, usage):
+    parser = ArgumentParser("launcher", add_help=False)
+    SlurmRoom().add_options(parser, of)
+    assert " ".join(parser.format_usage().split()) == f"usage: launcher{usage}"
+
+
+def test_options_of_slurm_set_keys_of_the_job_and_need_this_target():
+    room, parser = SlurmRoom(), ArgumentParser()
+    room.add_options(parser, "doctor")
+    words = ["--time", "5", "--qos", "high", "--test-job"]
+    given = room.read_options(parser.parse_args(words, Namespace(set=[], on="slurm")))
+    assert given.settings == {"qos": "high", "time": "5"}
+    assert given.sample_job is not None
+    assert parse_job(given.sample_job(), "job.yaml").name == "doctor"
+    with pytest.raises(InputError, match="--qos high --time 5 --test-job without --on slurm"):
+        room.read_options(parser.parse_args(words, Namespace(set=[], on="docker")))
+    # A job that runs elsewhere, and a command about a run, which has words of its own.
+    for other in (parser.parse_args([], Namespace(set=[], on=None)), Namespace(time="5")):
+        assert room.read_options(other) == GivenOptions()

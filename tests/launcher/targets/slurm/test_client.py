@@ -1,16 +1,8 @@
 """Commands of Slurm that are missing, silent or refused. What they answer: tests/slurm."""
 
-import re
-
 import pytest
 
-from launcher.contract.errors import InputError, TargetError
-from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import plan_run
-from launcher.runs.folder import RunFolder
 from launcher.targets.slurm import client
-from launcher.targets.slurm.job_starts import find_taken
-from launcher.targets.slurm.target import SlurmTarget
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
@@ -22,24 +14,26 @@ def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch):
     assert not caught.value.is_away
 
 
-def test_a_command_that_hangs_is_given_up():
-    with pytest.raises(client.SlurmError) as caught:
-        client.run_command("sleep", "60", limit_s=0.2)
-    assert "gave no answer within 0.2 s" in str(caught.value)
-    assert caught.value.is_away
+def test_a_command_that_this_machine_cannot_start_now_is_tried_again(commands):
+    with pytest.raises(client.SlurmError, match="squeue: Argument list too long") as caught:
+        client.run_command("squeue", "x" * 1_000_000)
+    assert (caught.value.is_away, "ulimit -u" in caught.value.hint) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("said", "is_away"),
+    ("lines", "said", "is_away"),
     [
-        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", True),
-        ("error: Batch job submission failed: Socket timed out on send/recv operation", True),
-        ("error: invalid partition specified: x", False),
+        ("echo 'squeue: error: Unable to contact slurm controller' >&2", "error: Unable", True),
+        ("echo 'error: Socket timed out on send/recv operation' >&2", "error: Socket timed", True),
+        ("echo 'error: invalid partition specified: x' >&2", "error: invalid", False),
+        ("echo 'a wrapper of the site'", "a wrapper of the site", False),
+        ("true", "exit code 1", False),
     ],
 )
-def test_a_controller_that_is_away_is_known_by_its_clients_words(said, is_away):
-    with pytest.raises(client.SlurmError, match=re.escape(f"sh: {said}")) as caught:
-        client.run_command("sh", "-c", f"echo '{said}' >&2; exit 1")
+def test_a_controller_that_is_away_is_known_by_its_clients_words(commands, lines, said, is_away):
+    commands.does("squeue", f"{lines}; exit 1")
+    with pytest.raises(client.SlurmError, match=f"squeue: {said}") as caught:
+        client.run_command("squeue")
     assert caught.value.is_away == is_away
     assert ("scontrol ping" in caught.value.hint) == is_away
 
@@ -58,60 +52,73 @@ def test_a_new_job_gets_nothing_of_the_job_around_it():
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
 
 
-@pytest.mark.parametrize(
-    ("said", "raised", "fix"),
-    [
-        ("fatal: Could not establish a configuration source", TargetError, "export SLURM_CONF="),
-        ("allocation failure: Protocol authentication error", TargetError, "munge -n | unmunge"),
-        ("error: Unable to contact slurm controller", TargetError, "scontrol ping"),
-        ("error: invalid partition specified: x", InputError, "--set slurm.partition="),
-    ],
-)
-def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(said, raised, fix, tmp_path, monkeypatch):
-    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: {said}' >&2\nexit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    (tmp_path / "train.py").touch()
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
-    job = JobSpec.model_validate({"name": "digits", "command": ["train.py"]})
-    target = SlurmTarget(tmp_path / "runs")
-    plan = plan_run(job, target.facts(job), run_id="digits-1")
-    with pytest.raises(raised, match=said) as caught:
-        target.check(plan)
-    assert fix in str(caught.value)
+def test_jobs_of_a_run_are_found_by_their_comment(commands):
+    lines = ("14|launcher:tiny-1", "12|launcher:tiny-1", "13|(null)", "12|launcher:tiny-1")
+    commands.prints("squeue", *lines, "15|launcher:tiny-12")
+    assert client.find_jobs("tiny-1") == (12, 14)
+    assert commands.calls() == ["squeue --me --noheader --format=%F|%k"]
 
 
-def test_jobs_of_a_run_are_found_by_their_comment(tmp_path, monkeypatch):
-    lines = "12|launcher:tiny-1\\n13|(null)\\n12|launcher:tiny-1\\n14|launcher:tiny-12\\n"
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '{lines}'\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert client.find_jobs("tiny-1") == (12,)
-
-
-SQUEUE = """#!/bin/bash
+QUEUE = """\
 [ -z "$SQUEUE_PARTITION" ] || exit 1
 echo '12|12|N/A|RUNNING|None|launcher:tiny-1'
 echo '14|13|1|PENDING|BeginTime|(null)'
 echo '13|13|2|PENDING|Priority|a | b'
+echo 'slurm: a warning'
 """
 
 
-def test_the_queue_is_told_whole_whatever_filter_a_person_likes(tmp_path, monkeypatch):
-    (tmp_path / "squeue").write_text(SQUEUE)
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_the_queue_is_told_whole_whatever_filter_a_person_likes(commands, monkeypatch):
     monkeypatch.setenv("SQUEUE_PARTITION", "high")
-    running, held, waiting = client.read_queue([12, 13])
+    commands.does("squeue", QUEUE)
+    running, held, waiting = client.read_queue([13, 12])
     assert (held.name, waiting.why, running.state) == ("13_1", "Priority", "RUNNING")
     assert (running.run_id, held.run_id, waiting.run_id) == ("tiny-1", "", "")
+    assert [job.own for job in (running, held, waiting)] == [12, 14, 13]
+    (call,) = commands.calls()
+    assert "--states=all --jobs=12,13 --format=" in call
+    assert (client.read_queue([]), commands.calls()) == ((), [])
 
 
-def test_a_job_that_slurm_refuses_at_last_is_bad_input_with_a_fix(tmp_path):
-    """Of nodes that are drained, ``sbatch --test-only`` says the same, so it decides nothing."""
-    said = "sbatch: error: Requested node configuration is not available"
-    refused = client.SlurmError(said, "", is_away=False)
-    with pytest.raises(InputError) as caught:
-        find_taken(RunFolder(tmp_path), refused)
-    assert caught.value.what == said
-    assert "sinfo --Node --long" in caught.value.hint
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: client.read_queue([7]),
+        lambda: client.cancel(["7_1", "8"], "--state=PENDING"),
+    ],
+)
+def test_a_job_that_slurm_has_forgotten_is_no_error(commands, ask):
+    for name in ("squeue", "scancel"):
+        commands.prints(name, f"{name}: error: Invalid job id specified", code=1)
+    assert ask() in (None, ())
+    for name in ("squeue", "scancel"):
+        commands.prints(name, f"{name}: error: Access denied", code=1)
+    with pytest.raises(client.SlurmError, match="error: Access denied"):
+        ask()
+    assert {call.partition(" --format")[0] for call in commands.calls()} <= {
+        "squeue --noheader --array --states=all --jobs=7",
+        "scancel --state=PENDING 7_1 8",
+    }
+
+
+def test_nobody_is_asked_to_cancel_nothing_and_the_cluster_is_asked_for_once(commands):
+    client.cancel([])
+    assert commands.calls() == []
+    commands.prints("scontrol", "Configuration data", "ClusterName             = hpc", "X = 1")
+    assert [client.read_cluster(), client.read_cluster()] == ["hpc", "hpc"]
+    assert commands.calls() == ["scontrol show config"]
+    client.read_cluster.cache_clear()
+    commands.prints("scontrol", "nothing of it")
+    assert client.read_cluster() == ""
+
+
+def test_sbatch_has_more_time_as_a_job_whose_id_nobody_learns_is_lost(
+    tmp_path, commands, monkeypatch
+):
+    monkeypatch.setattr(client, "LIMIT_S", 0.1)
+    commands.does("sbatch", "exec sleep 60")
+    with pytest.raises(client.SlurmError, match=r"sbatch gave no answer within 0\.3 s") as caught:
+        client.submit_script(tmp_path / "a.sh", "--array=1")
+    assert caught.value.is_away
+    with pytest.raises(client.SlurmError, match=r"sbatch gave no answer within 0\.1 s"):
+        client.try_script(tmp_path / "a.sh")

@@ -11,13 +11,11 @@ from launcher.targets.slurm.plan import parse_time_s, plan_facts
 from launcher.targets.slurm.settings import SlurmSettings
 
 
-def plan(**keys: Any) -> LaunchPlan:
+def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> LaunchPlan:
     """A plan of a job with these keys."""
-    job = JobSpec.model_validate({"name": "tiny", "command": ["train.py"], **keys})
-    facts = plan_facts(
-        job, run_root="/shared/runs", cwd="/shared", torch_version="2.13.0", sends_code=False
-    )
-    return plan_run(job, facts, run_id="tiny-1")
+    job = JobSpec.model_validate({"name": "digits", "command": ["train.py"], **keys})
+    facts = plan_facts(job, run_root=root, cwd=cwd, torch_version="2.13.0", sends_code=False)
+    return plan_run(job, facts, run_id="digits-0a1b2c")
 
 
 def settings(**keys: Any) -> SlurmSettings:
@@ -82,21 +80,20 @@ def test_workers_follow_from_what_slurm_is_asked_for(keys, workers):
     ("nnodes", "given", "kind"),
     [(2, None, "allocation"), ("1:2", None, "array"), ("1:2", "allocation", "allocation")],
 )
-def test_an_elastic_job_is_an_array_unless_it_says_otherwise(nnodes, given, kind):
-    assert settings(nnodes=nnodes, slurm={"kind": given} if given else {}).kind == kind
+def test_an_elastic_job_is_an_array_whose_elements_wait_for_nodes_unless_it_says_otherwise(
+    nnodes, given, kind
+):
+    found = plan(nnodes=nnodes, slurm={"kind": given} if given else {})
+    assert SlurmSettings.of(found).kind == kind
+    assert found.agent.awaits_nodes is (kind == "array")
+    assert ("slurm.kind: array" in SlurmSettings.of(found).keeps_nodes) == (kind != "array")
 
 
 def test_nodes_meet_in_the_runs_folder_and_any_of_them_may_serve_the_store():
     found = plan(nnodes=4)
-    assert found.agent.meet_dir == "/shared/runs/tiny-1/meet"
+    assert found.agent.meet_dir == "/shared/runs/digits-0a1b2c/meet"
     assert found.agent.identity == "slurm"
     assert found.agent.stores == ()
-
-
-@pytest.mark.parametrize(("nnodes", "awaits"), [("4", False), ("2:4", True)])
-def test_only_the_elements_of_an_array_wait_for_nodes_that_slurm_brings(nnodes, awaits):
-    found = plan(nnodes=nnodes)
-    assert found.agent.awaits_nodes is awaits
 
 
 @pytest.mark.parametrize(

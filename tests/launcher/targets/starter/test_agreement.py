@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ from launcher.targets.starter.starters import NodePlace
 from launcher.targets.starter.target import LEFT_BEHIND_S, SILENT_S, StarterTarget
 from tests.waiting import StoppedClock
 
+HERE = TargetFacts(
+    target="starter",
+    accelerator="cuda",
+    machine=MachineFacts(cpu_count=2, device_ids=("0", "1")),
+    torch_version="2.13.0",
+    run_root="/runs",
+    cwd="/home/me",
+    ports=(29400,),
+    own=ProcessSettings(python="/opt/python"),
+)
+
 
 def place(**fields: Any) -> NodePlace:
     return NodePlace(**{"starter": "srun", "index": 0, "nodes": 2, "job": "77.0", **fields})
@@ -44,16 +56,7 @@ def place(**fields: Any) -> NodePlace:
 def plan(make_job: Callable[..., JobSpec], tmp_path: Path) -> LaunchPlan:
     job = make_job(nproc_per_node=2)
     job = decide_nnodes(job, nodes_of(job, place()))
-    here = TargetFacts(
-        target="starter",
-        accelerator="cuda",
-        machine=MachineFacts(cpu_count=2, device_ids=("0", "1")),
-        torch_version="2.13.0",
-        run_root=str(tmp_path),
-        cwd="/home/me",
-        ports=(29400,),
-        own=ProcessSettings(python="/opt/python"),
-    )
+    here = replace(HERE, run_root=str(tmp_path))
     return plan_run(job, plan_facts(job, here, place(scheduler="77")), run_id="digits-77.0")
 
 
@@ -80,14 +83,6 @@ def test_others_give_up_where_node_0_says_nothing(run):
     assert clock.now <= 1000 + PLAN_LIMIT_S + 1
 
 
-def test_others_end_with_what_kept_node_0_from_a_plan(run):
-    files, clock = StartFiles(run=run, key="77-0"), StoppedClock(1000.0)
-    files.tell_error(InputError("no such file gone.py", "check the path"))
-    with pytest.raises(InputError, match="node 0 did not start: no such file") as caught:
-        files.wait_for_plan(clock)
-    assert caught.value.hint == "check the path"
-
-
 def test_an_error_of_an_earlier_start_of_that_name_does_not_count(run, plan):
     files = StartFiles(run=run, key="77-0")
     files.tell_error(InputError("of yesterday", ""))
@@ -100,11 +95,30 @@ def test_an_error_of_an_earlier_start_of_that_name_does_not_count(run, plan):
     assert files.wait_for_plan(StoppedClock(1000.0, start)) == plan
 
 
+@pytest.mark.parametrize(
+    ("given", "job", "found"),
+    [
+        (None, "77.0", "digits-77.0"),
+        ("a_b.c-1", "", "a_b.c-1"),
+        (None, "", "srun gives no job id, so the nodes cannot agree on a run id"),
+        ("a/b", "77.0", "--run-id a/b: letters, digits, points and dashes make an id"),
+    ],
+)
+def test_a_run_is_named_by_a_person_or_by_its_job(given, job, found):
+    if " " not in found:
+        assert name_run("digits", place(job=job), given) == found
+        return
+    with pytest.raises(InputError, match=found) as caught:
+        name_run("digits", place(job=job), given)
+    assert ("--run-id a-b" if given else "--run-id digits-$(date +%s)") in caught.value.hint
+
+
 def test_all_starts_of_a_job_have_one_run_and_files_of_their_own(tmp_path):
     run_id = name_run("digits", place(), None)
     first, second = (find_files(tmp_path, run_id, place(start=n)) for n in ("0", "1"))
     assert first.run.path == second.run.path == tmp_path / "digits-77.0"
-    assert first.stop != second.stop
+    assert [first.key, second.key] == ["77.0-0", "77.0-1"]
+    assert find_files(tmp_path, run_id, place(job="")).key == "0"
 
 
 def test_only_the_same_job_goes_on_in_a_run(run):
@@ -116,6 +130,9 @@ def test_only_the_same_job_goes_on_in_a_run(run):
     with pytest.raises(InputError, match="already exists and belongs to another run"):
         check_same_job(run, "a job\n", place(), is_named=False)
     assert not check_same_job(RunFolder(run.path.parent / "new"), "x", place(), is_named=False)
+    (run.path / protocol.JOB_FILE).unlink()
+    with pytest.raises(InputError, match="with another job or other options"):
+        check_same_job(run, "a job\n", place(), is_named=True)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +154,27 @@ def test_another_number_than_the_job_has_is_an_error_with_the_fix(make_job, nnod
     assert f"--nnodes {nodes}" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("keys", "where", "words"),
+    [
+        ({}, {"nodes": None}, "srun does not tell how many nodes there are"),
+        ({"nnodes": 2}, {"nodes": None, "index": 2}, "nnodes: 2, but this is node 2"),
+        ({}, {"index": 3}, "nnodes: 2, but this is node 3"),
+    ],
+)
+def test_a_node_that_the_job_does_not_have_is_an_error(make_job, keys, where, words):
+    with pytest.raises(InputError, match=words):
+        nodes_of(make_job(**keys), place(**where))
+
+
 def test_each_node_gets_its_own_index_and_gpus(plan):
     env = env_of_node(plan, 1, "gpu2", ("4", "5", "6"))
     assert (env[protocol.NODE_INDEX], env["CUDA_VISIBLE_DEVICES"]) == ("1", "4,5")
-    with pytest.raises(InputError, match=r"node 1 \(gpu2\) has 1 GPUs, and .* for 2"):
-        env_of_node(plan, 1, "gpu2", ("4",))
+    for gpus in ((), ("4",)):
+        words = rf"node 1 \(gpu2\) has {len(gpus)} GPUs, and .* for 2"
+        with pytest.raises(InputError, match=words) as caught:
+            env_of_node(plan, 1, "gpu2", gpus)
+        assert caught.value.hint.endswith("or --nproc-per-node 1")
 
 
 def claim_incarnation(run: RunFolder, index: int) -> None:
@@ -181,19 +214,26 @@ def read_states(run_root: Path, plan: LaunchPlan) -> list[NodeState]:
     return [node.state for node in StarterTarget(run_root).observe(plan).nodes]
 
 
-def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp_path):
+@pytest.mark.parametrize("has_agent", [True, False])
+def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp_path, has_agent):
     for index in (0, 1):
         claim_incarnation(run, index)
-    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
-    age(show_life(run, 1), SILENT_S + 1)
+    # Before its agent runs, its folder is the last sign of life.
+    sign, long_ago = run.node_dir(1, 0), plan.stop_grace_s + LEFT_BEHIND_S + 1
+    if has_agent:
+        age(sign, SILENT_S + 1)
+        sign = show_life(run, 1)
     assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
     told = end_node(run, 0, Cause.PREEMPTED)
-    # It may be about to write its own.
+    age(told, long_ago)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
-    assert StarterTarget(tmp_path).find_end(run, plan) is None
-    age(told, plan.stop_grace_s + LEFT_BEHIND_S + 1)
+    age(sign, SILENT_S + 1)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
     assert StarterTarget(tmp_path).find_end(run, plan) is not None
+    # It may be about to write its own.
+    age(told, -long_ago)
+    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
+    assert StarterTarget(tmp_path).find_end(run, plan) is None
     assert not [path for path in run.path.iterdir() if path.name.startswith("tmp")]
 
 
@@ -220,15 +260,6 @@ def test_nodes_say_why_a_run_ended_that_no_launcher_follows(
     end = StarterTarget(tmp_path).find_end(run, plan)
     assert end is not None
     assert end.cause is cause
-
-
-def test_a_node_that_ended_before_its_agent_ran_has_ended_once_the_others_have(run, plan, tmp_path):
-    for index in (0, 1):
-        claim_incarnation(run, index)
-    age(end_node(run, 0, Cause.PREEMPTED), plan.stop_grace_s + LEFT_BEHIND_S + 1)
-    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
-    age(run.node_dir(1, 0), SILENT_S + 1)
-    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
 
 
 def test_nodes_that_show_life_go_on_long_after_another_has_left(run, plan, tmp_path):
@@ -260,28 +291,84 @@ def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(run, plan, tmp_p
     assert run.read_outcome() is None
 
 
-def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
-    make_job, run, plan, tmp_path, monkeypatch
-):
+@pytest.fixture
+def start(make_job, tmp_path, monkeypatch) -> Callable[[str], StartedNode]:
+    """Starts node 0 or another by hand, on a machine with three GPUs and the job's files."""
     monkeypatch.setattr(node_module, "check_here", lambda node: None)
     monkeypatch.setattr(StarterTarget, "check", lambda self, plan: None)
-    monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1"))
+    monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1", "2"))
+    job, clock = make_job(nproc_per_node=2, nnodes=2), StoppedClock(1000.0)
+
+    def start(index: str) -> StartedNode:
+        environ = {protocol.NODE_INDEX: index, "MINE": "1"}
+        return StartedNode(job, tmp_path, environ, run_id="digits-77.0", clock=clock)
+
+    return start
+
+
+def test_node_0_makes_the_run_and_all_become_agents_of_it(start, plan, monkeypatch):
+    became, run = [], RunFolder(Path(plan.run_dir))
+    monkeypatch.setattr(node_module.children, "become", lambda *of, **env: became.append((of, env)))
+    first, second = start("0"), start("1")
+    make = (plan, lambda: run.create(plan, "#!/bin/sh\n", 1000.0))
+    assert first.join(lambda job, target: make, "a job\n") == plan
+    assert second.join(lambda job, target: make, "a job\n") == plan
+    assert first.tell(plan) == [f"run digits-77.0: {plan.size}; folder {run.path}"]
+    assert second.tell(plan) == []
+    second.become(plan)
+    ((argv,), more) = became[0]
+    assert argv == ("/opt/python", f"{run.path}/agent.pyz", str(second.files.ready))
+    own = {protocol.NODE_INDEX: "1", "CUDA_VISIBLE_DEVICES": "0,1", "MINE": "1"}
+    assert more["env"].items() >= {**own, protocol.STOP_FILE: str(second.files.stop)}.items()
+    assert more["cwd"] == plan.nodes[0].workdir
+    assert (run.path / "agent.pyz").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(InputError("gone.py", "see"), "gone.py"), (KeyError("x"), "KeyError: 'x'")]
+)
+def test_what_keeps_node_0_from_a_plan_ends_the_others_too(start, error, told):
+    def make(job: JobSpec, target: StarterTarget) -> node_module.Planned:
+        raise error
+
+    with pytest.raises(type(error)):
+        start("0").join(make, "a job\n")
+    with pytest.raises(InputError, match=f"node 0 did not start: {told}") as caught:
+        start("1").join(make, "a job\n")
+    assert caught.value.hint == getattr(error, "hint", "")
+
+
+def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
+    start, run, plan, tmp_path
+):
     for index in (0, 1):
         claim_incarnation(run, index)
         end_node(run, index, Cause.PREEMPTED)
     (run.path / protocol.JOB_FILE).write_text("a job\n")
     before = fold(run, StarterTarget(tmp_path), 1000.0)
     assert before is not None
-    environ = {protocol.NODE_INDEX: "0"}
-    job = make_job(nproc_per_node=2, nnodes=2)
-    node = StartedNode(job, tmp_path, environ, run_id=plan.run_id)
+    node = start("0")
     node.join(lambda sized, target: (plan, lambda: run), "a job\n")
     assert fold(run, StarterTarget(tmp_path), 2000.0) == before
+    start("1").prepare(plan)
     assert list(run.path.glob("outcome-*.json")) == []
     node.prepare(plan)
     assert fold(run, StarterTarget(tmp_path), 2000.0) is None
     assert run.read_outcome() is None
     assert (run.path / "outcome-0.json").exists()
+
+
+def test_the_cores_that_mpirun_took_from_a_node_are_given_back():
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(mine)})
+        assert node_module.unbind({}) == []
+        told = node_module.unbind({"OMPI_MCA_orte_bound_at_launch": "1"})
+        assert os.sched_getaffinity(0) == mine
+    finally:
+        os.sched_setaffinity(0, mine)
+    of_one = f"mpirun bound this node to 1 of its cores; the workers get all {len(mine)}"
+    assert told == ([of_one] if len(mine) > 1 else [])
 
 
 def test_a_stop_that_no_node_answers_says_what_ends_it(run, plan, tmp_path):
@@ -303,7 +390,33 @@ def test_a_stop_that_no_node_answers_says_what_ends_it(run, plan, tmp_path):
     ]
 
 
-def test_a_run_on_this_target_is_started_by_node_alone(make_job, tmp_path):
-    with pytest.raises(InputError, match="somebody else starts its nodes") as caught:
-        StarterTarget(tmp_path).facts(make_job())
-    assert "launcher node" in caught.value.hint
+def test_a_run_on_this_target_is_started_and_ended_by_others(make_job, plan, run, tmp_path):
+    target = StarterTarget(tmp_path)
+    for ask in (
+        lambda: target.facts(make_job()),
+        lambda: target.submit(plan),
+        lambda: target.stop(run.run_id, 0, (1,)),
+    ):
+        with pytest.raises(InputError, match="somebody else starts") as caught:
+            ask()
+        assert "launcher node" in caught.value.hint
+    target.stop("of-nobody", 10)
+    for index in (0, 1):
+        claim_incarnation(run, index)
+        end_node(run, index, Cause.COMPLETED)
+    target.stop(run.run_id, 10)
+    assert target.notes == []
+
+
+def test_nodes_meet_in_the_folder_and_are_checked_where_they_run(make_job, tmp_path, monkeypatch):
+    here = replace(HERE, run_root=str(tmp_path))
+    monkeypatch.setattr("launcher.targets.starter.target.read_facts", lambda *of: here)
+    job, target = make_job(nnodes=2), StarterTarget(tmp_path, place())
+    several, alone = target.facts(job), target.facts(make_job(nnodes=1))
+    assert several.place == "nodes that srun started"
+    assert [len(facts.nodes) for facts in (several, alone)] == [2, 0]
+    assert several.agent is not None
+    assert several.agent.tee
+    for keys, words in (({"secrets": ["NOT_THERE"]}, "NOT_THERE"), ({"workdir": "/gone"}, "/gone")):
+        with pytest.raises(InputError, match=words):
+            target.check(plan_run(make_job(nnodes=2, **keys), several, run_id="digits-1"))

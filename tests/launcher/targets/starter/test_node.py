@@ -101,15 +101,6 @@ def test_mpirun_that_starts_several_on_a_node_is_an_error_of_each(starting):
     assert "fix: start one on each node: mpirun -N 1" in err
 
 
-@pytest.mark.mpi
-def test_what_is_wrong_for_node_0_alone_ends_the_others_too(starting):
-    (starting.launcher.folder / "runs").write_text("in the way")
-    code, _, err = finish(starting.mpirun(2, "node", "job.yaml"))
-    assert code == 2, err
-    assert "runs" in err
-    (starting.launcher.folder / "runs").unlink()
-
-
 def test_the_interface_of_an_address_is_known_but_for_the_loopback():
     for address in own_addresses():
         assert interface_of(address)
