@@ -1,5 +1,6 @@
 """A run's folder as a launcher leaves it, and a local target of which parts are said."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
+from launcher.contract.process_stat import name_machine, start_of
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
 from launcher.targets.local.target import LocalTarget
 
 MakeRun = Callable[..., tuple[RunFolder, LaunchPlan]]
@@ -19,7 +21,10 @@ MakeRun = Callable[..., tuple[RunFolder, LaunchPlan]]
 
 @pytest.fixture
 def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
-    """A run with these keys that ended by a cause, or that this process follows, or nobody."""
+    """A run with these keys that ended by a cause, or that this process follows, or nobody.
+
+    ``agent`` are settings of its agents.
+    """
 
     def make(
         at: float = 1.0,
@@ -27,9 +32,12 @@ def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
         name: str = "digits-0a1b2c",
         follows: bool = False,
         ended: Cause | None = None,
+        agent: dict[str, Any] | None = None,
         **keys: Any,
     ) -> tuple[RunFolder, LaunchPlan]:
         plan = replace(make_plan(**keys), run_id=name, run_dir=f"{tmp_path}/{name}")
+        if agent and plan.agent:
+            plan = replace(plan, agent=replace(plan.agent, **agent))
         run = RunFolder(Path(plan.run_dir))
         run.create(plan, "", at, follows=follows)
         if ended:
@@ -37,6 +45,13 @@ def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
         return run, plan
 
     return make
+
+
+def mark(run: RunFolder, pid: int, elsewhere: str = "") -> None:
+    """Says that this process follows the run; ``elsewhere``: one of another machine."""
+    start = elsewhere or start_of(pid) or "then"
+    at = {"sees": elsewhere or process_space(), "machine": elsewhere or name_machine()}
+    (run.path / LAUNCHER_FILE).write_text(json.dumps({"pid": pid, "start": start, **at}))
 
 
 @pytest.fixture

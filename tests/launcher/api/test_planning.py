@@ -1,9 +1,10 @@
 """From a job to a new run's folder: its code, its id, and what may surprise a person."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.local.target import LocalTarget
 
 Plan = Callable[..., PlannedRun]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 OWN_DISKS = {"shares_storage": False}
 
 
@@ -42,10 +44,10 @@ def plan(
     Path("train.py").write_text("first = environ['MY_DATA']")
 
     def planned(
-        facts: dict[str, Any] = {},
+        facts: Mapping[str, Any] = NOTHING,
         there: NodesThere | None = None,
         traits: Traits = LocalTarget.traits,
-        options: dict[str, Any] = {},
+        options: Mapping[str, Any] = NOTHING,
         **keys: Any,
     ) -> PlannedRun:
         found = replace(local_facts, run_root=f"{tmp_path}/runs", cwd=str(tmp_path), **facts)

@@ -1,7 +1,6 @@
 """Who ends a run that is stopped: its launcher, if that answers in time, else whoever asks."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -16,11 +15,12 @@ from launcher.api.stopping import read_kept, stop_run
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.process_stat import is_stopped, name_machine, start_of
+from launcher.contract.process_stat import is_stopped
 from launcher.contract.protocol import STOP_RUN_FILE
 from launcher.follow.loop import write_outcome
 from launcher.follow.requests import KEEP, request_stop
-from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
+from launcher.runs.folder import RunFolder
+from tests.launcher.api.conftest import mark
 from tests.waiting import StoppedClock, wait_until
 
 NAME = "digits-0a1b2c"
@@ -56,10 +56,8 @@ class Scene:
         self.process = subprocess.Popen(["sleep", "600"])
         self.events: dict[float, Callable[[], object]] = {}
 
-    def follow(self, sees: str = "") -> None:
-        mark = {"pid": self.process.pid, "start": sees or start_of(self.process.pid)}
-        mark |= {"sees": sees or process_space(), "machine": sees or name_machine()}
-        (self.run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
+    def follow(self, elsewhere: str = "") -> None:
+        mark(self.run, self.process.pid, elsewhere)
 
     def _play(self, _: float) -> None:
         for at in [at for at in self.events if at <= self.clock.now + 0.001]:
@@ -143,7 +141,7 @@ def test_on_a_full_disk_a_launcher_is_asked_by_a_signal(code, scene, monkeypatch
 
 @pytest.mark.parametrize(("grace_s", "took_s"), [(5, 50), (40, 70)])
 def test_a_launcher_on_another_machine_is_asked_through_the_folder(grace_s, took_s, scene):
-    scene.follow(sees="another")
+    scene.follow(elsewhere="another")
     with pytest.raises(TargetError, match=f"STILL RUNNING: {NAME}: its launcher, on another"):
         scene.stop(grace_s)
     assert scene.clock.now == pytest.approx(took_s, abs=0.15)
