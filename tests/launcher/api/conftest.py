@@ -17,6 +17,7 @@ from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
 from launcher.targets.local.target import LocalTarget
 
 MakeRun = Callable[..., tuple[RunFolder, LaunchPlan]]
+OnLocal = Callable[..., None]
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def mark(run: RunFolder, pid: int, elsewhere: str = "") -> None:
 
 
 @pytest.fixture
-def on_local(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def on_local(monkeypatch: pytest.MonkeyPatch) -> OnLocal:
     """Says what the local target does, in place of its own methods."""
 
     def say(**parts: Any) -> None:
