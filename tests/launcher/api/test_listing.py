@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -60,74 +61,39 @@ def one_of_each(make_run, on_local, tmp_path):
     make_run(at, name="good", ended=Cause.COMPLETED)
     make_run(at, name="held", follows=True, agent={"hold_idle_s": 60.0})
     (make_run(at, name="damaged")[0].path / "plan.json").write_text("{}")
-    ends = {"silent": silent, "seen-ended": lambda: Ending(cause=Cause.NODE_LOST)}
+    end = Ending(cause=Cause.STOP_REQUESTED, finished_at=at + 1)
+    ends = {"silent": silent, "seen-ended": lambda: end}
     on_local(find_end=lambda target, run, plan: ends.get(run.run_id, lambda: None)())
 
 
-def test_a_list_tells_each_runs_state_and_what_ends_the_nodes_of_a_dead_launcher(
-    one_of_each, tmp_path
+def render(run: RunFolder) -> str:
+    """What ``status`` shows, and what it fails with."""
+    status = read_status(run)
+    return f"\n{render_status(status)}" + (f"{status.unseen}; {status.fix}\n" if status.fix else "")
+
+
+def test_runs_are_told_by_how_their_launchers_and_nodes_are(
+    one_of_each, on_local, tmp_path, expect_golden
 ):
-    rows = list_runs(tmp_path, everything=True)
-    *lines, end = render_table(sorted(rows, key=lambda row: row.run_id)).splitlines()
-    assert [line.split() for line in lines] == [
-        ["RUN", "TARGET", "NODES", "STATE", "CAUSE", "AGE"],
-        ["damaged", "0", "unreadable", "2", "d"],
-        ["elsewhere", "local", "2", "running", "2", "d"],
-        ["foreign", "local", "2", "running", "2", "d"],
-        ["good", "local", "1", "succeeded", "completed", "2", "d"],
-        ["held", "local", "1", "held", "held", "by", "somebody,", "free", "2", "d"],
-        ["here", "local", "2", "running", "2", "d"],
-        ["orphan", "local", "2", "orphaned", "2", "d"],
-        ["seen-ended", "local", "2", "failed", "node-lost", "2", "d"],
-        ["silent", "local", "2", "unknown", "2", "d"],
-    ]
-    assert end == "orphan: its launcher has gone; end it: launcher stop orphan"
-    over = {row.run_id for row in rows} - {
-        row.run_id for row in list_runs(tmp_path, everything=False)
-    }
-    assert over == {"good", "seen-ended"}
-    assert {run.run_id for run in find_going_on(tmp_path)} == {
-        "elsewhere",
-        "foreign",
-        "here",
-        "orphan",
-    }
+    rows = sorted(list_runs(tmp_path, everything=True), key=lambda row: row.run_id)
+    told = render_table(rows)
+    for name, some in (
+        ("not over", list_runs(tmp_path, everything=False)),
+        ("go on", find_going_on(tmp_path)),
+    ):
+        told += f"{name}: {', '.join(sorted(one.run_id for one in some))}\n"
+    told += "".join(render(RunFolder(tmp_path / row.run_id)) for row in rows[1:])
+    here = RunFolder(tmp_path / "here")
+    on_local(observe=silent)
+    told += render(here)
+    away = TargetError("gpu1 is silent", "ping it")
+    on_local(observe_reachable=lambda *_: (Observation(run_id="here", nodes=(NODE,)), away))
+    expect_golden("runs.txt", (told + render(here)).replace(str(tmp_path), "RUNS"))
+    assert read_status(here).launcher_pid == os.getpid()
+    assert read_status(RunFolder(tmp_path / "orphan")).launcher_pid is None
 
 
-@pytest.mark.parametrize(
-    ("name", "pid", "death", "last"),
-    [
-        ("orphan", None, True, "; end it: launcher stop orphan"),
-        ("elsewhere", None, False, "  folder: {}/elsewhere"),
-        ("held", True, False, "  folder: {}/held"),
-        ("good", None, False, "  folder: {}/good"),
-    ],
-)
-def test_a_status_says_who_follows_the_run(name, pid, death, last, one_of_each, tmp_path):
-    status = read_status(RunFolder(tmp_path / name))
-    assert (status.launcher_pid is not None) == bool(pid)
-    assert bool(status.launcher_death) == death
-    assert status.hold == ("held by somebody, free" if name == "held" else "")
-    told = render_status(status).splitlines()
-    assert told[-1].endswith(last.format(tmp_path))
-    assert ("  held by somebody, free" in told) == (name == "held")
-
-
-def test_a_status_says_what_is_not_seen_and_what_helps(one_of_each, on_local, tmp_path):
-    seen = Observation(run_id="here", nodes=(node_of(),))
-    for name in ("silent", "here"):
-        on_local(observe=silent)
-        status = read_status(RunFolder(tmp_path / name))
-        told = (status.nodes, status.unseen, status.fix)
-        assert told == ((), "the engine does not answer", "start it")
-    on_local(observe_reachable=lambda *_: (seen, TargetError("gpu1 is silent", "ping it")))
-    status = read_status(RunFolder(tmp_path / "here"))
-    assert (status.nodes, status.unseen, status.fix) == (seen.nodes, "gpu1 is silent", "ping it")
-
-
-def node_of(**fields: object) -> NodeObservation:
-    given = {"node_index": 0, "incarnation": 0, "state": NodeState.PENDING}
-    return NodeObservation(**{**given, **fields})  # type: ignore[arg-type]
+NODE = NodeObservation(node_index=0, incarnation=0, state=NodeState.PENDING)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +125,8 @@ def test_a_failure_is_told_in_words_and_as_data(make_run):
     run.write_outcome(replace(run.read_outcome(), failure=failure))
     told = read_status(run)
     assert repr(told) == "<RunStatus digits-0a1b2c: failed on local>"
-    assert repr(replace(told, nodes=(node_of(),))) == f"{repr(told)[:-1]}, 1 nodes>"
-    data = json.loads(json.dumps(replace(told, nodes=(node_of(),)).to_jsonable()))
+    assert repr(replace(told, nodes=(NODE,))) == f"{repr(told)[:-1]}, 1 nodes>"
+    data = json.loads(json.dumps(replace(told, nodes=(NODE,)).to_jsonable()))
     assert (data["nodes"][0]["state"], data["outcome"]["state"]) == ("pending", "failed")
     assert (told.outcome.failure, told.folder) == (failure, str(run.path))
     # The folder of another user's run is gone when the command ends.
@@ -170,20 +136,18 @@ def test_a_failure_is_told_in_words_and_as_data(make_run):
     assert (told.folder, "folder" in str(told)) == ("", False)
 
 
-@pytest.mark.parametrize(
-    ("runs", "options", "told"),
-    [
-        (0, {"everything": True, "is_here": True}, "no runs in {}\n  fix: cd to the folder"),
-        (0, {"everything": False, "is_here": True}, "no runs in {}\n  fix: cd to the folder"),
-        (1, {"everything": False, "is_here": True}, "no runs go on; those that ended: launcher ps"),
-        (0, {"everything": True, "is_here": False}, "no runs\n"),
-        (0, {"everything": False, "is_here": False}, "no runs go on; those that ended: launcher"),
-    ],
-)
-def test_an_empty_list_says_why_it_is(runs, options, told, make_run, tmp_path):
-    for _ in range(runs):
-        make_run(ended=Cause.COMPLETED)
-    assert describe_none(tmp_path, **options).startswith(told.format(tmp_path))
+def test_an_empty_list_says_why_it_is(make_run, tmp_path):
+    here = f"no runs in {tmp_path}\n  fix: cd to the folder where you started it, or --runs DIR\n"
+    ended = "no runs go on; those that ended: launcher ps --all\n"
+    for everything, is_here, told in (
+        (True, True, here),
+        (False, True, here),
+        (True, False, "no runs\n"),
+        (False, False, ended),
+    ):
+        assert describe_none(tmp_path, everything=everything, is_here=is_here) == told
+    make_run(ended=Cause.COMPLETED)
+    assert describe_none(tmp_path, everything=False, is_here=True) == ended
 
 
 def test_runs_of_other_folders_are_found_where_they_run(make_run, on_local, monkeypatch, tmp_path):
@@ -287,23 +251,14 @@ def test_logs_of_ranks_that_a_run_does_not_have_are_refused(make_run):
         list(RunHandle(run.path).logs(rank=3))
 
 
-@pytest.mark.parametrize(
-    ("age_s", "shown"),
-    [
-        (0.4, "0 s"),
-        (119.4, "119 s"),
-        (120.0, "2 min"),
-        (234.0, "3 min"),
-        (7199.0, "119 min"),
-        (7200.0, "2 h"),
-        (172_799.0, "47 h"),
-        (172_800.0, "2 d"),
-        (1e7, "115 d"),
-    ],
-)
-def test_the_age_of_a_run_has_a_unit_that_fits(age_s, shown):
-    row = ListedRun(run_id="tiny-1", state="running", age_s=age_s, folder="")
-    assert render_table([row]).splitlines()[1].endswith(f" {shown}")
+AGES = {0.4: "0 s", 119.4: "119 s", 120.0: "2 min", 234.0: "3 min", 7199.0: "119 min"}
+AGES |= {7200.0: "2 h", 172_799.0: "47 h", 172_800.0: "2 d", 1e7: "115 d"}
+
+
+def test_the_age_of_a_run_has_a_unit_that_fits():
+    rows = [ListedRun(run_id="a-1", state="running", age_s=age_s, folder="") for age_s in AGES]
+    lines = render_table(rows).splitlines()[1:]
+    assert [line.split("running")[1].strip() for line in lines] == list(AGES.values())
 
 
 def test_sizes_stand_beside_the_runs_that_have_folders_here(tmp_path):
@@ -353,26 +308,17 @@ def test_a_run_is_told_with_its_nodes_and_what_they_reported():
     ]
 
 
-@pytest.mark.parametrize(
-    ("state", "age_s", "told"),
-    [
-        (NodeState.RUNNING, 26.0, "no sign of life for 26 s"),
-        (NodeState.RUNNING, 9.0, ""),
-        (NodeState.RUNNING, None, ""),
-        (NodeState.EXITED, 26.0, ""),
-    ],
-)
-def test_a_node_that_runs_and_says_nothing_is_told_so(state, age_s, told, make_run, monkeypatch):
-    run, _ = make_run(nnodes=1, follows=True)
-    node = NodeObservation(node_index=0, incarnation=0, state=state)
-    seen = Observation(run_id=run.run_id, nodes=(node,))
-    target = SimpleNamespace(observe_reachable=lambda plan: (seen, None))
-    monkeypatch.setattr(listing, "target_of", lambda *_: target)
-    if age_s is not None:
-        folder = run.node_dir(0, 0)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / VITALS_FILE).write_text(json.dumps({"at": time.time() - age_s}))
-    assert [one.detail for one in read_status(run).nodes] == [told]
+def test_a_node_that_runs_and_says_nothing_is_told_so(make_run, on_local):
+    run, _ = make_run(nnodes=4, follows=True)
+    states = [NodeState.RUNNING] * 3 + [NodeState.EXITED]
+    nodes = tuple(replace(NODE, node_index=i, state=state) for i, state in enumerate(states))
+    on_local(observe=lambda *_: Observation(run_id=run.run_id, nodes=nodes))
+    for index, age_s in ((0, 26.0), (1, 9.0), (3, 26.0)):
+        run.node_dir(index, 0).mkdir(parents=True)
+        (run.node_dir(index, 0) / VITALS_FILE).write_text(json.dumps({"at": time.time() - age_s}))
+    told, *others = (node.detail for node in read_status(run).nodes)
+    assert told.startswith("no sign of life for 2")
+    assert others == ["", "", ""]
 
 
 def test_no_time_is_negative_where_a_clock_was_set_back(make_run, tmp_path):
