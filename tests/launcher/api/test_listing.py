@@ -77,11 +77,9 @@ def test_runs_are_told_by_how_their_launchers_and_nodes_are(
 ):
     rows = sorted(list_runs(tmp_path, everything=True), key=lambda row: row.run_id)
     told = render_table(rows)
-    for name, some in (
-        ("not over", list_runs(tmp_path, everything=False)),
-        ("go on", find_going_on(tmp_path)),
-    ):
-        told += f"{name}: {', '.join(sorted(one.run_id for one in some))}\n"
+    some = {"not over": list_runs(tmp_path, everything=False), "go on": find_going_on(tmp_path)}
+    for name, found in some.items():
+        told += f"{name}: {', '.join(sorted(one.run_id for one in found))}\n"
     told += "".join(render(RunFolder(tmp_path / row.run_id)) for row in rows[1:])
     here = RunFolder(tmp_path / "here")
     on_local(observe=silent)

@@ -13,7 +13,6 @@ import pytest
 from launcher import InputError, Job, RunHandle, TargetError, find, list_runs, run
 from launcher.job.file import parse_job, read_job
 from launcher.job.spec import JobSpec
-from launcher.runs.folder import RunFolder
 from launcher.yamlfile.source import parse_yaml
 from tests.launcher.runner import ROOT, WAITING, Runner
 
@@ -128,16 +127,6 @@ def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place):
     assert find().run_id == find("train").run_id == training.run_id
     assert [one.outcome for one in list_runs()] == [outcome]
     assert training.stop() == outcome
-
-
-@pytest.mark.parametrize("job", ["job.yaml", Path("train.py")], ids=str)
-def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(place, job):
-    place.write(TRAIN)
-    training = run(job, on="local", nproc_per_node=2, set=["env.A=1", "stop_grace_s=3"])
-    plan = RunFolder(training.folder).read_plan()
-    assert plan.nodes[0].nproc_per_node == 2
-    assert plan.stop_grace_s == 3
-    training.stop()
 
 
 @pytest.mark.parametrize(
