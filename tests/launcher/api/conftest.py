@@ -18,6 +18,8 @@ from launcher.targets.local.target import LocalTarget
 
 MakeRun = Callable[..., tuple[RunFolder, LaunchPlan]]
 OnLocal = Callable[..., None]
+DEAD = 2**22 + 1
+"""No process has this number."""
 
 
 @pytest.fixture

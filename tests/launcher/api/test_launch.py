@@ -1,11 +1,11 @@
 """A run that is started: signals that end it, what a run in the background tells, streams."""
 
+import contextlib
+import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +15,7 @@ from launcher.api.launch import (
     follow_in_background,
     open_streams,
 )
-from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.protocol import STOP_RUN_FILE
 from launcher.follow import output_buffer
 from launcher.follow.console import Console
@@ -25,7 +25,7 @@ from launcher.targets.local.target import LocalTarget
 from tests.waiting import wait_until
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AGAIN = "; Ctrl-C again ends it at once"
+AT_ONCE = ""
 
 
 @pytest.fixture(autouse=True)
@@ -36,114 +36,74 @@ def _handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-class Lines(Console):
-    """A console that keeps its lines."""
-
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
-        self.lines: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
-
-@pytest.fixture
-def start(make_run: Any, on_local: Callable[..., None]) -> Callable[..., Any]:
-    """Follows a run by ``follow``, whose nodes are not started: ``submit`` is called instead."""
-
-    def started(follow: Callable[..., Any], submit: Callable[[LocalTarget], object]) -> Any:
-        run, plan = make_run(stop_grace_s=7, follows=True)
-        on_local(submit=lambda target, plan: submit(target), stop=lambda *_: None)
-        return run, follow(run, plan, LocalTarget(run.path.parent))
-
-    return started
-
-
 @pytest.mark.parametrize(
-    ("signals", "cause", "told"),
+    ("signals", "sends", "told"),
     [
-        ([signal.SIGINT], "interrupted", f"stopping (interrupted), at most 7 s{AGAIN}"),
-        ([signal.SIGTERM], "stop-requested", "stopping (stop-requested), at most 7 s"),
-        ([signal.SIGHUP], "interrupted", "stopping (interrupted), at most 7 s"),
+        (SIGNALS[:1], False, "(interrupted), at most 7 s; Ctrl-C again ends it at once"),
+        (SIGNALS[1:2], False, "(stop-requested), at most 7 s"),
+        (SIGNALS[2:], False, "(interrupted), at most 7 s"),
+        (SIGNALS[:2], False, AT_ONCE),
+        (SIGNALS[:1], True, AT_ONCE),
     ],
 )
-def test_the_first_signal_stops_the_run_within_its_grace(signals, cause, told, start):
-    console, submitted = Lines(), list[str]()
-
-    def follow(*words: Any) -> Any:
-        here = {"verbose": False, "on_submitted": lambda: submitted.append("once")}
-        return follow_here(*words, console, **here)
-
-    run, outcome = start(follow, lambda _: [os.kill(os.getpid(), number) for number in signals])
-    assert (outcome.cause, run.read_outcome(), submitted) == (cause, outcome, ["once"])
-    assert f"launcher: {told}" in console.lines
-
-
-@pytest.mark.parametrize(("signals", "sends"), [(SIGNALS[:2], False), (SIGNALS[:1], True)])
-def test_a_second_signal_ends_it_at_once_as_the_first_does_while_code_is_sent(
-    signals, sends, start
+def test_a_signal_stops_the_run_in_its_grace_and_a_second_one_or_one_while_code_is_sent_at_once(
+    signals, sends, told, make_run, on_local
 ):
-    def submit(target: LocalTarget) -> None:
+    def submit(target: LocalTarget, plan: object) -> None:
         target.is_sending = sends
         for number in signals:
             os.kill(os.getpid(), number)
 
-    with pytest.raises(KeyboardInterrupt):
-        start(lambda *words: follow_here(*words, Lines(), verbose=False), submit)
-    assert {signal.getsignal(number) for number in SIGNALS} == {signal.SIG_IGN}
+    on_local(submit=submit, stop=lambda *_: None)
+    run, plan = make_run(stop_grace_s=7, follows=True)
+    is_nohup, shown = signal.SIGHUP not in signals, io.StringIO()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if is_nohup else signal.SIG_DFL)
+    with contextlib.nullcontext() if told else pytest.raises(KeyboardInterrupt):
+        follow_here(
+            run,
+            plan,
+            LocalTarget(run.path.parent),
+            Console(shown),
+            verbose=False,
+            on_submitted=lambda: print("submitted", file=shown),
+        )
+    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    if told is AT_ONCE:
+        assert ignored == [*SIGNALS]
+    else:
+        assert shown.getvalue() == f"submitted\nlauncher: stopping {told}\n"
+        assert told.startswith(f"({run.read_outcome().cause})")
+        assert ignored == [signal.SIGHUP] * is_nohup, "under nohup a hangup stays ignored"
 
 
-def test_under_nohup_a_hangup_stays_ignored(start):
-    def handler(number: int, frame: FrameType | None) -> None:
-        pass
-
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start(
-        lambda *words: follow_here(*words, Lines(), verbose=False),
-        lambda _: os.kill(os.getpid(), signal.SIGTERM),
-    )
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
-
-
-def fail_with(error: LauncherError) -> Callable[[LocalTarget], None]:
-    def submit(target: LocalTarget) -> None:
+@pytest.mark.parametrize("kind", [InputError, TargetError, None])
+def test_a_run_in_the_background_tells_its_notes_up_to_the_start_and_why_there_is_none(
+    kind, make_run, on_local
+):
+    def submit(target: LocalTarget, plan: object) -> None:
         target.notes.append("it pulls")
-        raise error
+        if kind:
+            raise kind("no image", "build it")
 
-    return submit
-
-
-@pytest.mark.parametrize("kind", [InputError, TargetError])
-def test_what_fails_in_the_background_fails_here_and_stands_in_the_log(kind, start, tmp_path):
+    on_local(submit=submit, stop=lambda *_: None)
+    run, plan = make_run(follows=True)
+    request_stop(run, keep=False)
     said: list[str] = []
-    submit = fail_with(kind("no such image", "build it"))
-    with pytest.raises(kind) as raised:
-        start(lambda *words: follow_in_background(*words, said.append), submit)
-    assert (raised.value.what, raised.value.hint) == ("no such image", "build it")
+    with pytest.raises(kind) if kind else contextlib.nullcontext() as raised:
+        follow_in_background(run, plan, LocalTarget(run.path.parent), said.append)
     assert said == ["it pulls"]
-    log = tmp_path / "digits-0a1b2c/launcher.log"
-    wait_until(lambda: "launcher: error: no such image\n  fix: build it" in log.read_text())
+    assert not kind or (raised.value.what, raised.value.hint) == ("no image", "build it")
+    log = run.path / "launcher.log"
+    more = "error: no image\n  fix: build it" if kind else "stopping (stop-requested)"
+    wait_until(lambda: f"launcher: it pulls\nlauncher: {more}" in log.read_text())
+    wait_until(run.read_outcome)
 
 
-def test_a_launcher_that_dies_in_the_background_is_told_with_its_log(start, tmp_path):
-    with pytest.raises(TargetError, match=f"the launcher died; see {tmp_path}/digits.*/launcher.l"):
-        start(lambda *words: follow_in_background(*words, print), lambda _: os._exit(9))
-
-
-def test_a_run_in_the_background_tells_its_notes_up_to_the_start_and_goes_on(start, tmp_path):
-    said: list[str] = []
-
-    def follow(run: Any, plan: Any, target: LocalTarget) -> None:
-        request_stop(run, keep=False)
-        follow_in_background(run, plan, target, said.append)
-
-    run, _ = start(follow, lambda target: target.notes.append("it pulls"))
-    assert said == ["it pulls"]
-    wait_until(lambda: run.read_outcome())
-    assert run.read_outcome().cause == "stop-requested"
-    assert "launcher: it pulls\nlauncher: stopping" in (run.path / "launcher.log").read_text()
+def test_a_launcher_that_dies_in_the_background_is_told_with_its_log(make_run, on_local):
+    on_local(submit=lambda *_: os._exit(9))
+    run, plan = make_run(follows=True)
+    with pytest.raises(TargetError, match=f"the launcher died; see {run.path}/launcher.log"):
+        follow_in_background(run, plan, LocalTarget(run.path.parent), print)
 
 
 def test_ctrl_c_before_the_run_is_named_ends_it_and_is_ignored_afterwards(make_run):

@@ -1,6 +1,7 @@
 """What is told of runs: lists, one run's state, its logs, and what is refused."""
 
 import io
+import itertools
 import json
 import os
 import time
@@ -35,11 +36,8 @@ from launcher.runs.failure import FailureReport
 from launcher.runs.folder import BORROWED_FILE, RunFolder
 from launcher.runs.heals import Heal
 from launcher.targets.docker.target import DockerTarget
-from tests.launcher.api.conftest import mark
+from tests.launcher.api.conftest import DEAD, mark
 from tests.launcher.worker_ends import worker_end
-
-DEAD = 2**22 + 1
-"""No process has this number."""
 
 
 def silent(*_: object) -> None:
@@ -134,18 +132,44 @@ def test_a_failure_is_told_in_words_and_as_data(make_run):
     assert (told.folder, "folder" in str(told)) == ("", False)
 
 
-def test_an_empty_list_says_why_it_is(make_run, tmp_path):
-    here = f"no runs in {tmp_path}\n  fix: cd to the folder where you started it, or --runs DIR\n"
-    ended = "no runs go on; those that ended: launcher ps --all\n"
-    for everything, is_here, told in (
-        (True, True, here),
-        (False, True, here),
-        (True, False, "no runs\n"),
-        (False, False, ended),
-    ):
-        assert describe_none(tmp_path, everything=everything, is_here=is_here) == told
+def test_an_empty_list_says_why_it_is_and_ages_have_a_unit_that_fits(
+    make_run, tmp_path, expect_golden
+):
+    ask = [(tmp_path / "none", *of) for of in itertools.product((True, False), repeat=2)]
     make_run(ended=Cause.COMPLETED)
-    assert describe_none(tmp_path, everything=False, is_here=True) == ended
+    told = [
+        f"{at}, everything {everything}, here {here}: "
+        f"{describe_none(at, everything=everything, is_here=here)}"
+        for at, everything, here in (*ask, (tmp_path, False, True))
+    ]
+    ages = (0.4, 119.4, 120.0, 234.0, 7199.0, 7200.0, 172_799.0, 172_800.0, 1e7)
+    rows = [ListedRun(run_id=f"{s:,}", state="running", age_s=s, folder="") for s in ages]
+    text = "".join((*told, render_table(rows), render_status(STATUS)))
+    expect_golden(
+        "runs-parts.txt", text.replace(str(tmp_path), "RUNS").replace(tmp_path.name, "RUNS")
+    )
+
+
+STATUS = RunStatus(
+    run_id="digits-1",
+    job="digits",
+    target="hosts",
+    state="orphaned",
+    attempt=1,
+    launcher_pid=None,
+    launcher_death="",
+    folder="/runs/digits-1",
+    nodes=(
+        replace(NODE, state=NodeState.RUNNING),
+        replace(NODE, node_index=1, incarnation=2, exit_code=137, detail="killed"),
+    ),
+    metrics={"loss": 0.5},
+    outcome=None,
+    hosts=("gpu1",),
+    restarts={"exit": 2},
+    heals=(Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="lost"),),
+    hold="held",
+)
 
 
 def test_runs_of_other_folders_are_found_where_they_run(make_run, on_local, monkeypatch, tmp_path):
@@ -249,16 +273,6 @@ def test_logs_of_ranks_that_a_run_does_not_have_are_refused(make_run):
         list(RunHandle(run.path).logs(rank=3))
 
 
-AGES = {0.4: "0 s", 119.4: "119 s", 120.0: "2 min", 234.0: "3 min", 7199.0: "119 min"}
-AGES |= {7200.0: "2 h", 172_799.0: "47 h", 172_800.0: "2 d", 1e7: "115 d"}
-
-
-def test_the_age_of_a_run_has_a_unit_that_fits():
-    rows = [ListedRun(run_id="a-1", state="running", age_s=age_s, folder="") for age_s in AGES]
-    lines = render_table(rows).splitlines()[1:]
-    assert [line.split("running")[1].strip() for line in lines] == list(AGES.values())
-
-
 def test_sizes_stand_beside_the_runs_that_have_folders_here(tmp_path):
     (tmp_path / "log").write_bytes(bytes(5 << 20))
     here = ListedRun(run_id="here", state="orphaned", age_s=1.0, folder=str(tmp_path))
@@ -267,43 +281,6 @@ def test_sizes_stand_beside_the_runs_that_have_folders_here(tmp_path):
     assert [line.split("1 s")[-1].strip() for line in table[1:]] == ["5.0 MiB", "-"]
     assert end == "here: its launcher has gone; end it: launcher stop here"
     assert "SIZE" not in render_table(rows)
-
-
-def test_a_run_is_told_with_its_nodes_and_what_they_reported():
-    nodes = (
-        NodeObservation(node_index=0, incarnation=0, state=NodeState.RUNNING),
-        NodeObservation(
-            node_index=1, incarnation=2, state=NodeState.EXITED, exit_code=137, detail="killed"
-        ),
-    )
-    status = RunStatus(
-        run_id="digits-1",
-        job="digits",
-        target="hosts",
-        state="orphaned",
-        attempt=1,
-        launcher_pid=None,
-        launcher_death="no process 7",
-        folder="/runs/digits-1",
-        nodes=nodes,
-        metrics={"loss": 0.5},
-        outcome=None,
-        hosts=("gpu1",),
-        restarts={"exit": 2},
-        heals=(Heal(at=1.0, cause="lost", step=9, num_nodes=2, paused_s=0.731, what="lost"),),
-        hold="held",
-    )
-    assert render_status(status).splitlines() == [
-        "digits-1: ORPHANED on hosts (2 starts of all nodes)",
-        "  held",
-        "  healed       without a restart once, paused 0.73 s",
-        "  restarts     exit 2 (over all nodes)",
-        "  node 0 on gpu1: running",
-        "  node 1, started 3 times: exited, exit code 137, SIGKILL (9); killed",
-        "  loss: 0.5",
-        "  folder: /runs/digits-1",
-        "  its launcher has died (no process 7); end it: launcher stop digits-1",
-    ]
 
 
 def test_a_node_that_runs_and_says_nothing_is_told_so(make_run, on_local):
