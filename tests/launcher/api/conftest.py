@@ -23,11 +23,24 @@ DEAD = 2**22 + 1
 
 
 @pytest.fixture
-def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
+def on_local(monkeypatch: pytest.MonkeyPatch) -> OnLocal:
+    """Says what the local target does, in place of its own methods."""
+
+    def say(**parts: Any) -> None:
+        for name, part in parts.items():
+            monkeypatch.setattr(LocalTarget, name, part)
+
+    return say
+
+
+@pytest.fixture
+def make_run(make_plan: Callable[..., LaunchPlan], on_local: OnLocal, tmp_path: Path) -> MakeRun:
     """A run with these keys that ended by a cause, or that this process follows, or nobody.
 
-    ``agent`` are settings of its agents.
+    ``agent`` are settings of its agents. It has no processes: those that bear its id on this
+    machine are another test's, and are not ended.
     """
+    on_local(live_runs=lambda _: (), stop=lambda *_: None)
 
     def make(
         at: float = 1.0,
@@ -55,14 +68,3 @@ def mark(run: RunFolder, pid: int, elsewhere: str = "") -> None:
     start = elsewhere or start_of(pid) or "then"
     at = {"sees": elsewhere or process_space(), "machine": elsewhere or name_machine()}
     (run.path / LAUNCHER_FILE).write_text(json.dumps({"pid": pid, "start": start, **at}))
-
-
-@pytest.fixture
-def on_local(monkeypatch: pytest.MonkeyPatch) -> OnLocal:
-    """Says what the local target does, in place of its own methods."""
-
-    def say(**parts: Any) -> None:
-        for name, part in parts.items():
-            monkeypatch.setattr(LocalTarget, name, part)
-
-    return say

@@ -54,7 +54,7 @@ def test_a_signal_stops_the_run_in_its_grace_and_a_second_one_or_one_while_code_
         for number in signals:
             os.kill(os.getpid(), number)
 
-    on_local(submit=submit, stop=lambda *_: None)
+    on_local(submit=submit)
     run, plan = make_run(stop_grace_s=7, follows=True)
     is_nohup, shown = signal.SIGHUP not in signals, io.StringIO()
     signal.signal(signal.SIGHUP, signal.SIG_IGN if is_nohup else signal.SIG_DFL)
@@ -85,7 +85,7 @@ def test_a_run_in_the_background_tells_its_notes_up_to_the_start_and_why_there_i
         if kind:
             raise kind("no image", "build it")
 
-    on_local(submit=submit, stop=lambda *_: None)
+    on_local(submit=submit)
     run, plan = make_run(follows=True)
     request_stop(run, keep=False)
     said: list[str] = []

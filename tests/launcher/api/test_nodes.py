@@ -282,7 +282,7 @@ def test_a_hold_is_found_by_its_name_or_id_entered_and_released(make_run, on_loc
     with pytest.raises(InputError, match="digits is in use: other-1 of "):
         holding.release(tmp_path, "digits", 1)
     user.leave()
-    on_local(find_end=lambda *_: None, stop=lambda *_: None)
+    on_local(find_end=lambda *_: None)
     (run.path / "launcher.json").unlink()
     assert holding.release(tmp_path, "digits", 1).startswith("digits-2: stopped")
     assert Hold(run).read_user() is None

@@ -295,7 +295,7 @@ def test_an_interrupted_call_ends_what_it_has_started(
 def test_held_nodes_run_jobs_and_are_released_after_the_run_that_uses_them(
     says, make_run, on_local, tmp_path
 ):
-    on_local(find_end=lambda *_: None, stop=lambda *_: None)
+    on_local(find_end=lambda *_: None)
     held, _ = make_run(agent={"hold_idle_s": 60.0})
     user, _ = make_run(2.0, name="user-1")
     with hold(name="lab", runs=tmp_path) as nodes:
