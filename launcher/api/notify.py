@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -98,7 +99,8 @@ def _run(words: tuple[str, ...], env: dict[str, str]) -> str:
         end = ask(("timeout", "--kill-after=1", str(LIMIT_S), *words), LIMIT_S + 2, env=env)
     except (OSError, ValueError) as error:
         return str(error)
-    if end is None or end.code in (124, 137):
+    # ``timeout`` has killed itself with a command that did not end when it was asked to.
+    if end is None or end.code in (124, -signal.SIGKILL):
         return TOO_LONG
     last = (end.err or end.out).strip().rpartition("\n")[2]
     return f"exit code {end.code}{last and f': {last}'}" if end.code else ""

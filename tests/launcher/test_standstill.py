@@ -11,14 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from launcher.agent.worker import guard
-from launcher.api import resizing
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
@@ -32,7 +30,7 @@ from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import messages, requests
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
-from tests.waiting import StoppedClock, wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """#!/bin/sh
@@ -212,17 +210,6 @@ def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever():
     )
     keeper = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
     assert keeper.wait(timeout=20) == -signal.SIGALRM
-
-
-def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(tmp_path, make_plan):
-    plan = replace(make_plan(nnodes="1:2"), run_dir=str(tmp_path / "run"))
-    run = RunFolder(tmp_path / "run")
-    run.create(plan, "", 0.0)
-    run.write_launcher()
-    clock = StoppedClock(5e6)
-    with soon(), pytest.raises(TargetError, match="has not answered"):
-        resizing.scale_run(run, 1, clock)
-    assert clock.now > resizing.ANSWER_LIMIT_S
 
 
 def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(

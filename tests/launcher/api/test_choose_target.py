@@ -1,60 +1,45 @@
 """Where a job runs. Targets are stood in for by their facts or their refusal: which of them can
 run is what the choice is made from; how they find out is tested with the real ones."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from launcher.api.choose_target import choose_engine, choose_target, open_target
+from launcher.api.choose_target import (
+    choose_engine,
+    choose_target,
+    name_here,
+    open_target,
+    target_of,
+)
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
-from launcher.follow.target import Target
-from launcher.job.spec import JobSpec
 from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.targets.docker.target import DockerTarget
+from launcher.targets.held.target import HeldSettings, HeldTarget
+from launcher.targets.local.target import LocalTarget
+from launcher.targets.slurm.room import SlurmRoom
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 NO_TORCH = TargetError("/usr/bin/python3 has no torch", "pip install torch")
 
 
-def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A target whose facts are known before they are asked for."""
-    target = open_target(name, Path())
-
-    def facts(job: JobSpec) -> TargetFacts:
-        if isinstance(found, TargetError):
-            raise found
-        return found
-
-    monkeypatch.setattr(target, "facts", facts)
-    return target
-
-
 @pytest.fixture
-def choose(
-    make_job: Callable[..., JobSpec],
-    tmp_path: Path,
-    local_facts: TargetFacts,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Any]:
+def choose(make_job, tmp_path, local_facts, on_local, monkeypatch):
+    """Chooses between two targets that find these facts, or fail."""
     monkeypatch.chdir(tmp_path)
 
-    def chosen(
-        docker: TargetFacts | TargetError,
-        forced: str | None = None,
-        local: TargetFacts | TargetError = local_facts,
-        **job: Any,
-    ) -> Any:
-        found = {"docker": docker, "local": local}
-        targets = {name: known(name, facts, monkeypatch) for name, facts in found.items()}
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                "launcher.api.choose_target.open_target", lambda name, root: targets[name]
-            )
-            return choose_target(make_job(**job), tmp_path, targets[forced] if forced else None)
+    def chosen(docker, forced=None, local=local_facts, **job):
+        on_local(facts=lambda *_: find(local))
+        monkeypatch.setattr(DockerTarget, "facts", lambda *_: find(docker))
+        return choose_target(make_job(**job), tmp_path, forced and open_target(forced, tmp_path))
 
     return chosen
+
+
+def find(facts: TargetFacts | TargetError) -> TargetFacts:
+    if isinstance(facts, TargetError):
+        raise facts
+    return facts
 
 
 SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
@@ -107,29 +92,36 @@ def test_what_a_person_has_named_is_never_replaced(docker, options, what, hint, 
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("lsf", "--on lsf: no such target"), ("dokcer", "did you mean --on docker?")],
+    ("name", "fix"),
+    [
+        ("lsf", "one of: docker, local, kubernetes, hosts, slurm"),
+        ("dokcer", "did you mean --on docker?"),
+    ],
 )
-def test_an_unknown_target_names_the_known_ones(tmp_path, name, says):
+def test_an_unknown_target_names_the_known_ones_that_a_job_may_name(tmp_path, name, fix):
     with pytest.raises(InputError) as caught:
         open_target(name, tmp_path)
-    assert says in f"{caught.value.what}\n{caught.value.hint}"
-    assert "starter" not in caught.value.hint, "no job may name it"
+    assert (caught.value.what, caught.value.hint) == (f"--on {name}: no such target", fix)
 
 
 def test_one_variable_switches_the_agent_off_for_every_job(make_job):
     job = make_job(nnodes="1:2", start="fork", rdzv={"backend": "roster"})
     plain = choose_engine(job, {"LAUNCHER_ENGINE": "torchrun"})
-    assert not plain.uses_agent
-    assert (plain.start, plain.rdzv.backend) == (None, None)
-
-
-@pytest.mark.parametrize("value", [{}, {"LAUNCHER_ENGINE": ""}, {"LAUNCHER_ENGINE": "agent"}])
-def test_without_it_the_job_chooses(make_job, value):
-    job = make_job(nnodes="1:2")
-    assert choose_engine(job, value) is job
-
-
-def test_a_misspelt_engine_is_refused(make_job):
+    assert (plain.uses_agent, plain.start, plain.rdzv.backend) == (False, None, None)
+    for value in ({}, {"LAUNCHER_ENGINE": ""}, {"LAUNCHER_ENGINE": "agent"}):
+        assert choose_engine(job, value) is job
     with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
-        choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})
+        choose_engine(job, {"LAUNCHER_ENGINE": "trchrun"})
+
+
+def test_a_run_in_a_hold_is_on_the_target_of_such_runs(make_run, tmp_path):
+    _, plan = make_run(name="hold-1")
+    assert type(target_of(plan, tmp_path)) is LocalTarget
+    assert type(target_of(replace(plan, own=HeldSettings(hold="hold-1")), tmp_path)) is HeldTarget
+
+
+def test_nodes_that_a_process_was_given_are_not_those_of_its_workers(monkeypatch):
+    assert name_here({}) is None
+    monkeypatch.setattr(SlurmRoom, "is_here", lambda *_: True)
+    assert name_here({}) == "slurm"
+    assert name_here({"LAUNCHER_RUN_ID": "a"}) is None

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,43 +10,38 @@ import pytest
 from launcher.api.cleaning import find_old
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
-from launcher.follow.loop import write_outcome
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.room import Left
+from tests.launcher.api.conftest import MakeRun
 
 DAY_S = 86_400.0
-MakeRun = Callable[..., RunFolder]
 
 
 @pytest.fixture
-def make_run(make_plan: Callable[..., LaunchPlan], tmp_path: Path) -> MakeRun:
+def make(make_run: MakeRun, tmp_path: Path) -> Callable[..., RunFolder]:
     """Makes a run that ended so many days ago; with ``ended_d`` None it goes on."""
 
-    def make(name: str, ended_d: float | None, *, resumes: str = "") -> RunFolder:
-        run = RunFolder(tmp_path / name)
+    def made(name: str, ended_d: float | None, *, resumes: str = "") -> RunFolder:
+        cause = Cause.COMPLETED if "good" in name else Cause.TRAINING_FAILED
         kept = f"{tmp_path}/{resumes or name}/checkpoints"
-        plan = replace(make_plan(), run_id=name, run_dir=str(run.path), checkpoint_dir=kept)
-        run.create(plan, "#!/bin/sh\n", time.time() - 10 * DAY_S, follows=ended_d is None)
+        ended = None if ended_d is None else cause
+        at = time.time() - (ended_d or 10) * DAY_S
+        run, _ = make_run(at, name=name, follows=not ended, ended=ended, checkpoint_dir=kept)
         (run.path / "log").write_bytes(bytes(5000))
-        if ended_d is not None:
-            cause = Cause.COMPLETED if "good" in name else Cause.TRAINING_FAILED
-            at = time.time() - ended_d * DAY_S
-            write_outcome(run, plan, Ending(cause=cause), at)
+        if ended:
             os.utime(run.path / protocol.OUTCOME_FILE, (at, at))
         return run
 
-    return make
+    return made
 
 
 def names(found: list[Left]) -> list[str]:
     return sorted(one.run_id for one in found)
 
 
-def test_age_number_and_state_choose_together_and_a_run_that_lives_stays(make_run, tmp_path):
+def test_age_number_and_state_choose_together_and_a_run_that_lives_stays(make, tmp_path):
     for name, ended_d in (("good-1", 9), ("bad-1", 9), ("good-2", 2), ("bad-2", 1), ("on", None)):
-        make_run(name, ended_d)
+        make(name, ended_d)
     assert names(find_old(tmp_path, (), older_than_s=DAY_S * 5)) == ["bad-1", "good-1"]
     assert names(find_old(tmp_path, (), states=("failed",))) == ["bad-1", "bad-2"]
     assert names(find_old(tmp_path, (), states=("failed",), older_than_s=DAY_S * 5)) == ["bad-1"]
@@ -57,16 +51,16 @@ def test_age_number_and_state_choose_together_and_a_run_that_lives_stays(make_ru
     assert all(one.size_bytes > 5000 for one in find_old(tmp_path, (), keep=0))
 
 
-def test_a_run_stays_while_one_that_stays_goes_on_from_its_checkpoints(make_run, tmp_path):
-    make_run("first", 9)
-    make_run("second", 1, resumes="first")
+def test_a_run_stays_while_one_that_stays_goes_on_from_its_checkpoints(make, tmp_path):
+    make("first", 9)
+    make("second", 1, resumes="first")
     assert find_old(tmp_path, (), older_than_s=DAY_S * 5) == []
     assert names(find_old(tmp_path, (), keep=0)) == ["first", "second"]
 
 
-def test_what_machines_hold_goes_with_its_run_or_by_age_if_no_run_is_known(make_run, tmp_path):
-    make_run("bad-1", 9)
-    make_run("bad-2", 1)
+def test_what_machines_hold_goes_with_its_run_or_by_age_if_no_run_is_known(make, tmp_path):
+    make("bad-1", 9)
+    make("bad-2", 1)
 
     def left(run_id: str, *, is_cut: bool = False) -> Left:
         return Left(run_id, "gpu1", 6 * DAY_S, 1, lambda: None, is_cut)
@@ -78,9 +72,9 @@ def test_what_machines_hold_goes_with_its_run_or_by_age_if_no_run_is_known(make_
     assert names(find_old(tmp_path, [left("bad-2", is_cut=True)])) == ["bad-2"]
 
 
-def test_clean_shows_sizes_asks_and_removes(launcher, make_run, tmp_path):
+def test_clean_shows_sizes_asks_and_removes(launcher, make, tmp_path):
     launcher.env["LAUNCHER_RUNS"] = str(tmp_path)
-    run = make_run("bad-1", 9)
+    run = make("bad-1", 9)
     assert "SIZE" in launcher("ps", "--all", "--long").stdout
     assert "SIZE" not in launcher("ps", "--all").stdout
     told = launcher.fails(2, "clean", "--older-than", "5d")

@@ -1,6 +1,7 @@
 """``from launcher import Job, run``: real runs from scripts, threads, event loops and this test."""
 
 import inspect
+import os
 import signal
 import subprocess
 import sys
@@ -10,12 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from launcher import InputError, Job, RunHandle, TargetError, find, list_runs, run
+from launcher import (
+    InputError,
+    Job,
+    LauncherError,
+    RunHandle,
+    TargetError,
+    find,
+    hold,
+    list_runs,
+    run,
+)
+from launcher.api import python as api
+from launcher.contract.errors import DiskFullError
+from launcher.contract.protocol import STOP_RUN_FILE
+from launcher.follow.requests import KEEP
 from launcher.job.file import parse_job, read_job
 from launcher.job.spec import JobSpec
-from launcher.runs.folder import RunFolder
+from launcher.targets.held.hold import Hold
 from launcher.yamlfile.source import parse_yaml
 from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.waiting import wait_until
 
 TRAIN = """
 import json, os, sys
@@ -130,50 +146,20 @@ def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place):
     assert training.stop() == outcome
 
 
-@pytest.mark.parametrize("job", ["job.yaml", Path("train.py")], ids=str)
-def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(place, job):
-    place.write(TRAIN)
-    training = run(job, on="local", nproc_per_node=2, set=["env.A=1", "stop_grace_s=3"])
-    plan = RunFolder(training.folder).read_plan()
-    assert plan.nodes[0].nproc_per_node == 2
-    assert plan.stop_grace_s == 3
-    training.stop()
-
-
-@pytest.mark.parametrize(
-    ("keys", "options", "kind", "words"),
-    [
-        ({"command": "trian.py"}, {"on": "local"}, InputError, "Job: command: found trian.py;"),
-        ({}, {"on": "mars"}, InputError, "--on mars: no such target"),
-        ({}, {"on": "docker"}, TargetError, "Docker"),
-        ({}, {"on": "local", "resume": "gone"}, InputError, "no run 'gone'"),
-    ],
-)
-def test_what_a_run_cannot_have_is_an_error_of_the_launcher(
-    place, monkeypatch, keys, options, kind, words
-):
-    place.write(TRAIN)
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
-    with pytest.raises(kind) as raised:
-        run(tiny(**keys), **options)
-    assert words in str(raised.value)
-    assert raised.value.hint
-    assert "launcher-job-" not in str(raised.value)
-    assert list_runs() == []
-
-
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
         (lambda: run("train.py", nprocs=2), InputError, "--nprocs=2: no option of run"),
-        (lambda: run("nothere.py"), InputError, "nothere.py: no such file"),
+        (lambda: run(tiny(command="trian.py")), InputError, "Job: command: found trian.py;"),
+        (lambda: run("train.py", on="docker"), TargetError, "Docker"),
         (lambda: run(), InputError, "JOB is missing"),
         (lambda: run("train.py", args=3), TypeError, "int"),
         (lambda: Job("train.py"), TypeError, "positional"),  # type: ignore[call-arg]
     ],
 )
-def test_a_wrong_call_is_told_and_starts_nothing(place, call, kind, words):
+def test_a_wrong_call_is_told_and_starts_nothing(place, call, kind, words, monkeypatch):
     place.write(TRAIN)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
     with pytest.raises(kind, match=words):
         call()
     assert list_runs() == []
@@ -198,3 +184,125 @@ def test_a_folder_of_the_callers_called_like_a_library_is_not_imported(place):
     (place.folder / "yaml.py").write_text("raise SystemExit('the wrong one')")
     (place.folder / "launcher").mkdir()
     run(tiny(), on="local").stop()
+
+
+# -- what a call types -----------------------------------------------------------------------------
+
+NAME = "digits-0a1b2c"
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets a script that the command line is, in place of Python; it keeps its words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    def say(script: str) -> None:
+        kept = f'shift 3\nprintf "%s\\n" "$@" >{tmp_path}/typed\n'
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{kept}{script}\n")
+        (tmp_path / "python").chmod(0o755)
+
+    say(f"echo {NAME}")
+    return say
+
+
+def typed(path: Path) -> list[str]:
+    root, *words = (path / "typed").read_text().splitlines()
+    assert root == str(ROOT)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: run("a.py", on="local", nproc_per_node=2), "a.py --on=local --nproc-per-node=2"),
+        (lambda: run("a.py", live=True, verbose=False, image=None), "a.py --live"),
+        (lambda: run("a.py", set=["a=1", "b=2"], env=("C",)), "a.py --set=a=1 --set=b=2 --env=C"),
+        (
+            lambda: run("a.py", hosts=["x", "y"], max_restarts=0),
+            "a.py --hosts=x,y --max-restarts=0",
+        ),
+        (lambda: run(Path("job.yaml"), args="--x 'a b'"), "job.yaml -- --x a_b"),
+        (lambda: run(again="latest", args=["--y", 2]), "--again=latest -- --y 2"),
+        (lambda: hold(nnodes=2), "--name=held --nnodes=2"),
+    ],
+)
+def test_a_call_types_what_a_person_would(call, words, says, tmp_path):
+    done = call()
+    start = ["hold"] if "held" in words else ["run", "--detach"]
+    expected = [*start, f"--runs={tmp_path}/runs", *words.split(" ")]
+    assert typed(tmp_path) == [word.replace("a_b", "a b") for word in expected]
+    assert repr(done) in (f"<Nodes {NAME}>", f"<RunHandle {NAME} in {tmp_path}/runs/{NAME}>")
+
+
+def test_a_job_is_a_file_and_runs_lie_where_the_call_or_the_shell_says(says, tmp_path, monkeypatch):
+    says(f"cat $5 >{tmp_path}/job; echo launcher: on x >&2; echo launcher: y >&2; echo {NAME}")
+    job = Job(command="a.py", name="digits")
+    training = run(job, runs=tmp_path / "mine")
+    assert (tmp_path / "job").read_text() == job.to_json()
+    assert (training.notes, training.folder) == (("on x", "y"), tmp_path / "mine" / NAME)
+    assert repr(job) == "<Job digits: a.py>"
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "shells"))
+    assert run("a.py").folder == tmp_path / "shells" / NAME
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "what", "hint"),
+    [
+        ("echo note; echo error: no >&2; echo '  fix: a' >&2; exit 2", InputError, "no", "a"),
+        ("echo error: no >&2; exit 3", TargetError, "no", ""),
+        (f"echo error: full >&2; exit {int(DiskFullError.exit_code)}", DiskFullError, "full", ""),
+        ("echo worse >&2; exit 1", LauncherError, "worse", ""),
+        ("echo $5:1: bad >&2; exit 2", InputError, "Job: bad", ""),
+    ],
+)
+def test_an_error_of_the_command_line_is_raised(script, kind, what, hint, says):
+    says(script)
+    with pytest.raises(LauncherError) as raised:
+        run(Job(command="a.py"))
+    error = raised.value
+    assert (type(error), error.what.removeprefix("error: "), error.hint) == (kind, what, hint)
+
+
+@pytest.mark.parametrize(
+    ("script", "is_stopped"),
+    [
+        ("trap 'echo {}; kill $!; exit 130' INT; touch up; sleep 99 & wait", True),
+        ("trap 'kill $!; exit 130' INT; touch up; sleep 99 & wait", False),
+        ("trap '' INT; touch up; exec sleep 99", False),
+    ],
+    ids=["named late", "ends", "goes on"],
+)
+def test_an_interrupted_call_ends_what_it_has_started(
+    script, is_stopped, says, make_run, tmp_path, monkeypatch
+):
+    says(script.format(NAME))
+    record, _ = make_run()
+    monkeypatch.setattr(api, "INTERRUPT_LIMIT_S", 0.5)
+
+    def interrupt() -> None:
+        wait_until((tmp_path / "up").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run("a.py", runs=tmp_path)
+    request = record.path / STOP_RUN_FILE
+    assert request.exists() == is_stopped
+    assert not is_stopped or request.read_text() != KEEP
+
+
+def test_held_nodes_run_jobs_and_are_released_after_the_run_that_uses_them(
+    says, make_run, on_local, tmp_path
+):
+    on_local(find_end=lambda *_: None)
+    held, _ = make_run(agent={"hold_idle_s": 60.0})
+    user, _ = make_run(2.0, name="user-1")
+    with hold(name="lab", runs=tmp_path) as nodes:
+        nodes.run("a.py", on="local")
+        assert typed(tmp_path)[2:] == [f"--runs={tmp_path}", "a.py", "--on=local", f"--in={NAME}"]
+        using = Hold(held)
+        using.enter(user.run_id)
+    assert [one.read_outcome().cause for one in (held, user)] == ["stop-requested"] * 2
+    using.leave()
+    nodes.release()

@@ -1,15 +1,9 @@
-"""``notify`` of a job: who is told of its end and of restarts, and what holds nothing up."""
+"""``notify`` of a job: a run whose notices hang ends as it did, and its webhook knows."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
 
-import pytest
-
-from launcher.api.notify import TOO_LONG, send
-from launcher.plan.launch_plan import Notify
+from tests.launcher.api.test_notify import HANGS, hook
 from tests.launcher.runner import Runner
 
 FAILS_TWICE = """
@@ -22,61 +16,20 @@ time.sleep(6)
 """
 
 
-class Hook:
-    """A webhook; ``answers`` is False for one that takes what it gets and says nothing."""
-
-    def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
-        self.answers = threading.Event()
-        told, answers = self.told, self.answers
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                answers.wait()  # Ended by the fixture.
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}/hook"
-
-
-@pytest.fixture
-def hook() -> Iterator[Hook]:
-    hook = Hook()
-    yield hook
-    hook.answers.set()
-    hook.server.shutdown()
-
-
-def run(runner: Runner, script: str, notify: dict[str, Any], more: str = "") -> Any:
-    job = f"name: tiny\nnproc_per_node: 1\nnotify: {json.dumps(notify)}\n{more}"
-    runner.write(script, job)
-    return runner("run", "job.yaml", "--on", "local")
-
-
-def test_restarts_and_the_end_are_told_to_a_webhook(tmp_path, hook):
-    hook.answers.set()
-    notify = {"webhook": hook.url, "restarts": 2}
-    done = run(Runner(tmp_path), FAILS_TWICE, notify, "max_restarts: 3\n")
-    assert done.returncode == 0, done.stderr
-    restarts, end = hook.told
+def test_a_run_whose_command_hangs_ends_as_it_did_and_tells_its_webhook(tmp_path, hook):
+    """The first hangs while the training goes on, the last once the run has its outcome."""
+    runner = Runner(tmp_path)
+    hangs = "echo $$ >> pids; cp runs/latest/outcome.json seen.json; sleep 1000 & sleep 1001"
+    notify = {"webhook": hook.url, "command": hangs, "restarts": 2}
+    job = f"name: tiny\nnproc_per_node: 1\nnotify: {json.dumps(notify)}\nmax_restarts: 3\n"
+    runner.write(FAILS_TWICE, job)
+    done = runner.well("run", "job.yaml", "--on", "local")
+    assert done.stderr.count(f"notify.command failed: {HANGS}") == 2
+    assert "SUCCEEDED" in done.stderr
+    assert json.loads((tmp_path / "seen.json").read_text()) == runner.outcome
+    pids = (tmp_path / "pids").read_text().split()
+    assert [pid for pid in pids if Path("/proc", pid).exists()] == []
+    restarts, end = sorted(hook.told, key=lambda notice: notice["event"], reverse=True)
     assert (restarts["event"], sum(restarts["restarts"].values())) == ("restarts", 2)
     assert (end["event"], end["state"], end["exit_code"]) == ("end", "succeeded", 0)
     assert end["text"].startswith(f"{end['run_id']}: succeeded (completed)")
-
-
-def test_a_webhook_that_hangs_is_given_up(monkeypatch, hook, make_plan):
-    monkeypatch.setattr("launcher.api.notify.LIMIT_S", 1)
-    said: list[str] = []
-    send(Notify(webhook=hook.url), make_plan(), said.append, "end", "over")
-    assert said == [f"notify.webhook failed: {TOO_LONG}"]
-    assert hook.told[0]["text"].endswith(": over")

@@ -18,56 +18,6 @@ from tests.launcher.runner import ROOT, WAITING, Runner
 from tests.waiting import wait_until
 
 
-def test_a_failed_training_is_an_outcome_that_names_its_rank_in_one_line(place):
-    code = "import os\nif os.environ['RANK'] == '1': raise ValueError('too hot\\nand more')\n"
-    place.write(code)
-    training = run(tiny(nproc_per_node=2), on="local")
-    outcome = training.wait(timeout=60)
-    assert (outcome.state, outcome.exit_code) == ("failed", 1)
-    told = training.run_id
-    assert repr(training.status()) == f"<RunStatus {told}: failed on local>"
-    assert repr(training.report()) == f"<Postmortem {told}: failed on local, training-failed>"
-    # The other one ends by itself, or is ended before.
-    shown = "<FailureReport rank 1 on node 0: ValueError: too hot"
-    assert repr(outcome.failure) in (f"{shown}>", f"{shown}; 1 more failed after it>")
-    assert str(outcome.failure).startswith("first failure: rank 1 on node 0: ValueError: too hot")
-    assert "\n  | and more" in str(outcome.failure)
-    assert len(repr(outcome)) < 1000
-
-
-def test_an_earlier_run_is_repeated_from_python(place):
-    place.write(TRAIN)
-    first = run(tiny(), on="local", args="--x 'a b'")
-    first.wait(timeout=60)
-    second = run(again="latest", args=["--y", 2])
-    assert second.wait(timeout=60).state == "succeeded"
-    assert next(second.logs(rank=0)) == "0 --x a b --y 2"
-
-
-def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place):
-    place.write(WAITING.replace("SIG_DFL", "SIG_IGN"))
-    training = run(tiny(stop_grace_s=120), on="local")
-    wait_until(is_up(training))
-    asked_at = time.monotonic()
-    assert training.stop(grace=1).cause == "stop-requested"
-    assert time.monotonic() - asked_at < 25, "without the kill of its own it takes 31 s"
-    assert place.processes() == []
-
-
-def test_an_elastic_run_is_scaled(place):
-    place.write(WAITING)
-    training = run(tiny(nnodes="1:2"), on="local")
-    with contextlib.suppress(ZeroDivisionError), training:
-        wait_until(is_up(training))
-        with pytest.raises(InputError, match="from 1 to 2"):
-            training.scale(3)
-        training.scale(1)
-        wait_until(lambda: len(training.status().nodes) == 1)
-        raise ZeroDivisionError
-    assert training.outcome.cause == "stop-requested"
-    assert place.processes() == []
-
-
 def interrupted_at(place: Runner, slow: str, reached: Path) -> None:
     """Runs ``slow`` in the launcher that a script starts, and interrupts that once it is there."""
     (place.folder / "late").mkdir()

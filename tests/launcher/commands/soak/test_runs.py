@@ -98,16 +98,3 @@ def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_fro
     assert stopped.returncode == 0, stopped.stderr
     assert f"{run_id}: stopped, stop-requested" in stopped.stderr
     assert not launcher.processes()
-
-
-def test_a_launcher_elsewhere_that_does_not_answer(launcher, monkeypatch):
-    launcher.write("print('done')")
-    assert launcher(*LOCAL).returncode == 0
-    run = find_run(launcher.folder / "runs", "latest")
-    (run.path / "outcome.json").unlink()
-    mark = json.loads((run.path / LAUNCHER_FILE).read_text())
-    (run.path / LAUNCHER_FILE).write_text(json.dumps({**mark, "sees": "b:p", "machine": "other"}))
-    monkeypatch.setattr(stopping, "MARGIN_S", -14.0)  # of the grace's 15 s
-    with pytest.raises(TargetError, match="on another machine, does not answer"):
-        stopping.stop_run(run, 0.0)
-    assert run.read_outcome() is None

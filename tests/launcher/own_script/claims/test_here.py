@@ -36,12 +36,3 @@ def test_a_folder_with_a_script_trains_to_the_losses_that_it_has(project, target
     assert losses_in(done.stdout) == written == LOSSES
     assert (project.folder / "out.txt").stat().st_uid == os.getuid()
     assert project.outcome["run_id"].startswith("train-")
-
-
-def test_an_empty_folder_of_checkpoints_that_is_seen_here_is_told_for_every_target(tmp_path):
-    job = JobSpec.model_validate({"name": "a", "command": ["a.py"]})
-    shared = job.model_copy(update={"checkpoint_dir": str(tmp_path)})
-    assert note_no_checkpoint(shared, "a-1", is_here=False) != []
-    elsewhere = job.model_copy(update={"checkpoint_dir": f"{tmp_path}/gone"})
-    assert note_no_checkpoint(elsewhere, "a-1", is_here=False) == [], "it may be on the hosts"
-    assert note_no_checkpoint(elsewhere, "a-1", is_here=True) != []
