@@ -24,8 +24,6 @@ from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import Rounds
 from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import judge_error
-from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
-from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.membership.client import ReplacedError
 from launcher.agent.membership.group import GroupStatus
 from launcher.agent.node.identity import SOURCES, identify
@@ -198,58 +196,6 @@ def test_another_store_is_tried_where_that_may_help_but_not_too_often(
 ):
     task = NodeTask(node=NODE, settings=AgentSettings(stores=stores))
     assert may_meet_again(task, reason, losses_at, fenced=fenced) is goes_on
-
-
-# -- watchdog ----------------------------------------------------------------------------------
-
-
-def beat(at: float, *, steps: int = 1) -> WorkerBeat:
-    return WorkerBeat(pid=1, number=steps, steps=steps, at=at)
-
-
-LIMITS = AgentSettings(hang_factor=10, hang_min_s=5, hang_max_s=60)
-
-
-def test_the_limit_is_learned_and_bounded():
-    one = SilenceBook(LIMITS)
-    assert one.limit_s == 5
-    for at in (0.0, 1.0, 3.0):
-        one.find_silent({0: beat(at)}, at)
-    assert one.limit_s == 20
-    one.find_silent({0: beat(43.0)}, 43.0)
-    assert one.limit_s == 60
-
-
-def test_silence_is_judged_after_the_first_step_alone():
-    one = SilenceBook(LIMITS)
-    assert one.find_silent({0: beat(0.0, steps=0)}, 1000.0) == ()
-    (silent,) = one.find_silent({0: beat(0.0)}, 6.0)
-    assert (silent.rank, silent.silent_s, silent.limit_s) == (0, 6.0, 5.0)
-
-
-def test_time_for_which_the_whole_node_stood_still_is_no_silence():
-    one = SilenceBook(LIMITS)
-    one.find_silent({0: beat(1.0)}, 1.0)
-    one.wake(3600.0)
-    assert one.find_silent({0: beat(1.0)}, 3604.0) == ()
-    (silent,) = one.find_silent({0: beat(1.0)}, 3606.0)
-    assert silent.silent_s == 6.0
-    one.find_silent({0: beat(3607.0)}, 3607.0)
-    assert one.limit_s == 60, "learned from 7 s, and not from an hour"
-
-
-def test_a_watchdog_without_a_limit_never_judges():
-    one = SilenceBook(AgentSettings(hang_factor=10, hang_min_s=0, hang_max_s=60))
-    assert one.find_silent({0: beat(0.0)}, 1e6) == ()
-
-
-@pytest.mark.parametrize(
-    ("silent_s", "workers", "busy", "hangs"),
-    [(6, 1, False, True), (6, 2, False, False), (6, 1, True, False), (61, 1, True, True)],
-)
-def test_a_group_hangs_when_all_are_silent_and_none_computes(silent_s, workers, busy, hangs):
-    silent = Silence(rank=0, silent_s=silent_s, limit_s=5)
-    assert (decide_hung((silent,), workers, busy, LIMITS.hang_max_s) is not None) is hangs
 
 
 # -- health ------------------------------------------------------------------------------------
