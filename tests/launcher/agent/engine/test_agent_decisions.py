@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import sys
 import urllib.request
 import zipfile
 from dataclasses import replace
@@ -12,17 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
-from launcher.agent.engine import preload
-from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
 from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import Rounds
-from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.membership.client import ReplacedError
 from launcher.agent.membership.group import GroupStatus
@@ -152,17 +147,6 @@ def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(now, times, 
     assert stop.decide(now, speaks=False, acknowledged=False) is Step.TERMINATE
 
 
-def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch):
-    assert refuse_torch() == ""
-    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
-    assert refuse_torch() == "torch 2.3.1+cu121 is too old: 2.4 or newer is needed"
-
-
-def test_a_python_without_torch_is_refused_in_the_node(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert refuse_torch().startswith(f"{sys.executable}: import of torch halted")
-
-
 def test_sigterm_is_sent_once():
     stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
@@ -225,22 +209,6 @@ def test_health_is_served_and_says_503_when_the_deadline_has_passed():
         assert b"launcher_healthy 0" in answer.read()
 
 
-# -- GPUs --------------------------------------------------------------------------------------
-
-
-def test_a_restart_waits_until_the_dead_workers_memory_is_free():
-    used = iter([{"0": 1 << 30}, {"0": 5 << 30}, {"0": 4 << 30}, {"0": 1 << 30}])
-    gate = GpuGate(lambda: next(used), 10, StoppedClock())
-    assert gate.wait() == pytest.approx(0.2)
-
-
-def test_memory_that_stays_in_use_is_a_clear_error():
-    used = iter([{"0": 0}])
-    gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, StoppedClock())
-    with pytest.raises(GpuBusyError, match="device 0: 3072 MiB"):
-        gate.wait()
-
-
 # -- identity, settings, archive ---------------------------------------------------------------
 
 
@@ -297,19 +265,6 @@ def test_a_task_of_another_kind_is_refused(change):
         parse_task(json.dumps(data))
 
 
-@pytest.mark.parametrize(
-    ("named", "source", "modules"),
-    [
-        ((), b"import torch", ()),
-        ((), b"import lightning", ("lightning.fabric",)),
-        (("sklearn",), b"from lightning.fabric import Fabric", ("lightning.fabric", "sklearn")),
-        (("lightning.fabric",), b"lightning", ("lightning.fabric",)),
-    ],
-)
-def test_fabric_is_preloaded_where_the_script_mentions_it(named, source, modules):
-    assert plan_preload(AgentSettings(preload=named), [source]) == modules
-
-
 def test_equal_sources_give_equal_archives_without_the_public_name():
     sources = read_agent_sources()
     data = render_agent_archive(sources)
@@ -332,15 +287,6 @@ def test_only_imports_are_renamed():
     )
     with pytest.raises(ValueError, match=r"import launcher\.state"):
         rename("import launcher.state\n")
-
-
-def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(monkeypatch):
-    """``torch.cuda.is_available`` of an imported module is enough for that."""
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    assert "asked for its devices" in preload.find_refusal({})
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
-    assert "CUDA" not in preload.find_refusal({})
 
 
 def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
