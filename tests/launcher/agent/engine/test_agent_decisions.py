@@ -16,13 +16,11 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
 from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import Rounds
 from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.membership.client import ReplacedError
-from launcher.agent.membership.group import GroupStatus
 from launcher.agent.node.identity import SOURCES, identify
-from launcher.agent.stopping import Step, Stop, StopFiles
+from launcher.agent.stopping import Step, Stop
 from launcher.agent.worker_exit import read_ends, write_exit
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
@@ -35,7 +33,6 @@ from launcher.contract.worker_end import WorkerExit, is_out_of_memory
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end
-from tests.waiting import StoppedClock
 
 NODE = node_plan(
     {"endpoint_host": "fd00::1", "is_host": True, "conf": (("join_timeout_s", "300"),)},
@@ -307,24 +304,6 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
     (found,) = read_ends(tmp_path, tmp_path)
     assert found.exception.startswith("c10::DistBackendError: [PG ID 0")
     assert found.is_collateral
-
-
-def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path):
-    files, clock = StopFiles(tmp_path), StoppedClock()
-    roster = SimpleNamespace(status=GroupStatus(newcomers=1), say=lambda _: None)
-    admission = Admission(files, SimpleNamespace(roster=roster), clock)  # type: ignore[arg-type]
-    (tmp_path / protocol.STOP_READY_FILE).touch()
-    admission.look()
-    assert files.is_for_resize()
-    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 3}')
-    roster.status = GroupStatus(newcomers=0)
-    admission.look()
-    assert not files.is_asked()
-    files.ask("preempted", at=1.0, deadline=2.0)
-    assert not files.has_answer(), "a stop waits for an answer of its own"
-    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 4}')
-    admission.look()
-    assert files.read_answer() == {"step": 4}
 
 
 def test_a_node_that_was_replaced_tries_no_other_store():
