@@ -200,8 +200,9 @@ def test_health_is_served_and_says_503_when_the_deadline_has_passed():
     with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
         assert b"launcher_step 7" in answer.read()
     states.pop(0)
-    with pytest.raises(urllib.error.HTTPError, match="503"):
-        urllib.request.urlopen(f"{url}/healthz", timeout=5)
+    for path, code in (("healthz", "503"), ("x", "404: try /healthz or /metrics")):
+        with pytest.raises(urllib.error.HTTPError, match=f"Error {code}"):
+            urllib.request.urlopen(f"{url}/{path}", timeout=5)
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
         assert b"launcher_healthy 0" in answer.read()
 

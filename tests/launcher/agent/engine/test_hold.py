@@ -14,6 +14,7 @@ from launcher.agent.engine.hold import Holder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.keeper_record import read_record
+from launcher.contract.node_plan import Mount
 from tests.launcher.node_plans import node_plan
 
 RUN = 4711
@@ -48,9 +49,24 @@ def test_a_held_node_warns_once_before_its_idle_limit_and_ends_at_it(holder, cap
     assert [holder._wait(now) for now in (301.0, 302.0, 599.9)] == [None] * 3
     assert capfd.readouterr().err == "[agent] nothing runs here; the hold ends in 5 min\n"
     assert holder._wait(600.0) == "nothing was run for 10 min"
+    holder._idle_limit_s = 3600.0
+    assert holder._wait(3600.0) == "nothing was run for 60 min"
     holder._idle_since, holder._idle_limit_s = 600.0, 300.0
     assert holder._wait(700.0) is None
     assert capfd.readouterr().err == "", "its limit is no longer than the warning"
+
+
+@pytest.mark.parametrize(
+    ("folder", "mounted", "swept"),
+    [
+        (protocol.CONTAINER_RUN_DIR, "/data", ["/tmp", "/dev/shm"]),
+        (protocol.CONTAINER_RUN_DIR, "/tmp", ["/dev/shm"]),
+        ("/home/x/runs", "/data", []),
+    ],
+)
+def test_what_runs_leave_is_swept_in_containers_alone(folder, mounted, swept):
+    node = node_plan(log_dir=f"{folder}/nodes/0/0", mounts=(Mount(source="/", target=mounted),))
+    assert list(map(str, Holder(NodeTask(node=node), Path(folder), "a")._swept)) == swept
 
 
 def test_a_run_s_launcher_is_its_user_while_it_shows_life(holder, tmp_path):

@@ -79,7 +79,7 @@ def test_the_threads_of_the_script_are_told_alike_by_both_ways():
         ("Operation not permitted", "00000000fff7ffff",
          "py-spy is not allowed to trace this process: it needs capability SYS_PTRACE"),
         ("permission denied", "?",
-         f"py-spy is not allowed to trace this process: it needs the rights of pid {os.getpid()} "
+         "py-spy is not allowed to trace this process: it needs the rights of pid {pid} "
          "(CapEff)"),
         ("\n Error: no Python \nmore", "0", "py-spy failed: Error: no Python"),
         ("x" * 300, "0", "py-spy failed: " + "x" * 200),
@@ -88,7 +88,7 @@ def test_the_threads_of_the_script_are_told_alike_by_both_ways():
 )  # fmt: skip
 def test_py_spy_s_failure_is_told_with_the_right_that_it_lacks(said, rights, why, monkeypatch):
     monkeypatch.setattr(stacks, "_status", lambda pid: {"CapEff": rights})
-    assert explain_py_spy(said, os.getpid()) == why
+    assert explain_py_spy(said, os.getpid()) == why.format(pid=os.getpid())
     assert explain_py_spy(said, 2**22 + 1) == "the process has ended"
 
 
