@@ -54,7 +54,7 @@ class Reading:
         """
         if first is None or first.beats != self.beats or self.at - first.at < PROOF_S:
             return None
-        return (self.cpu_s - first.cpu_s) / (self.at - first.at) / max(1, len(self.beats))
+        return (self.cpu_s - first.cpu_s) / (self.at - first.at) / len(self.beats)
 
 
 class SilenceBook:

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import sys
 import urllib.request
 import zipfile
 from dataclasses import replace
@@ -12,24 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
-from launcher.agent.engine import preload
-from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
 from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import Rounds
-from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import judge_error
-from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
-from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.membership.client import ReplacedError
-from launcher.agent.membership.group import GroupStatus
 from launcher.agent.node.identity import SOURCES, identify
-from launcher.agent.stopping import Step, Stop, StopFiles
+from launcher.agent.stopping import Step, Stop
 from launcher.agent.worker_exit import read_ends, write_exit
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
@@ -42,7 +33,6 @@ from launcher.contract.worker_end import WorkerExit, is_out_of_memory
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end
-from tests.waiting import StoppedClock
 
 NODE = node_plan(
     {"endpoint_host": "fd00::1", "is_host": True, "conf": (("join_timeout_s", "300"),)},
@@ -154,17 +144,6 @@ def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(now, times, 
     assert stop.decide(now, speaks=False, acknowledged=False) is Step.TERMINATE
 
 
-def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch):
-    assert refuse_torch() == ""
-    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
-    assert refuse_torch() == "torch 2.3.1+cu121 is too old: 2.4 or newer is needed"
-
-
-def test_a_python_without_torch_is_refused_in_the_node(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert refuse_torch().startswith(f"{sys.executable}: import of torch halted")
-
-
 def test_sigterm_is_sent_once():
     stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
     assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
@@ -200,58 +179,6 @@ def test_another_store_is_tried_where_that_may_help_but_not_too_often(
     assert may_meet_again(task, reason, losses_at, fenced=fenced) is goes_on
 
 
-# -- watchdog ----------------------------------------------------------------------------------
-
-
-def beat(at: float, *, steps: int = 1) -> WorkerBeat:
-    return WorkerBeat(pid=1, number=steps, steps=steps, at=at)
-
-
-LIMITS = AgentSettings(hang_factor=10, hang_min_s=5, hang_max_s=60)
-
-
-def test_the_limit_is_learned_and_bounded():
-    one = SilenceBook(LIMITS)
-    assert one.limit_s == 5
-    for at in (0.0, 1.0, 3.0):
-        one.find_silent({0: beat(at)}, at)
-    assert one.limit_s == 20
-    one.find_silent({0: beat(43.0)}, 43.0)
-    assert one.limit_s == 60
-
-
-def test_silence_is_judged_after_the_first_step_alone():
-    one = SilenceBook(LIMITS)
-    assert one.find_silent({0: beat(0.0, steps=0)}, 1000.0) == ()
-    (silent,) = one.find_silent({0: beat(0.0)}, 6.0)
-    assert (silent.rank, silent.silent_s, silent.limit_s) == (0, 6.0, 5.0)
-
-
-def test_time_for_which_the_whole_node_stood_still_is_no_silence():
-    one = SilenceBook(LIMITS)
-    one.find_silent({0: beat(1.0)}, 1.0)
-    one.wake(3600.0)
-    assert one.find_silent({0: beat(1.0)}, 3604.0) == ()
-    (silent,) = one.find_silent({0: beat(1.0)}, 3606.0)
-    assert silent.silent_s == 6.0
-    one.find_silent({0: beat(3607.0)}, 3607.0)
-    assert one.limit_s == 60, "learned from 7 s, and not from an hour"
-
-
-def test_a_watchdog_without_a_limit_never_judges():
-    one = SilenceBook(AgentSettings(hang_factor=10, hang_min_s=0, hang_max_s=60))
-    assert one.find_silent({0: beat(0.0)}, 1e6) == ()
-
-
-@pytest.mark.parametrize(
-    ("silent_s", "workers", "busy", "hangs"),
-    [(6, 1, False, True), (6, 2, False, False), (6, 1, True, False), (61, 1, True, True)],
-)
-def test_a_group_hangs_when_all_are_silent_and_none_computes(silent_s, workers, busy, hangs):
-    silent = Silence(rank=0, silent_s=silent_s, limit_s=5)
-    assert (decide_hung((silent,), workers, busy, LIMITS.hang_max_s) is not None) is hangs
-
-
 # -- health ------------------------------------------------------------------------------------
 
 HEALTH = Health(
@@ -273,26 +200,11 @@ def test_health_is_served_and_says_503_when_the_deadline_has_passed():
     with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
         assert b"launcher_step 7" in answer.read()
     states.pop(0)
-    with pytest.raises(urllib.error.HTTPError, match="503"):
-        urllib.request.urlopen(f"{url}/healthz", timeout=5)
+    for path, code in (("healthz", "503"), ("x", "404: try /healthz or /metrics")):
+        with pytest.raises(urllib.error.HTTPError, match=f"Error {code}"):
+            urllib.request.urlopen(f"{url}/{path}", timeout=5)
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
         assert b"launcher_healthy 0" in answer.read()
-
-
-# -- GPUs --------------------------------------------------------------------------------------
-
-
-def test_a_restart_waits_until_the_dead_workers_memory_is_free():
-    used = iter([{"0": 1 << 30}, {"0": 5 << 30}, {"0": 4 << 30}, {"0": 1 << 30}])
-    gate = GpuGate(lambda: next(used), 10, StoppedClock())
-    assert gate.wait() == pytest.approx(0.2)
-
-
-def test_memory_that_stays_in_use_is_a_clear_error():
-    used = iter([{"0": 0}])
-    gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, StoppedClock())
-    with pytest.raises(GpuBusyError, match="device 0: 3072 MiB"):
-        gate.wait()
 
 
 # -- identity, settings, archive ---------------------------------------------------------------
@@ -351,19 +263,6 @@ def test_a_task_of_another_kind_is_refused(change):
         parse_task(json.dumps(data))
 
 
-@pytest.mark.parametrize(
-    ("named", "source", "modules"),
-    [
-        ((), b"import torch", ()),
-        ((), b"import lightning", ("lightning.fabric",)),
-        (("sklearn",), b"from lightning.fabric import Fabric", ("lightning.fabric", "sklearn")),
-        (("lightning.fabric",), b"lightning", ("lightning.fabric",)),
-    ],
-)
-def test_fabric_is_preloaded_where_the_script_mentions_it(named, source, modules):
-    assert plan_preload(AgentSettings(preload=named), [source]) == modules
-
-
 def test_equal_sources_give_equal_archives_without_the_public_name():
     sources = read_agent_sources()
     data = render_agent_archive(sources)
@@ -388,15 +287,6 @@ def test_only_imports_are_renamed():
         rename("import launcher.state\n")
 
 
-def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(monkeypatch):
-    """``torch.cuda.is_available`` of an imported module is enough for that."""
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    assert "asked for its devices" in preload.find_refusal({})
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
-    assert "CUDA" not in preload.find_refusal({})
-
-
 def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
     """Its frames follow; the last of them would not say that another rank is gone."""
     said = (
@@ -415,24 +305,6 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
     (found,) = read_ends(tmp_path, tmp_path)
     assert found.exception.startswith("c10::DistBackendError: [PG ID 0")
     assert found.is_collateral
-
-
-def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path):
-    files, clock = StopFiles(tmp_path), StoppedClock()
-    roster = SimpleNamespace(status=GroupStatus(newcomers=1), say=lambda _: None)
-    admission = Admission(files, SimpleNamespace(roster=roster), clock)  # type: ignore[arg-type]
-    (tmp_path / protocol.STOP_READY_FILE).touch()
-    admission.look()
-    assert files.is_for_resize()
-    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 3}')
-    roster.status = GroupStatus(newcomers=0)
-    admission.look()
-    assert not files.is_asked()
-    files.ask("preempted", at=1.0, deadline=2.0)
-    assert not files.has_answer(), "a stop waits for an answer of its own"
-    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 4}')
-    admission.look()
-    assert files.read_answer() == {"step": 4}
 
 
 def test_a_node_that_was_replaced_tries_no_other_store():

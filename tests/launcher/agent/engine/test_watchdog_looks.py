@@ -1,55 +1,31 @@
 """The watchdog looks at workers that hang while they are still there. A process in their place."""
 
+import json
 import os
-import subprocess
-import sys
+import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from launcher.agent.engine.attempts import Attempts
-from launcher.agent.engine.look import Looker
+from launcher.agent import processes
+from launcher.agent.engine.look import NO_ANSWER, Looker
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.worker import recorder
-from launcher.agent.worker_exit import write_exit
+from launcher.agent.worker.start import STACKS_SIGNAL
+from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import SystemClock
-from launcher.contract.look import hear_look, look_dir, read_looks, read_stacks
-from launcher.contract.worker_end import WorkerExit
-from tests.waiting import wait_until
-
-WORKER = """
-import sys, time
-from pathlib import Path
-from launcher.agent.heartbeat import HeartbeatWriter
-writer = HeartbeatWriter(Path(sys.argv[1]))
-writer.step()
-def hangs():
-    print("hangs", flush=True)
-    time.sleep(600)
-hangs()
-"""
-
-
-@pytest.fixture
-def attempts(tmp_path: Path) -> Attempts:
-    node_dir, scratch = tmp_path / "nodes/0/0", tmp_path / "scratch"
-    scratch.mkdir()
-    return Attempts(node_dir, tmp_path, scratch)
-
-
-@pytest.fixture
-def worker(attempts: Attempts) -> Iterator[subprocess.Popen[bytes]]:
-    (place,) = attempts.begin({0: 0})
-    argv = (sys.executable, "-c", WORKER, str(place.heartbeat))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as process:
-        process.stdout.readline()
-        yield process
-        process.kill()
+from launcher.contract.look import (
+    LOOK_REQUEST,
+    hear_look,
+    look_dir,
+    read_look,
+    read_looks,
+    read_stacks,
+)
+from launcher.contract.process_stat import is_stopped
+from tests.waiting import StoppedClock, wait_until
 
 
 def test_a_hang_is_looked_at_before_its_workers_are_killed(attempts, worker, tmp_path):
@@ -78,39 +54,131 @@ def test_a_look_before_a_stop_says_where_each_rank_is(attempts, worker, capfd, w
     assert heard == ([(0, "hangs")] if is_told else [])
 
 
-def test_workers_that_ended_well_are_told_apart_from_those_that_failed(attempts):
-    for place, code in zip(attempts.begin({0: 0, 1: 1, 2: 2}), (0, 1, -9), strict=True):
-        seen = {"attempt": 0, "rank": place.rank, "local_rank": place.rank, "exit_code": code}
-        place.folder.mkdir(parents=True, exist_ok=True)
-        write_exit(place.folder, WorkerExit(**seen, failed_at=1.0, was_asked=False))
-    assert [end.rank for end in attempts.end()] == [1, 2]
-    assert [end.rank for end in attempts.ended_well] == [0]
+@pytest.mark.parametrize(
+    ("request_", "ends_s", "leaves_s"),
+    [
+        ({"why": "asked"}, 4.0, 1.5),
+        ({"why": "hang", "native": True}, 4.0, 0.7),
+        ({"why": "stop"}, 0.8 + 1.2, 0.6),
+        ({"why": "loss", "stacks": False}, 0.3, None),
+    ],
+)
+def test_a_look_ends_at_its_limit_and_leaves_faulthandler_a_part_of_it(
+    request_, ends_s, leaves_s, attempts, start_worker, py_spy, monkeypatch
+):
+    """Nothing answers: py-spy is slow, the signal is lost, torch's recorder is busy."""
+    (place,) = attempts.begin({0: 0})
+    start_worker(place)
+    py_spy("exec sleep 60")
+    asking, answer = recorder.asking(place.heartbeat), recorder.answer(place.heartbeat)
+    os.mkfifo(asking)
+    answer.write_text("of an earlier look")
+    reader, sent = os.open(asking, os.O_RDONLY | os.O_NONBLOCK), []
+    monkeypatch.setattr(processes, "send", lambda _, signum: sent.append((signum, clock.now)))
+    looker = Looker(attempts, StoppedClock(on_sleep=lambda _: others.append(looker.take("asked"))))
+    clock, others = looker._clock, []
+    folder = looker.take(**request_)
+    os.close(reader)
+    assert clock.now == pytest.approx(ends_s, abs=0.021)
+    assert {*others} == {None}, "one look at a time"
+    asked_at = [at for signum, at in sent if signum == STACKS_SIGNAL]
+    assert asked_at == ([pytest.approx(ends_s - leaves_s, abs=0.021)] if leaves_s else [])
+    (seen,) = read_look(folder).ranks
+    assert seen.no_collectives == NO_ANSWER
+    late = "it did not answer the signal for its stacks; py-spy took too long"
+    assert seen.no_stacks == (late if leaves_s else "not taken, so that the restart need not wait")
 
 
-class EndsMeanwhile(SystemClock):
-    """Time stands still; in the first pause a worker ends."""
-
-    def __init__(self, exit_file: Path) -> None:
-        self._exit_file = exit_file
-
-    def monotonic(self) -> float:
-        return 100.0
-
-    def sleep(self, seconds: float) -> None:
-        assert not self._exit_file.exists(), "it waits for a worker that has ended"
-        self._exit_file.touch()
-
-
-def test_after_a_loss_a_worker_that_ends_is_not_waited_for(attempts, worker):
+@pytest.mark.parametrize(
+    ("answers", "missing"),
+    [
+        ('{"entries": []}', ""),
+        ("[no JSON", ""),
+        ('{"missing": "no recorder"}', "no recorder"),
+        ("ends", NO_ANSWER),
+        ("", NO_ANSWER),
+        (None, "the script has made no process group with torch.distributed"),
+    ],
+)
+def test_a_worker_s_recorder_is_asked_for_its_collectives(answers, missing, attempts, worker):
     (place,) = attempts.workers
     asking = recorder.asking(place.heartbeat)
-    os.mkfifo(asking)
-    reader = os.open(asking, os.O_RDONLY | os.O_NONBLOCK)
-    folder = Looker(attempts, EndsMeanwhile(place.exit_file)).take("loss", stacks=False)
-    os.close(reader)
-    assert folder is not None
-    (seen,) = read_looks(attempts.node_dir)
-    assert "no answer in time" in seen.ranks[0].no_collectives
+    if answers is not None:
+        os.mkfifo(asking)
+    reader = os.open(asking, os.O_RDONLY | os.O_NONBLOCK) if answers else None
+
+    def answer(_: float) -> None:
+        assert not place.exit_file.exists(), "it waits for a worker that has ended"
+        if answers == "ends":
+            place.exit_file.touch()
+        else:
+            recorder.answer(place.heartbeat).write_text(answers)
+
+    folder = Looker(attempts, StoppedClock(on_sleep=answer)).take("loss", stacks=False)
+    assert read_look(folder).ranks[0].no_collectives == missing
+    written = folder / "rank-0.collectives.json"
+    assert written.exists() is (not missing)
+    if not missing:
+        assert written.read_text() == answers
+    assert not recorder.answer(place.heartbeat).exists()
+    if reader is not None:
+        os.close(reader)
+
+
+def test_of_a_stopped_worker_py_spy_alone_can_tell_and_has_the_whole_limit(
+    attempts, worker, py_spy
+):
+    worker.send_signal(signal.SIGSTOP)
+    wait_until(lambda: is_stopped(worker.pid))
+    py_spy("exec sleep 60")
+    clock = StoppedClock(now=time.monotonic() + 100.0)
+    folder = Looker(attempts, clock).take("asked", id="mine")
+    assert folder == look_dir(attempts.node_dir, "mine")
+    seen = read_look(folder)
+    assert (seen.id, seen.why, seen.attempt, seen.native) == ("mine", "asked", 0, False)
+    (one,) = seen.ranks
+    assert (one.rank, one.pid, one.state, one.steps) == (0, worker.pid, "T", 1)
+    assert (one.waits_in, one.cpu_share) == ("", 0.0)
+    assert one.silent_s == pytest.approx(100.0, abs=60.0)
+    assert one.no_collectives == "a signal has stopped the process"
+    assert one.no_stacks.startswith("a signal has stopped it")
+    assert one.no_stacks.endswith("; py-spy took too long")
+
+
+def test_who_asks_gets_a_look_and_old_ones_go(attempts, py_spy):
+    clock = StoppedClock()
+    looker = Looker(attempts, clock)
+    looker.answer()
+    assert looker.take("hang") == look_dir(attempts.node_dir, "hang-0.000")
+    request = attempts.node_dir / LOOK_REQUEST
+    asked = [{"id": f"n-{number}", "native": number == 7} for number in range(8)]
+    for one in (*asked, {"id": "s", "why": "stop"}, {"id": "../escapes"}):
+        clock.now += 1.0
+        request.write_text(json.dumps(one))
+        looker.answer()
+        assert not request.exists()
+    seen = [(one.id, one.why, one.native) for one in read_looks(attempts.node_dir)]
+    # A look before a stop is none that has to make room.
+    kept = [(f"n-{number}", "asked", number == 7) for number in range(4, 8)]
+    assert seen == [("hang-0.000", "hang", False), *kept, ("s", "stop", False)]
+
+
+def test_a_profile_does_not_hold_the_thread_up_that_looks_for_hangs(attempts, worker, py_spy):
+    py_spy("exec sleep 60")
+    (attempts.node_dir / LOOK_REQUEST).write_text('{"id": "p", "steps": 3, "seconds": 0.1}')
+    (attempts.node_dir / protocol.STOP_READY_FILE).touch()
+    Looker(attempts, SystemClock()).answer()
+    wait_until(lambda: read_look(look_dir(attempts.node_dir, "p")))
+    assert read_look(look_dir(attempts.node_dir, "p")).why == "profile"
+
+
+def test_a_look_that_cannot_be_written_is_none_and_holds_up_no_other(attempts):
+    looker, looks = Looker(attempts, StoppedClock()), attempts.node_dir / "looks"
+    looks.parent.mkdir(parents=True)
+    looks.touch()
+    assert looker.take("hang") is None
+    looks.unlink()
+    assert looker.take("hang")
 
 
 @pytest.mark.parametrize("written", ["", "step 7\n"], ids=["nothing", "a line"])

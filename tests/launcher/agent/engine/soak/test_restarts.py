@@ -1,13 +1,12 @@
 """Workers that die, hang or fail the same way again, under real torch agents."""
 
 import json
-import re
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.launcher.agent.engine.claims.test_restarts import COLLECTIVE, HANGING, STARTS
+from tests.launcher.agent.engine.claims.test_restarts import COLLECTIVE, STARTS
 from tests.launcher.agent.place import LIMIT_S
 from tests.waiting import wait_until
 
@@ -45,25 +44,6 @@ def test_a_sibling_with_a_slow_sigterm_handler_does_not_hold_the_restart_up(plac
     assert place.stdout() == "flag set\n"
     # Told by the guard: after torch's own 30 s there would be no guard to tell it.
     assert json.loads((place.rank(0) / "exit.json").read_text())["exit_code"] == -9
-
-
-def test_a_hang_is_told_with_what_proved_it(place):
-    place.write(HANGING)
-    place.plan(hang_min_s=1.5, hang_factor=3)
-    assert place.run() == 0
-    assert re.search(
-        r"rank 0 has hung for \d+\.\d s \(limit 1\.5 s\): beat 6, at step 5, was its "
-        r"last in two reads \d+\.\d s apart, between which each worker used \d\.\d% of a core; "
-        r"stacks are in ",
-        place.console(),
-    )
-    (hang,) = [event for event in place.events() if event["event"] == "hang"]
-    assert (hang["rank"], hang["steps"], hang["beat"]) == (0, 5, 6)
-    first, second = hang["read_at"]
-    assert second - first >= 1.0
-    assert hang["beat_at"] + hang["limit_s"] < first
-    assert hang["silent_s"] == pytest.approx(second - hang["beat_at"], abs=0.5)
-    assert hang["cpu_share"] < 0.05
 
 
 def test_a_preload_that_starts_threads_falls_back_with_one_line(place):
