@@ -1,6 +1,5 @@
 """Lets all ranks agree on small numbers while they compute a step, such as a stop or a due
-checkpoint.
-"""
+checkpoint."""
 
 from __future__ import annotations
 

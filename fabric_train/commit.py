@@ -1,6 +1,5 @@
 """One save, from staged tensors to a committed checkpoint; runs beside the training. A disk error
-ends no training.
-"""
+ends no training."""
 
 from __future__ import annotations
 

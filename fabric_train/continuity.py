@@ -1,6 +1,5 @@
 """Checkpoints, stop requests and ledger events of one loop, behind four calls; refuses to save a
-state that is not finite.
-"""
+state that is not finite."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Fabric, built from the world that torchrun describes and checked against it: CPU or GPU, one
-thread on CPUs, equal nodes.
-"""
+thread on CPUs, equal nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What the ranks of a training tell each other, outside of its own collectives; rank 0 first for
-downloads.
-"""
+downloads."""
 
 from __future__ import annotations
 

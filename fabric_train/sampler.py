@@ -1,6 +1,5 @@
 """Which samples each rank takes, a function of seed and step; into how many virtual shards a batch
-is cut.
-"""
+is cut."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What happens between two steps: a checkpoint that is due, an answer to a node's request, a check
-for weights that are not finite.
-"""
+for weights that are not finite."""
 
 from __future__ import annotations
 

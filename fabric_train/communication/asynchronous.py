@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fabric_train.communication.flat import flatten, write_back
+from fabric_train.communication.mean import flatten, write_back
 
 
 class AsyncAverage:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fabric_train.communication.compression import Blocks, Codec, MinMaxUInt8
-from fabric_train.communication.flat import flatten, write_back
+from fabric_train.communication.mean import flatten, write_back
 
 Peers = Literal["all", "shift_one"]
 

@@ -1,6 +1,5 @@
-"""The weighted mean of all ranks' tensors, in messages of a bounded size; ``flat`` takes one
-vector, unweighted.
-"""
+"""Many tensors as one vector, and their mean over the ranks, also a weighted one, in messages of a
+bounded size; replicas that are brought together."""
 
 from __future__ import annotations
 
@@ -9,9 +8,28 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 BUCKET_BYTES = 32 * 2**20
 """Size of one message: large enough for the network, small beside the model."""
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """A copy of all elements, one tensor after the other, ``[elements]``.
+
+    In 32 bits, or in 64 if a tensor has 64: gloo does not add up smaller types well.
+    """
+    parts = [tensor.detach().reshape(-1) for tensor in tensors]
+    wide = any(part.dtype == torch.float64 for part in parts)
+    return torch.cat([part.to(torch.float64 if wide else torch.float32) for part in parts])
+
+
+def write_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """The reverse of ``flatten``, in place."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    with torch.no_grad():
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def average(
@@ -27,34 +45,54 @@ def average(
     if size == 1:
         return
     weight = 1.0 / size if share is None else share
-    with torch.no_grad():
-        for bucket in cut_buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).mul_(weight)
-            dist.all_reduce(flat, group=group)
-            parts = flat.split([tensor.numel() for tensor in bucket])
-            for tensor, part in zip(bucket, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+    for bucket in cut_buckets(tensors):
+        flat = flatten(bucket).mul_(weight)
+        dist.all_reduce(flat, group=group)
+        write_back(flat, bucket)
 
 
 def average_gradients(
-    model: nn.Module, *, share: float | None = None, group: dist.ProcessGroup | None = None
+    parameters: Iterable[nn.Parameter],
+    *,
+    share: float | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Replaces each gradient by its mean, as ``average`` does."""
-    average(fill_gradients(model), share=share, group=group)
+    average(fill_gradients(parameters), share=share, group=group)
 
 
-def fill_gradients(model: nn.Module) -> list[Tensor]:
-    """All gradients; a missing gradient becomes zeros.
+def fill_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients of what is trained; a missing gradient becomes zeros.
 
     Otherwise an optimizer would have moments on some ranks only.
     """
     gradients = []
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
     return gradients
+
+
+def bring_together(model: nn.Module, optimizer: Optimizer) -> None:
+    """Makes replicas that have drifted apart equal, by averaging their weights and moments.
+
+    Averages buffers of floating-point numbers too, such as BatchNorm's; other buffers become rank
+    0's. Blocks, and sends each tensor once; all ranks must call it after equally many steps.
+    """
+    average(find_weights(model).values())
+    average(find_statistics(model).values())
+    for buffer in model.buffers():
+        if not buffer.is_floating_point():
+            dist.broadcast(buffer, src=0)
+    moments: dict[str, list[Tensor]] = {}
+    for parameter in model.parameters():
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
+                moments.setdefault(name, []).append(value)
+    for values in moments.values():
+        average(values)
 
 
 def cut_buckets(tensors: Iterable[Tensor]) -> Iterator[Sequence[Tensor]]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from fabric_train.communication.compression import CompressedMean, MinMaxUInt8, OneBit
-from fabric_train.communication.flat import average_gradients, fill_gradients
+from fabric_train.communication.mean import average_gradients, fill_gradients
 
 Bits = Literal[8, 1]
 
@@ -79,8 +79,8 @@ class QAdamSteps:
 
     def average_gradients(self) -> None:
         """While warming up, replaces the gradients by their mean; afterwards does nothing."""
-        if self.is_warming_up and self.ranks > 1:
-            average_gradients(self.parameters, self._group)
+        if self.is_warming_up:
+            average_gradients(self.parameters, group=self._group)
 
     @property
     def ranks(self) -> int:
@@ -115,7 +115,7 @@ class QAdamSteps:
     def _step_frozen(self, steps: int) -> None:
         if self.frozen_at is None:
             self.frozen_at = steps
-        list(fill_gradients(self.parameters))
+        fill_gradients(self.parameters)
         for settings in self.optimizer.param_groups:
             for parameter in settings["params"]:
                 if parameter.requires_grad:

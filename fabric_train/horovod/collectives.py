@@ -1,6 +1,5 @@
 """What each of Horovod's collectives does, once all ranks have made the request: all-reduce,
-all-gather, broadcast, barrier.
-"""
+all-gather, broadcast, barrier."""
 
 from __future__ import annotations
 

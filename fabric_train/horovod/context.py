@@ -1,6 +1,5 @@
 """This process among all, by Horovod's names: rank and size, process groups, engine, shutdown;
-refuses starts by mpirun and horovodrun.
-"""
+refuses starts by mpirun and horovodrun."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import nn
 
 from fabric_train.communication.asynchronous import AsyncAverage
-from fabric_train.communication.flat import average_gradients
+from fabric_train.communication.mean import average_gradients
 from fabric_train.strategies.replicas import Replicas
 from fabric_train.strategies.strategy import Device
 

@@ -94,9 +94,9 @@ class LocalSgd(Strategy):
     def finish(self) -> None:
         """Averages the gradients over all ranks in the warm-up; later each rank keeps its own."""
         if self.meeting.is_local(self.steps):
-            fill_gradients(self.bare)
+            fill_gradients(self.bare.parameters())
         else:
-            average_gradients(self.bare, share=self.meeting.share)
+            average_gradients(self.bare.parameters(), share=self.meeting.share)
 
     def step(self, number: int) -> None:
         super().step(number)

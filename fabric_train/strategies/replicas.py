@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fabric_train.communication.flat import bring_together
+from fabric_train.communication.mean import bring_together
 from fabric_train.strategies.strategy import Strategy
 
 

@@ -53,7 +53,7 @@ def walk(
     for number in range(steps):
         quadratic.loss(model.weights).backward()
         if not meeting.is_local(number):
-            average_gradients(model, share=share)
+            average_gradients(model.parameters(), share=share)
         optimizer.step()
         optimizer.zero_grad()
         meeting.after_step(number)
