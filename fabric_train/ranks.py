@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,20 +26,23 @@ DOWNLOAD_LIMIT_S = 86_400.0
 
 
 class Ranks:
-    """The ranks of a CPU process group; ``group`` None stands for one rank alone."""
+    """All ranks of the world; without a process group, or a limit, one rank alone."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = group
-        self.size = 1 if group is None else dist.get_world_size(group)
-        self.leads = group is None or dist.get_rank(group) == 0
+    def __init__(self, timeout_s: float | None = None) -> None:
+        """``timeout_s``: the limit of what they tell each other."""
+        self._timeout_s, self.size = timeout_s, 1
+        if dist.is_initialized() and timeout_s is not None:
+            self.size = dist.get_world_size()
+        self.leads = self.size == 1 or dist.get_rank() == 0
         """Whether this is rank 0."""
 
-    @classmethod
-    def of_world(cls, timeout_s: float) -> Ranks:
-        """All ranks, in a new group: saves in the background must not mix with the training."""
-        if not dist.is_initialized() or dist.get_world_size() == 1:
-            return cls()
-        return cls(new_cpu_group(timeout_s))
+    @cached_property
+    def group(self) -> dist.ProcessGroup | None:
+        """A group of their own: saves in the background must not mix with the training.
+
+        Made in the first call that all make, as rank 0 may ask for ``leads`` alone.
+        """
+        return None if self._timeout_s is None or self.size == 1 else new_cpu_group(self._timeout_s)
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of ranks; all ranks must call it."""
@@ -120,7 +124,7 @@ def rank_zero_first(*, local: bool = True, limit_s: float = DOWNLOAD_LIMIT_S) ->
     first fails, all raise its error, so that none waits for it. All ranks must enter it; the others
     wait for at most ``limit_s``. Without a process group the block just runs.
     """
-    ranks = Ranks.of_world(limit_s)
+    ranks = Ranks(limit_s)
     leads = ranks.leads or (local and os.environ.get("LOCAL_RANK") == "0")
     failed: Exception | None = None
     if leads:

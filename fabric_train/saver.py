@@ -116,13 +116,11 @@ class Saver:
         """How long the last ``save`` blocked the training, waiting included."""
         self.newest: Path | None = None
         """The last checkpoint that was committed or loaded, if this rank knows it."""
-        if torch.distributed.is_initialized():  # all ranks are here; later rank 0 may come alone
-            _ = self.ranks
 
     @cached_property
     def ranks(self) -> Ranks:
-        """All ranks. They make their group with the Saver, or in the first call that all make."""
-        return Ranks.of_world(GROUP_TIMEOUT_S)
+        """All ranks of the present world."""
+        return Ranks(GROUP_TIMEOUT_S)
 
     # -- resuming ------------------------------------------------------------------------------
 
@@ -463,6 +461,7 @@ class Saver:
         values = {"optimizer": dict(snapshot.values), **describe_memory(strategy, memory)}
         manifest = self._describe(step, snapshot.shapes, {**trainer, **values}, score)
         ranks = self.ranks if sharded or rows else Ranks()
+        _ = ranks.group  # made by all now, and not in the background
         write = tensor_files(as_pieces(staged, snapshot.cuts), ranks)
         work = Save(self.store, ranks, manifest, write)
         blocked_s = self._clock() - began_at

@@ -179,7 +179,7 @@ class Worlds:
             try:
                 env = self._enter()
                 if self._link is None:
-                    ranks = Ranks.of_world(GROUP_TIMEOUT_S) if self._in_place else None
+                    ranks = Ranks(GROUP_TIMEOUT_S if self._in_place else None)
                     return TrainingWorld(self, env, ranks)
                 world = self._agree(env)
                 self._is_forming = False
@@ -229,11 +229,11 @@ class Worlds:
         return env
 
     def _agree(self, env: WorkerEnv) -> TrainingWorld:
-        ranks = Ranks.of_world(GROUP_TIMEOUT_S)
         assert self._breaker
         assert self._link
-        self._breaker.formed()
+        ranks = Ranks(GROUP_TIMEOUT_S)
         told = ranks.gather(RankState(self.step, self._state_of, self._had_state))
+        self._breaker.formed()
         world = TrainingWorld(self, env, ranks, told)
         self._link.say(formed=self._generation)
         if world.source is None and any(one.had_state for one in told):

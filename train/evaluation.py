@@ -78,7 +78,7 @@ def predict(
         ):
             several = classes_of_one if isinstance(classes_of_one, list) else [classes_of_one]
             rows[number] = (several, probability)
-    every = Ranks.of_world(GATHER_LIMIT_S).gather(rows)
+    every = Ranks(GATHER_LIMIT_S).gather(rows)
     if fabric.global_rank == 0:
         merged = {number: row for part in every for number, row in part.items()}
         lines = ["sample,prediction,probability"]

@@ -18,7 +18,7 @@ from tests.fabric_train.forked import run_forked
 
 def save(folder, step: int, **options) -> commit.SaveResult | FencedError:
     """Of two ranks, each with a parameter that the other does not have; or of one alone."""
-    ranks = Ranks(dist.group.WORLD if dist.is_initialized() else None)
+    ranks = Ranks(30.0)
     store = CheckpointStore(folder)
     if ranks.leads:
         store.open()

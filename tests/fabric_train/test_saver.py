@@ -194,6 +194,20 @@ def test_one_made_before_the_group_is_all_ranks_and_takes_each_worlds_generation
     assert len(list(taken.iterdir())) == 2
 
 
+def test_a_saver_that_a_newcomer_makes_in_its_first_world_takes_over_with_those_of_the_others(
+    tmp_path,
+):
+    def train() -> int:
+        one = Saver(tmp_path, asynchronous=False) if os.environ["RANK"] == "0" else None
+        for world in Worlds(backend="gloo"):
+            with world:
+                one = one or Saver(tmp_path, asynchronous=False)
+                one.take_over()
+        return one.ranks.size
+
+    assert run_forked(train, 2, group=False) == [2, 2]
+
+
 def test_rank_0_alone_may_ask_for_the_time_though_nothing_was_resumed(tmp_path):
     def train() -> None:
         one = Saver(tmp_path, interval=Interval(seconds=60))
