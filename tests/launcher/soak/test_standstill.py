@@ -103,13 +103,9 @@ def test_an_image_that_gets_stuck_on_its_way_is_an_error(tmp_path, monkeypatch, 
     monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
     monkeypatch.setattr(images, "PROVIDE_LIMIT_S", 1.0)
     image = images.Image(name="i", id="own")
-    before = living()
-    with (
-        open_ssh(tmp_path, monkeypatch).open(host) as session,
-        soon(),
-        pytest.raises(TargetError, match="gpu1"),
-    ):
-        images.provide_image(image, session)
+    before, ssh = living(), open_ssh(tmp_path, monkeypatch)
+    with ssh.open(host) as session, soon(), pytest.raises(TargetError, match="gpu1"):
+        images.provide_image(image, ssh, session)
     assert living() <= before
 
 

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 from fabric_train.fabric import leave_world
-from fabric_train.ledger import open_ledger
 from fabric_train.worker_env import WorkerEnv, parse_worker_env
 from tests.fabric_train.forked import run_forked
 from tests.train.test_verbs import config
 from train.config import TrainConfig
 from train.evaluation import PREDICTIONS_FILE
-from train.loop import train, train_in_world
+from train.loop import train
 
 
 def look(verb: str, config: TrainConfig, folder: Path) -> object:
     env = replace(parse_worker_env(os.environ), run_dir=folder, checkpoint_dir=None)
-    scores = train_in_world(config, env, open_ledger(env), verb=verb)
+    scores = train(config, env, verb=verb)
     leave_world()
     return scores
 
