@@ -40,7 +40,8 @@ GRACE_S = 1.0
 LAST_WORD_S = 1.0
 """Seconds before a deadline that are reserved for exiting after the commit."""
 REQUEST_LIMIT_S = 2.0
-"""Seconds to wait for the agent's request after a SIGTERM that the agent did not send."""
+"""Seconds to wait for the agent's request after a SIGTERM that the agent did not send, or after a
+stop that another node was asked for."""
 WAIT_FOR_SIGTERM_S = 30.0
 """How long a rank whose node was not asked to stop waits for SIGTERM."""
 
@@ -127,18 +128,23 @@ class Preemption:
         request = read_request(self._node_dir)
         return max(0.0, request.deadline - self._wall_clock()) if request else 0.0
 
-    def wait_for_sigterm(self) -> None:
+    def wait_for_sigterm(self, check_world: Callable[[], object] = lambda: None) -> None:
         """Waits for SIGTERM; raises PreemptedError if none comes in time.
 
         Also answers a request that reaches this node later than its peers: all ranks committed.
+        Where none does, only others were asked to leave, and ``check_world`` may raise.
         """
-        limit = time.monotonic() + WAIT_FOR_SIGTERM_S
-        while left_s := max(
-            self.time_left_s(), 0.0 if self._answered_at else limit - time.monotonic(), 0.0
-        ):
+        began = time.monotonic()
+        while True:
+            request = read_request(self._node_dir)
+            is_asked, waited_s = request and request.wish is Wish.STOP, time.monotonic() - began
+            left_s = self.time_left_s() if is_asked else WAIT_FOR_SIGTERM_S - waited_s
+            if left_s <= 0:
+                raise PreemptedError("stopped on request, after a commit")
+            if not is_asked and waited_s > REQUEST_LIMIT_S:
+                check_world()
             time.sleep(min(LOOK_INTERVAL_S, left_s))
             self._answer()
-        raise PreemptedError("stopped on request, after a commit")
 
     def _read_request(self) -> Request | None:
         request = read_request(self._node_dir)

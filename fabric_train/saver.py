@@ -101,6 +101,8 @@ class Saver:
         """Where rank 0 copies checkpoints and logs to; set it before ``look`` and ``resume``."""
         self.newest_generation: Callable[[], int | None] = lambda: None
         """The newest generation that this group knows of, which may be its next one."""
+        self.check_world: Callable[[], object] = lambda: None
+        """Raises where this group's world is lost, and another one follows."""
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
         self._stager: DefaultStager | None = None

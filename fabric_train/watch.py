@@ -87,7 +87,7 @@ class StepWatch:
         committed = settled is not None and settled[0] == step
         self._preemption.answer(step, settled[1] if settled and committed else None)
         if wish is Wish.STOP:
-            self._preemption.wait_for_sigterm()
+            self._preemption.wait_for_sigterm(self._saver.check_world)
 
     def _tell(self, result: SaveResult | None) -> None:
         if result is None:

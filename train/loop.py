@@ -175,7 +175,7 @@ def train_by(
         saver = kept.saver
     else:
         saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
-        saver.newest_generation = worlds.newest_generation
+        saver.newest_generation, saver.check_world = worlds.newest_generation, worlds.check
     if world.is_live:
         saver.take_over()
     open_log(config, saver, say)

@@ -4,10 +4,13 @@ import signal
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fabric_train.preemption import PreemptedError, Preemption, Wish
+from fabric_train.worker_env import STOP_REASON_RESIZE
+from fabric_train.worlds import WorldLostError
 from launcher.agent.stopping import StopFiles
 from launcher.contract.causes import Cause
 
@@ -89,6 +92,17 @@ def test_a_node_that_is_asked_after_its_peers_is_answered_while_it_waits(files, 
         preemption.wait_for_sigterm()
     ask.join()
     assert files.read_answer() == {"step": 7, "checkpoint": "step-7"}
+
+
+def test_a_node_whose_peers_alone_leave_goes_on_in_the_next_world(monkeypatch, files, preemption):
+    monkeypatch.setattr("fabric_train.preemption.REQUEST_LIMIT_S", 0.2)
+    files.ask(STOP_REASON_RESIZE, at=time.time(), deadline=time.time() + 60)
+    preemption.answer(6, Path("step-6"))
+    with pytest.raises(WorldLostError):
+        preemption.wait_for_sigterm(Mock(side_effect=WorldLostError))
+    files.ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.5)
+    with pytest.raises(PreemptedError):
+        preemption.wait_for_sigterm(Mock(side_effect=WorldLostError))
 
 
 # -- SIGTERM ---------------------------------------------------------------------------------
