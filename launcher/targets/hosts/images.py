@@ -53,7 +53,7 @@ def _send(image: Image, ssh: Ssh, host: Host) -> str:
     """Streams the image into the host's engine; returns why that failed, empty if it did not."""
     save = Conversation(("docker", "save", image.name))
     try:
-        with ssh.feed(host, "docker load --quiet") as load:
+        with ssh.feed(host, "exec docker load --quiet") as load:
             # If the host's engine ends before the image does, it says why.
             with contextlib.suppress(BrokenPipeError):
                 while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
