@@ -40,8 +40,7 @@ GRACE_S = 1.0
 LAST_WORD_S = 1.0
 """Seconds before a deadline that are reserved for exiting after the commit."""
 REQUEST_LIMIT_S = 2.0
-"""Seconds to wait for the agent's request after a SIGTERM that the agent did not send, or after a
-stop that another node was asked for."""
+"""Seconds to wait for the agent's request after another's SIGTERM, or another node's stop."""
 WAIT_FOR_SIGTERM_S = 30.0
 """How long a rank whose node was not asked to stop waits for SIGTERM."""
 
@@ -123,11 +122,6 @@ class Preemption:
             text = json.dumps({"step": step, "checkpoint": str(checkpoint)}).encode()
             _tell(self._node_dir / STOP_ACK_FILE, text)
 
-    def time_left_s(self) -> float:
-        """Seconds until the current request's deadline; 0 without a request."""
-        request = read_request(self._node_dir)
-        return max(0.0, request.deadline - self._wall_clock()) if request else 0.0
-
     def wait_for_sigterm(self, check_world: Callable[[], object] = lambda: None) -> None:
         """Waits for SIGTERM; raises PreemptedError if none comes in time.
 
@@ -136,13 +130,14 @@ class Preemption:
         """
         began = time.monotonic()
         while True:
-            request = read_request(self._node_dir)
-            is_asked, waited_s = request and request.wish is Wish.STOP, time.monotonic() - began
-            left_s = self.time_left_s() if is_asked else WAIT_FOR_SIGTERM_S - waited_s
+            request, waited_s = read_request(self._node_dir), time.monotonic() - began
+            left_s = WAIT_FOR_SIGTERM_S - waited_s
+            if request and request.wish is Wish.STOP:
+                left_s = request.deadline - self._wall_clock()
+            elif waited_s > REQUEST_LIMIT_S:
+                check_world()
             if left_s <= 0:
                 raise PreemptedError("stopped on request, after a commit")
-            if not is_asked and waited_s > REQUEST_LIMIT_S:
-                check_world()
             time.sleep(min(LOOK_INTERVAL_S, left_s))
             self._answer()
 

@@ -245,9 +245,9 @@ def asked(tmp_path: Path, node_dir: Path) -> dict[str, str]:
     return {"CHECKPOINT_DIR": str(tmp_path / "kept"), "LAUNCHER_NODE_DIR": str(node_dir)}
 
 
-def ask(node_dir: Path, reason: str) -> None:
+def ask(node_dir: Path, reason: str, *, limit_s: float = 60.0) -> None:
     now = time.time()
-    content = {"reason": reason, "at": now, "deadline": now + 60}
+    content = {"reason": reason, "at": now, "deadline": now + limit_s}
     (node_dir / "stop-request").write_text(json.dumps(content))
 
 
@@ -282,12 +282,11 @@ def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(node_dir, a
     def train_on() -> None:
         from fabric_train import preemption
 
-        preemption.Preemption.time_left_s = lambda self: 0.0
         # Rank 1 ends last, because the test kills the others soon after the first end.
         preemption.WAIT_FOR_SIGTERM_S = 30.0 * hvd.rank()
         train_until(10**6)
 
-    ask(node_dir, "preempted")
+    ask(node_dir, "preempted", limit_s=0.0)
     with pytest.raises(ForkedError, match=f"rank 0 died: exit code {EXIT_PREEMPTED}"):
         run(train_on, 2, environ=asked)
     answer = json.loads((node_dir / "stop-ack").read_text())
