@@ -19,8 +19,7 @@ KEPT = 3
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """What is kept: the ``last`` newest, the one with the lowest score if ``best``, and those whose
-    step is a multiple of ``every_steps``.
-    """
+    step is a multiple of ``every_steps``."""
 
     last: int = KEPT
     best: bool = False

@@ -29,8 +29,7 @@ KEY = "fabric_train"
 
 def read_world() -> dict[str, int]:
     """``devices`` and ``num_nodes`` for ``Trainer(**read_world())``, as torchrun or the launcher
-    started this process; empty without them.
-    """
+    started this process; empty without them."""
     world = parse_env().world
     return {"devices": world.local_world_size, "num_nodes": world.num_nodes} if world else {}
 

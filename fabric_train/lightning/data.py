@@ -33,8 +33,7 @@ class Data:
 
     def reopen(self) -> None:
         """Opens the loader at the resumed place, after the checkpoint is read: a schedule that asks
-        for ``estimated_stepping_batches`` has opened it earlier, at the first sample.
-        """
+        for ``estimated_stepping_batches`` has opened it earlier, at the first sample."""
         opened_at = self._opened_at
         if opened_at is not None and opened_at != self._place():
             iter(self._trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]
