@@ -125,10 +125,9 @@ class NodeDriver:
 
     def _tell_silent(self, nodes: Iterable[NodeObservation]) -> None:
         """Says once of a node that it runs and gives no sign of life, until it gives one again."""
-        now = self._clock.wall()
-        if now < self._silence_at:
+        if self._clock.monotonic() < self._silence_at:
             return
-        self._silence_at = now + SILENT_S
+        self._silence_at, now = self._clock.monotonic() + SILENT_S, self._clock.wall()
         going = [node for node in nodes if node.state is NodeState.RUNNING and not node.detail]
         told = (tell_silence(self._run, self.plan, node, now) for node in going)
         silent = {node.node_index: node.detail for node in told if node.detail}
