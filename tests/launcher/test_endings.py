@@ -284,8 +284,8 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
                "succeeded": (W(),)}.get(facts, (W(-15),))  # fmt: skip
     attempts = end_workers(tmp_path / "run/nodes/0/0", workers)
     node: Any = SimpleNamespace(
-        attempts=attempts, read_ends=attempts.end, roster=None, had_rendezvous=facts == "met",
-        reached_store=facts == "reached", ends=(), ending=None,
+        attempts=attempts, roster=None, had_rendezvous=facts == "met",
+        reached_store=facts == "reached", ending=None,
         judge=AttemptJudge(max_restarts=3, same_failure_limit=3),
     )  # fmt: skip
     end = judge_error(error, node)

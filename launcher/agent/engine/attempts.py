@@ -64,9 +64,13 @@ class Attempts:
         self.workers: tuple[WorkerPlace, ...] = ()
         self.number = _last_number(node_dir)
         self.count = 0
+        self.ends: tuple[WorkerEnd, ...] = ()
+        """By what the present attempt was judged, causes first; empty before that."""
         self.ended_well: tuple[WorkerEnd, ...] = ()
         """Workers of the present attempt that ended with exit code 0, as ``end`` found them."""
         self._run_dir, self._scratch = run_dir, scratch
+        self.broke: dict[int, str] = {}
+        """What broke the world of workers that wait for another one, by their local ranks."""
         self._hung: set[int] = set()
         self._oom_kills = 0
 
@@ -79,9 +83,9 @@ class Attempts:
         self.number += 1
         self.count += 1
         self._oom_kills = read_oom_kills()
-        before = self.workers
+        before, self.ends = self.workers, ()
         workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
-        self.workers, self._hung = workers, set()
+        self.workers, self.broke, self._hung = workers, {}, set()
         for worker in set(before) - set(workers):
             # The supervisor passes signals on to the processes that heartbeats name.
             worker.heartbeat.unlink(missing_ok=True)
@@ -105,6 +109,7 @@ class Attempts:
         ends = sort_ends(
             replace(end, cause=Cause.HANG) if end.rank in self._hung else end for end in found
         )
+        ends = tuple(map(self._tell_what_broke, ends))
         if regroups or any(end.cause is not Cause.TERMINATED for end in ends):
             return ends
         beats = self.beats()
@@ -145,6 +150,14 @@ class Attempts:
     def mark_hung(self, rank: int) -> None:
         """Notes that a worker is about to be killed because it hangs."""
         self._hung.add(rank)
+
+    def _tell_what_broke(self, end: WorkerEnd) -> WorkerEnd:
+        """The end; if the worker was ended while it waited for a world, with what broke the last.
+
+        Its script has written no error: it would have gone on.
+        """
+        why = "" if end.exception else self.broke.get(end.local_rank, "")
+        return replace(end, exception=why) if why and end.cause is Cause.TERMINATED else end
 
     def _killed_with_their_guards(self) -> list[WorkerEnd]:
         """The ends of workers whose guard died too: by SIGKILL, as it blocks all other signals."""

@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
 from launcher.contract.waits import LOOK_S
-from launcher.contract.worker_end import WorkerEnd
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
@@ -75,8 +74,6 @@ class Healer:
         """Held by whoever asks the coordinator for a rendezvous."""
         self._is_started = self._is_taken_over = False
         self._broken_at: float | None = None
-        self._broke: dict[int, str] = {}
-        """What broke the last world, by the local ranks that said so."""
         self._lost_at: float | None = None
         self.joins = False
         """Whether this attempt's workers wait for a first world that lets them in."""
@@ -119,14 +116,6 @@ class Healer:
         roster = self._node.roster
         waits = self.joins and self._told > 0
         return bool(waits and roster and roster.status.finished > self._finished_before)
-
-    def explain(self, end: WorkerEnd) -> WorkerEnd:
-        """How a worker ended; of one that was ended while it waited for a world, what broke that.
-
-        Its script has written no error: it would have gone on.
-        """
-        why = "" if end.exception else self._broke.get(end.local_rank, "")
-        return replace(end, exception=why) if why and end.cause is Cause.TERMINATED else end
 
     @contextlib.contextmanager
     def instead(self) -> Any:
@@ -171,7 +160,7 @@ class Healer:
         worker = _Worker(local_rank, connection, mine.generation if mine else 0)
         with self._lock:
             self._workers[local_rank] = worker
-            self._broke.pop(local_rank, None)
+            self._node.attempts.broke.pop(local_rank, None)
         return worker
 
     def _take_in(self, worker: _Worker, message: Mapping[str, Any]) -> None:
@@ -182,13 +171,13 @@ class Healer:
                     self._node.roster.wake()
             case {"broken": why}:
                 self._broken_at = self._broken_at or self._clock.monotonic()
-                self._broke[worker.local_rank] = why
+                self._node.attempts.broke[worker.local_rank] = why
                 say(f"the group of local rank {worker.local_rank} broke: {why}")
                 if self._node.roster:
                     self._node.roster.wake()
             case {"formed": generation}:
                 worker.generation, worker.waits, self.joins = generation, False, False
-                self._broke.pop(worker.local_rank, None)
+                self._node.attempts.broke.pop(worker.local_rank, None)
                 if all(one.generation == self._told for one in self._workers.values()):
                     self._broken_at = None
             case {"healed": generation, "step": step, "paused_s": paused_s}:

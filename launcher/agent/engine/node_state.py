@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.agent.endings import Again, AttemptJudge
+from launcher.agent.endings import AttemptJudge
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuGate
 from launcher.agent.engine.heal import Healer
@@ -43,7 +43,6 @@ class Node:
         self.phase, self._phase_at = "start", clock.monotonic()
         self._spent_s: dict[str, float] = {}
         self.num_nodes = 0
-        self.ends: tuple[WorkerEnd, ...] = ()
         self.ending: Ending | None = None
         """Why this node ends, once that is decided; torch's agent is then ended."""
         self._told_ends_of = -1
@@ -109,25 +108,6 @@ class Node:
             paused_s=paused_s,
         )
         say(f"healed in {paused_s:.2f} s: step {step}, {self.num_nodes} nodes")
-
-    def judge_attempt(self, *, regroups: bool) -> Again | Ending:
-        """What follows the last attempt; ``ends`` has how it ended.
-
-        ``regroups``: the agent itself ended the workers, because the group changed.
-        """
-        self.enter("restart")
-        self.ends = self.read_ends(regroups=regroups)
-        self.tell_ends(self.ends)
-        return self.judge.judge(self.ends, self.attempts.steps(), regroups=regroups)
-
-    def read_ends(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
-        """How the workers that failed in the present attempt ended, causes first."""
-        return tuple(map(self.healer.explain, self.attempts.end(regroups=regroups)))
-
-    @property
-    def last_ends(self) -> tuple[WorkerEnd, ...]:
-        """``ends``, causes first; without those of an attempt from which the node went on."""
-        return tuple(end for end in self.ends if end.attempt == self.attempts.number)
 
     def tell_ends(self, ends: tuple[WorkerEnd, ...]) -> None:
         """Writes into the ledger, once, when each worker of the present attempt ended."""

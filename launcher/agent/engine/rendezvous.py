@@ -202,16 +202,20 @@ class NodeHandler(RosterHandler):
             self._roster.say("finish")
             self._roster.wait_until_closed()
             self._end(DONE)
-        step = node.judge_attempt(regroups=self._regroups)
+        node.enter("restart")
+        attempts, regroups = node.attempts, self._regroups
+        attempts.ends = attempts.end(regroups=regroups)
+        node.tell_ends(attempts.ends)
+        step = node.judge.judge(attempts.ends, attempts.steps(), regroups=regroups)
         if isinstance(step, Ending):
             if step.cause is not Cause.DISK_FULL:
                 # A full disk ends this node alone: the others wait for it, or go on without it.
                 self._roster.close(group.FAILED)
             self._end(step)
         if step.cause is Cause.LOST_PEER:
-            self._blamed_peer = node.ends
+            self._blamed_peer = attempts.ends
         else:
-            node.on_restart(step.cause, node.ends)
+            node.on_restart(step.cause, attempts.ends)
 
     def _end(self, end: Ending) -> NoReturn:
         self._node.ending = end

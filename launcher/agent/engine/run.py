@@ -87,7 +87,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     ended = rounds.Rounds(task, node, clock).run(run_once)
     watchdog.stop()
     node.tell_ends(attempts.end(regroups=True))
-    first = next(iter(node.last_ends), None)
+    first = next(iter(attempts.ends), None)
     is_full = ended.cause is Cause.DISK_FULL
     return end(
         cause=ended.cause,
@@ -95,7 +95,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         attempts=attempts.count,
         restarts=dict(judge.restarts),
         first=first,
-        collateral=node.last_ends[1:],
+        collateral=attempts.ends[1:],
         ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
     )
 

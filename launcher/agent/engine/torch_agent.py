@@ -121,12 +121,12 @@ def judge_error(error: BaseException, node: Node) -> Ending:
         # So that the others re-form at once.
         roster.leave()
     if isinstance(error, ChildFailedError):
-        node.ends = node.read_ends()
+        node.attempts.ends = node.attempts.end()
     cause = next((cause for kind, cause in _MEANING if isinstance(error, kind)), None)
     if cause is Cause.RENDEZVOUS_CLOSED and not isinstance(error, ReplacedError):
         status = roster.status if roster else group.GroupStatus()
         by_fault = status.cause is group.RoundCause.FAULT
-        return node.judge.judge_closing(status.closed, node.ends, by_fault=by_fault)
+        return node.judge.judge_closing(status.closed, node.attempts.ends, by_fault=by_fault)
     # The coordinator, which takes the generations, says it in words.
     is_state = isinstance(error, rdzv.RendezvousStateError)
     full = is_full(error) or (is_state and says_full(str(error)))
@@ -138,7 +138,7 @@ def judge_error(error: BaseException, node: Node) -> Ending:
         says_full=full,
         had_group=node.had_rendezvous or node.reached_store,
         succeeded=succeeded,
-        first=next(iter(node.ends), None),
+        first=next(iter(node.attempts.ends), None),
     )
 
 

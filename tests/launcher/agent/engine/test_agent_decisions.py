@@ -15,7 +15,6 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
 from launcher.agent.engine.health_server import Health, start_health_server
-from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rounds import Rounds
 from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.membership.client import ReplacedError
@@ -63,13 +62,6 @@ def test_only_a_workers_own_failure_counts():
     assert one.faults == 0
     assert one.judge((lost, end(exception="KeyError")), 0, regroups=True).cause == "worker-fault"
     assert one.faults == 1
-
-
-def test_a_node_ends_by_workers_of_its_last_attempt_alone():
-    ended = end(attempt=1, cause="terminated", exit_code=-15)
-    for number, ends in ((1, (ended,)), (2, ())):
-        node = SimpleNamespace(ends=(ended,), attempts=SimpleNamespace(number=number))
-        assert Node.last_ends.fget(node) == ends
 
 
 def test_equal_failures_at_the_same_step_end_the_run_at_the_limit():
@@ -308,8 +300,8 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
 
 
 def test_a_node_that_was_replaced_tries_no_other_store():
-    attempts = SimpleNamespace(have_succeeded=bool)
-    facts = {"had_rendezvous": True, "reached_store": True, "ends": ()}
+    attempts = SimpleNamespace(have_succeeded=bool, ends=())
+    facts = {"had_rendezvous": True, "reached_store": True}
     node: Any = SimpleNamespace(roster=None, ending=None, attempts=attempts, **facts)
     told = judge_error(ReplacedError("another node came with node_index 1"), node)
     assert told.detail == "another node came with node_index 1"

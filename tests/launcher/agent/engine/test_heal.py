@@ -4,19 +4,15 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
-from launcher.agent.endings import judge_worker
 from launcher.agent.engine.heal import Healer
 from launcher.agent.membership.group import GroupStatus, Member, Membership, RoundCause
-from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.worker_end import WorkerExit
 from tests.waiting import wait_until
 
 
@@ -102,7 +98,7 @@ class Played:
         self.told: list[Any] = []
         self.clock, self.roster = Clock(), Roster()
         self.node = SimpleNamespace(
-            attempts=SimpleNamespace(workers={0: 0, 1: 0}),
+            attempts=SimpleNamespace(workers={0: 0, 1: 0}, broke={}),
             roster=self.roster,
             on_met_again=self.told.append,
             on_healed=lambda *values: self.told.append(values),
@@ -257,22 +253,13 @@ def test_a_group_that_broke_meets_again_where_the_coordinator_knows_of_no_loss(p
     assert capsys.readouterr().err.count("local rank 1 broke: reset by peer") == 2
 
 
-def test_a_worker_that_is_ended_while_it_waits_for_a_world_tells_what_broke_the_last(played):
-    def told(local_rank: int, **values: Any) -> str:
-        seen = WorkerExit(
-            attempt=0, rank=3, local_rank=local_rank, exit_code=-15, failed_at=1.0, was_asked=True
-        )
-        return played.healer.explain(replace(judge_worker(seen, ""), **values)).exception
-
+def test_what_broke_a_world_is_known_until_the_next_one(played):
     played.work()
     why = "RuntimeError: Timed out waiting 3000ms"
     played.workers[1].say(broken=why)
-    wait_until(lambda: played.healer._broken_at)
-    assert [told(0), told(1)] == ["", why]
-    assert told(1, exception="KeyError: 1") == "KeyError: 1"
-    assert told(1, cause=Cause.KILLED) == ""
+    wait_until(lambda: played.node.attempts.broke == {1: why})
     played.workers[1].say(formed=2)
-    wait_until(lambda: told(1) == "")
+    wait_until(lambda: not played.node.attempts.broke)
 
 
 @pytest.mark.parametrize("follows", [True, False])

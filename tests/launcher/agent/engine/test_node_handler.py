@@ -47,12 +47,15 @@ class Played:
             rounds=SimpleNamespace(open_roster=lambda: self.roster),
         )  # fmt: skip
         self.node: Any = SimpleNamespace(
-            healer=self.healer, roster=None, ending=None, ends=("end",), step=FAULT,
+            healer=self.healer, roster=None, ending=None, step=FAULT,
             attempts=SimpleNamespace(
                 node_dir=node_dir, were_signalled=lambda: False, have_succeeded=lambda: False,
-                forget_speaker=lambda: do("forget"),
+                forget_speaker=lambda: do("forget"), end=lambda regroups: ("end",), steps=int,
             ),
-            judge_attempt=lambda regroups: do(f"judge {regroups}", self.node.step),
+            tell_ends=lambda ends: None,
+            judge=SimpleNamespace(
+                judge=lambda ends, steps, regroups: do(f"judge {regroups}", self.node.step)
+            ),
             enter=do, wait_for_gpus=lambda: do("gpus"),
             on_rendezvous=lambda *place: do(place), on_restart=lambda *why: do(why),
             ledger=SimpleNamespace(write=lambda event, detail: do((event, detail))),
@@ -93,6 +96,7 @@ def meet(played: Played) -> list[Any]:
     return played.take()
 
 
+JUDGED = ["restart", "judge False"]
 AGAIN = ["forget", "gpus", "rendezvous", "meet"]
 
 
@@ -110,11 +114,11 @@ AGAIN = ["forget", "gpus", "rendezvous", "meet"]
 def test_an_attempt_that_failed_is_judged_before_the_next(played, step, cause, did, ending):
     played.node.step = step
     played.roster.membership = SimpleNamespace(cause=RoundCause(cause))
-    assert meet(played) == ["judge False", *did]
+    assert meet(played) == [*JUDGED, *did]
     assert played.node.ending == ending
     if ending is None:
         played.node.step = FAULT
-        assert meet(played) == ["judge False", ("worker-fault", ("end",)), *AGAIN, (1, 2)]
+        assert meet(played) == [*JUDGED, ("worker-fault", ("end",)), *AGAIN, (1, 2)]
 
 
 def test_a_node_that_was_asked_to_stop_or_is_done_meets_nobody(played, monkeypatch):
@@ -124,7 +128,7 @@ def test_a_node_that_was_asked_to_stop_or_is_done_meets_nobody(played, monkeypat
     files = StopFiles(played.node.attempts.node_dir)
     files.ask(protocol.STOP_REASON_RESIZE, at=1.0, deadline=2.0)
     played.node.attempts.have_succeeded = lambda: False
-    assert meet(played)[0] == "judge False", "only others are let in"
+    assert meet(played)[:2] == JUDGED, "only others are let in"
     ask = lambda _: files.ask("preempted", at=1.0, deadline=2.0)  # noqa: E731
     files.clear()
     clock = StoppedClock(on_sleep=lambda now: ask(now) if now > 1.9 else None)
@@ -133,7 +137,7 @@ def test_a_node_that_was_asked_to_stop_or_is_done_meets_nobody(played, monkeypat
     assert meet(played) == [SignalException], "the same signal asks the supervisor"
     files.clear()
     clock.on_sleep, clock.now = None, 0.0
-    assert meet(played)[0] == "judge False"
+    assert meet(played)[:2] == JUDGED
     assert clock.now == pytest.approx(2.0, abs=0.06)
     played.healer.comes_too_late = True
     assert played.handler.num_nodes_waiting() == 1
@@ -170,8 +174,8 @@ def test_torchs_agent_is_told_of_a_change_that_nothing_heals(
     assert played.take() == did
     played.losses, played.roster.must_meet, played.healer.refused = [], (lambda: False), ""
     played.handler.num_nodes_waiting()
-    assert meet(played)[0] == f"judge {bool(waiting)}", "it was the agent that ended the workers"
-    assert meet(played)[0] == "judge False"
+    assert meet(played)[1] == f"judge {bool(waiting)}", "it was the agent that ended the workers"
+    assert meet(played)[:2] == JUDGED
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -69,6 +69,24 @@ def test_an_attempt_ends_by_what_its_workers_left(
     assert all(word.startswith(killed if rank in beating else late) for rank, word in words.items())
 
 
+def test_a_worker_that_is_ended_while_it_waits_for_a_world_tells_what_broke_the_last(attempts):
+    attempts.begin({0: 4, 1: 5, 2: 6})
+    leave(attempts, r4=-10, r5=-10, r6=-9)
+    attempts.broke |= {1: "RuntimeError: Timed out waiting 3000ms", 2: "the same"}
+    told = {end.rank: end.exception for end in attempts.end(regroups=True)}
+    assert told == {4: "", 5: "RuntimeError: Timed out waiting 3000ms", 6: ""}
+    (attempts.workers[1].folder / protocol.ERROR_FILE).write_text('{"message": "KeyError: 1"}')
+    assert [end.exception for end in attempts.end() if end.rank == 5] == ["KeyError: 1"]
+
+
+def test_an_attempt_is_judged_by_its_own_workers_alone(attempts):
+    attempts.begin({0: 4})
+    leave(attempts, r4=1)
+    attempts.ends, attempts.broke = attempts.end(), {0: "reset by peer"}
+    attempts.begin({0: 4})
+    assert (attempts.ends, attempts.broke) == ((), {})
+
+
 def test_attempts_are_counted_on_and_leave_what_readers_expect(attempts, tmp_path):
     assert (attempts.number, attempts.count, attempts.have_succeeded()) == (-1, 0, False)
     for name in ("attempt-2", "attempt-10", "attempt-x"):
@@ -103,7 +121,7 @@ def node(attempts, tmp_path):
     gate = GpuGate(lambda: next(used), 10.0, clock)
     judge = AttemptJudge(max_restarts=3, same_failure_limit=3)
     made = Node(attempts, judge, ledger, gate, clock, tmp_path / "scratch")
-    made.healer = SimpleNamespace(start=list, explain=lambda end: end)  # its thread would not end
+    made.healer = SimpleNamespace(start=list)  # its thread would not end
     return made
 
 
@@ -118,9 +136,11 @@ def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_pat
     node.attempts.begin({0: 4, 1: 5})
     leave(node.attempts, r4=1, r5=0)
     node._clock.now = 9.0
-    again = node.judge_attempt(regroups=False)
-    node.tell_ends(node.ends)
-    node.on_restart(again.cause, node.ends)
+    node.enter("restart")
+    ends = node.attempts.end()
+    node.tell_ends(ends)
+    node.tell_ends(ends)
+    node.on_restart(Cause.WORKER_FAULT, ends)
     node.wait_for_gpus()
     node.wait_for_gpus()
     node._clock.now = 10.0
