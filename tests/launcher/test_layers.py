@@ -190,7 +190,8 @@ def test_only_the_command_line_prints():
 
 JUDGES = {"agent.endings", "follow.endings"}
 ENDS_ARE_PASSED_ON_IN = {
-    "agent.engine.run": "the judged ending becomes the node's outcome; or nothing was begun",
+    "agent.engine.run": "nothing was begun",
+    "agent.engine.torch_agent": "the judged ending becomes the node's outcome",
     "agent.engine.attempts": "the watchdog has decided who hangs",
     "agent.node.supervisor": "the node cannot begin, or its agent has said nothing yet",
     "api.stopping": "a person has asked for it",

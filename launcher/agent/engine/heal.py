@@ -26,7 +26,7 @@ from launcher.contract.waits import LOOK_S
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
-    from launcher.agent.engine.rounds import Rounds
+    from launcher.agent.engine.torch_agent import Rounds
     from launcher.agent.membership.client import Client
 
 HEAL_LIMIT_S = 120.0

@@ -64,9 +64,9 @@ def import_warm(modules: tuple[str, ...]) -> None:
     with without_collector():
         _import(("torch", *modules))
         sys.path.insert(0, archive)
-        from launcher.agent.engine import rounds, torch_agent
+        from launcher.agent.engine import torch_agent
 
-        assert rounds, torch_agent
+        assert torch_agent
     KEPT_FDS |= processes.open_fds() - before
 
 

@@ -60,7 +60,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     with preload.without_collector():
         if refused := refuse_torch():
             return end(cause=Cause.BAD_INPUT, detail=refused)
-        from launcher.agent.engine import rounds, torch_agent
+        from launcher.agent.engine import torch_agent
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     versions = read_installed(place.command)
     ledger.write("installed", versions=versions, hardware=read_hardware(visible))
@@ -76,28 +76,15 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock, lambda: node.healer.waits)
     _start_health(settings, node, watchdog, clock)
 
-    run_once = partial(torch_agent.run_elastic_agent, node=node, archive=archive, forks=forks)
-
     def begin_threads() -> None:
         watchdog.start()
         tell_vitals(node, run_dir, open_gauges(visible), clock)
 
     # Not before the first round: until then the store may be forked, which needs a single thread.
     node.on_first_round = begin_threads
-    ended = rounds.Rounds(task, node, clock).run(run_once)
+    outcome = torch_agent.run_workers(task, node, archive, clock, forks=forks)
     watchdog.stop()
-    node.tell_ends(attempts.end(regroups=True))
-    first = next(iter(attempts.ends), None)
-    is_full = ended.cause is Cause.DISK_FULL
-    return end(
-        cause=ended.cause,
-        detail=attempts.describe_disk(ended, first) if is_full else ended.detail,
-        attempts=attempts.count,
-        restarts=dict(judge.restarts),
-        first=first,
-        collateral=attempts.ends[1:],
-        ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
-    )
+    return outcome
 
 
 def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:

@@ -1,60 +1,167 @@
-"""Runs torch's elastic agent once: its settings, each worker's log folder and variables, and what
-each of its errors means. Imports torch."""
+"""Runs this node's workers under torch's elastic agent, around one store after the other, and tells
+how that ended. Imports torch.
+
+torch's agent calls ``next_rendezvous`` before each start of its workers, when the old ones are
+dead. The handler then reports and counts why they died, and waits for the GPUs or ends the run.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import os
+import contextlib
+import signal
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
 
-import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic import rendezvous as rdzv
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
-from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import elastic_launch
 
-from launcher.agent import signals
-from launcher.agent.addresses import interface_of
 from launcher.agent.disk import is_full, says_full
-from launcher.agent.endings import DONE, judge_finished, judge_raised
+from launcher.agent.endings import (
+    DONE,
+    OTHERS_FINISHED,
+    judge_finished,
+    judge_raised,
+    may_meet_again,
+)
 from launcher.agent.engine import preload
-from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import configure, name_endpoint, register_handler
+from launcher.agent.engine.rendezvous import BACKEND, Admission, RosterHandler, describe
 from launcher.agent.engine.tee import Tee
+from launcher.agent.engine.torch_settings import (
+    build_config,
+    keep_signals_from_torch,
+    quieten_torch,
+)
 from launcher.agent.membership import group
-from launcher.agent.membership.client import ReplacedError
-from launcher.agent.worker import guard, recorder
-from launcher.contract import protocol
+from launcher.agent.membership.candidates import Candidates, Meeting
+from launcher.agent.membership.client import Client, ReplacedError
+from launcher.agent.stopping import StopFiles
+from launcher.agent.streams import say
+from launcher.agent.worker import guard
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import name_signal
-from launcher.contract.node_plan import Static
+from launcher.contract.node_plan import Elastic, Static
+from launcher.contract.waits import SOON_S
+from launcher.contract.worker_end import WorkerEnd
 
+REQUEST_LIMIT_S = 2.0
+"""How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
 _STORE_ERRORS = (
     *(rdzv.RendezvousConnectionError, rdzv.RendezvousStateError),
     *(DistNetworkError, DistStoreError),
 )
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-MONITOR_S = 0.05
-"""Between two looks of torch's agent at workers and membership."""
-_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-_TORCHS_HANDLER = "_terminate_process_handler"
 
 
-def run_elastic_agent(task: NodeTask, node: Node, archive: str, *, forks: bool) -> Ending:
+def run_workers(
+    task: NodeTask, node: Node, archive: str, clock: Clock, *, forks: bool
+) -> NodeOutcome:
     """Blocks until the workers are done for good. Call from the main thread."""
-    _quieten_torch()
-    _keep_signals_from_torch()
+    run_once = partial(_run_round, node=node, archive=archive, forks=forks)
+    ended, attempts = Rounds(task, node, clock).run(run_once), node.attempts
+    node.tell_ends(attempts.end(regroups=True))
+    first = next(iter(attempts.ends), None)
+    is_full_disk = ended.cause is Cause.DISK_FULL
+    return NodeOutcome(
+        node_index=task.node.node_index,
+        incarnation=task.node.incarnation,
+        cause=ended.cause,
+        detail=attempts.describe_disk(ended, first) if is_full_disk else ended.detail,
+        attempts=attempts.count,
+        restarts=dict(node.judge.restarts),
+        first=first,
+        collateral=attempts.ends[1:],
+        ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
+    )
+
+
+class Rounds:
+    """The coordinators that this node follows, one after the other."""
+
+    def __init__(self, task: NodeTask, node: Node, clock: Clock) -> None:
+        meets = bool(task.settings.meet_dir) and task.node.max_nodes > 1
+        is_static = isinstance(task.node.rendezvous, Static)
+        kind = Meeting if meets else Candidates
+        self._stores = None if is_static else kind(task, clock, node.token)
+        node.healer.rounds = self
+        self._task, self._node, self._clock, self.meets = task, node, clock, meets
+        self._planned, self._losses_at = task, list[float]()
+        # The group of a node that was here before may have moved to another store.
+        self._is_elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
+
+    def plan_next(self) -> NodeTask:
+        """The task with the coordinator that follows. Blocks; raises ``OSError``."""
+        if self._stores:
+            self._planned = self._stores.plan_round(elsewhere=self._is_elsewhere)
+        return self._planned
+
+    def open_roster(self) -> Client:
+        """The node's part in the group around that one. Blocks; raises ``RendezvousError``."""
+        plan, before = self._planned.node, self._node.roster
+        meets = plan.rendezvous
+        assert isinstance(meets, Elastic)
+        assert self._stores
+        roster = Client(
+            meets.endpoint_host,
+            meets.endpoint_port,
+            meets.id,
+            self._stores.rules,
+            token=self._node.token,
+            last=before.last if before else group.NONE,
+            addr=plan.local_addr,
+            served=self._stores.served,
+        )
+        roster.begin()
+        return roster
+
+    def on_lost(self, cause: Cause) -> bool:
+        """The coordinator is gone, or the node ended with it; returns whether to try another."""
+        roster = self._node.roster
+        self._is_elsewhere = roster is not None and roster.status.closed == group.FENCED_OUT
+        self._losses_at.append(self._clock.monotonic())
+        return may_meet_again(self._task, cause, self._losses_at, fenced=self._is_elsewhere)
+
+    def run(self, run_once: Callable[[NodeTask], Ending]) -> Ending:
+        """Runs the workers around one store after the other, in this process.
+
+        ``run_once`` blocks until the workers are done or the store is gone.
+        """
+        node = self._node
+        try:
+            while True:
+                try:
+                    planned = self.plan_next()
+                except OSError as error:
+                    meant = Cause.RENDEZVOUS_UNREACHABLE
+                    return judge_raised(meant, str(error), says_full=is_full(error))
+                node.reached_store = self.meets
+                end = run_once(planned)
+                if not self.on_lost(end.cause):
+                    return end
+                if self._is_elsewhere:
+                    end = replace(end, detail="the job goes on around another store")
+                node.on_store_lost(end, len(self._losses_at))
+        except SignalException as error:  # torch's handler is heard between two stores too
+            return judge_raised(Cause.PREEMPTED, say_error(error))
+
+
+def _run_round(task: NodeTask, node: Node, archive: str, *, forks: bool) -> Ending:
+    """Blocks until the workers are done or the store is gone."""
+    quieten_torch()
+    keep_signals_from_torch()
     tee = Tee(task.node.node_index) if task.settings.tee else None
-    config = _build_config(task, node, tee, forks=forks)
+    backend = "static" if isinstance(task.node.rendezvous, Static) else register_handler(node)
+    config = build_config(task, node, backend, tee, forks=forks)
     command = task.node.literal_command
     try:
         if forks:
@@ -70,32 +177,125 @@ def run_elastic_agent(task: NodeTask, node: Node, archive: str, *, forks: bool) 
     return judge_finished(end, node.roster.status.closed if node.roster else None)
 
 
-def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -> LaunchConfig:
-    plan, settings, rendezvous = task.node, task.settings, task.node.rendezvous
-    backend = "static" if isinstance(rendezvous, Static) else register_handler(node)
-    endpoint = name_endpoint(plan)
-    values: dict[str, Any] = {
-        "min_nodes": plan.min_nodes,
-        "max_nodes": plan.max_nodes,
-        "nproc_per_node": plan.nproc_per_node,
-        "run_id": rendezvous.id,
-        # torchrun's own default, not that of LaunchConfig.
-        "role": "default",
-        "rdzv_endpoint": endpoint,
-        "rdzv_backend": backend,
-        "rdzv_configs": configure(plan),
-        # The static backend reuses its store at a restart, so the launcher restarts it. The agent
-        # counts the others' restarts by cause: torch would count a node lost in a collective too.
-        "max_restarts": 0 if backend == "static" else 1_000_000_000,
-        "monitor_interval": MONITOR_S,
-        "start_method": "forkserver" if forks else "spawn",
-        "logs_specs": RunFolderLogs(node, task, endpoint, tee),
-        "local_addr": plan.local_addr,
-        "shutdown_timeout": int(settings.stop_grace_s),
-    }
-    # Older versions of torch lack some of them.
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    return LaunchConfig(**{name: value for name, value in values.items() if name in known})
+def register_handler(node: Node) -> str:
+    """Registers the handlers of this node with torch and returns the name of their backend."""
+    with contextlib.suppress(ValueError):  # at the second store
+        rdzv.rendezvous_handler_registry.register(BACKEND, partial(NodeHandler, node))
+    return BACKEND
+
+
+class NodeHandler(RosterHandler):
+    """Also decides what happens between two attempts of the node."""
+
+    def __init__(self, node: Node, _: rdzv.RendezvousParameters) -> None:
+        assert node.healer.rounds
+        self._node = node
+        node.roster = first = node.healer.rounds.open_roster()
+        super().__init__(lambda: node.roster or first)
+        self._files = StopFiles(node.attempts.node_dir)
+        self._admission = Admission(self._files, node, SystemClock())
+        self._has_run = False
+        self._regroups = False
+        self._blamed_peer: tuple[WorkerEnd, ...] = ()
+
+    def next_rendezvous(self) -> rdzv.RendezvousInfo:
+        """Raises ``RendezvousClosedError`` where ``node.ending`` says why this node ends."""
+        node = self._node
+        comes_too_late = node.healer.comes_too_late
+        with node.healer.instead():
+            if comes_too_late:
+                self._roster.leave()
+                self._end(OTHERS_FINISHED)
+            if self._has_run:
+                self._judge_last_attempt()
+                node.attempts.forget_speaker()
+                self._admission.new_attempt()
+                node.wait_for_gpus()
+            node.enter("rendezvous")
+            try:
+                joins = self._roster.may_expect
+                mine = self._roster.expect() if joins else self._roster.meet()
+            finally:
+                self._tell_losses()
+            node.healer.joins = joins
+        assert mine is not None
+        self._regroups = False
+        self._tell_lost_peer()
+        node.on_rendezvous(mine.rank, mine.size)
+        self._has_run = True
+        return describe(mine)
+
+    def _judge_last_attempt(self) -> None:
+        node = self._node
+        if node.attempts.were_signalled():
+            _wait_for_request(self._files)
+        if self._files.is_asked() and not self._files.is_for_resize():
+            # Not an error: the others re-form, so the rendezvous must stay open.
+            raise SignalException("asked to stop", signal.SIGTERM)
+        if node.attempts.have_succeeded():
+            # The group re-forms, but this node's workers had ended well before that.
+            self._roster.say("finish")
+            self._roster.wait_until_closed()
+            self._end(DONE)
+        node.enter("restart")
+        attempts, regroups = node.attempts, self._regroups
+        attempts.ends = attempts.end(regroups=regroups)
+        node.tell_ends(attempts.ends)
+        step = node.judge.judge(attempts.ends, attempts.steps(), regroups=regroups)
+        if isinstance(step, Ending):
+            if step.cause is not Cause.DISK_FULL:
+                # A full disk ends this node alone: the others wait for it, or go on without it.
+                self._roster.close(group.FAILED)
+            self._end(step)
+        if step.cause is Cause.LOST_PEER:
+            self._blamed_peer = attempts.ends
+        else:
+            node.on_restart(step.cause, attempts.ends)
+
+    def _end(self, end: Ending) -> NoReturn:
+        self._node.ending = end
+        raise rdzv.RendezvousClosedError
+
+    def _tell_losses(self) -> bool:
+        """Reports nodes that were lost since the last call; returns whether there were any."""
+        losses = self._roster.take_losses()
+        for text in losses:
+            self._node.ledger.write("node-lost", detail=text)
+            say(text)
+        return bool(losses)
+
+    def _tell_lost_peer(self) -> None:
+        """Counts a restart after workers blamed a peer; by now it is known if a node left."""
+        ends, self._blamed_peer = self._blamed_peer, ()
+        if ends and (membership := self._roster.membership):
+            is_fault = membership.cause is group.RoundCause.FAULT
+            self._node.on_restart(Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER, ends)
+
+    def num_nodes_waiting(self) -> int:
+        healer, roster = self._node.healer, self._roster
+        if healer.comes_too_late:
+            return 1
+        if healer.can_heal and not roster.is_closed():
+            if roster.status.newcomers:
+                # The workers go on until the newcomers are ready: there is nothing to commit.
+                roster.say("admit")
+            self._tell_losses()
+            return 0
+        self._admission.look()
+        waiting = int(bool(healer.refused)) or super().num_nodes_waiting()
+        if self._tell_losses():
+            # The workers are ended next, and only they know in which collective they wait.
+            self._node.looker.take("loss", stacks=False)
+        self._regroups = self._regroups or waiting > 0
+        return waiting
+
+
+def _wait_for_request(files: StopFiles) -> None:
+    """Waits for the supervisor's request: it may have got the same signal as the workers."""
+    clock = SystemClock()
+    end = clock.monotonic() + REQUEST_LIMIT_S
+    while not files.is_asked() and clock.monotonic() < end:
+        clock.sleep(SOON_S)
 
 
 _MEANING: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Cause], ...] = (
@@ -152,91 +352,3 @@ def say_error(error: BaseException) -> str:
         case rdzv.RendezvousTimeoutError():
             return "too few nodes came in time"
     return str(error).partition("\n")[0]
-
-
-def _quieten_torch() -> None:
-    """Silences torch's 50 lines about a failed worker; the agent tells it in one line.
-
-    To format them, torch would also import torch._dynamo, which takes 0.9 s of the restart.
-    """
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-
-
-def _keep_signals_from_torch() -> None:
-    """Has torch's handler, which ends the workers, wait for the supervisor's word.
-
-    torch sets it by this name at each start of the workers. Idempotent.
-    """
-    handler = getattr(multiprocessing_api, _TORCHS_HANDLER, None)
-    if handler is not None and handler.__module__ == multiprocessing_api.__name__:
-        setattr(multiprocessing_api, _TORCHS_HANDLER, signals.only_when_told(handler))
-
-
-class RunFolderLogs(LogsSpecs):
-    """Makes a folder for each attempt and rank, and sets the agent's variables of each worker.
-
-    torch calls ``reify`` once for each start of the worker group.
-    """
-
-    def __init__(self, node: Node, task: NodeTask, endpoint: str, tee: Tee | None) -> None:
-        super().__init__(task.node.log_dir, redirects=Std.ALL)
-        self._node, self._task, self._endpoint, self._copier = node, task, endpoint, tee
-        # With ``meet_dir`` the plan knows neither the address nor the interface. gloo would take
-        # the interface of the host's name, which may lead to the loopback.
-        self._interface = interface_of(task.node.local_addr) if task.settings.meet_dir else ""
-
-    @property
-    def root_log_dir(self) -> str:
-        return self._task.node.log_dir
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Makes the folders, and adds to each worker's environment what the guard needs."""
-        ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
-        workers = self._node.attempts.begin(ranks)
-        number = self._node.attempts.number
-        self._node.ledger.write("workers-started", attempt=number, ranks=[*ranks.values()])
-        for worker in workers:
-            self._add_variables(envs[worker.local_rank], worker)
-        stdouts = {w.local_rank: str(w.folder / protocol.STDOUT_FILE) for w in workers}
-        stderrs = {w.local_rank: str(w.folder / protocol.STDERR_FILE) for w in workers}
-        if self._copier:
-            self._copier.follow(workers)
-        return LogsDest(
-            stdouts=stdouts,
-            stderrs=stderrs,
-            tee_stdouts={},
-            tee_stderrs={},
-            error_files={w.local_rank: str(w.folder / protocol.ERROR_FILE) for w in workers},
-        )
-
-    def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
-        if roster := self._node.roster:
-            mine, status = roster.membership, roster.status
-            env[protocol.GENERATION] = str(mine.generation if mine else status.generation)
-            env[protocol.AGENT_SOCKET] = str(self._node.healer.path)
-            env[protocol.JOINS] = str(int(self._node.healer.joins))
-        if self._interface and GLOO_INTERFACE not in os.environ:
-            env[GLOO_INTERFACE] = self._interface
-        env |= recorder.settings(torch._C._distributed_c10d)
-        # torch sets it in the agent, after the warm process was forked.
-        if signals := os.environ.get(_SIGNALS):
-            env[_SIGNALS] = signals
-        if (debugged := self._task.settings.debug_rank) is not None:
-            kind = "editor" if self._task.settings.debug_editor else "pdb"
-            env[protocol.DEBUGGER] = kind if worker.rank == debugged else "none"
-        env.update(
-            {
-                "TORCHELASTIC_ERROR_FILE": str(worker.folder / protocol.ERROR_FILE),
-                # torch is given a number that never runs out; scripts see the user's.
-                "TORCHELASTIC_MAX_RESTARTS": str(self._task.node.max_restarts),
-                # Another store may have taken over since the node's plan was made.
-                protocol.RDZV_ENDPOINT: self._endpoint,
-                protocol.NODE_DIR: self._task.node.log_dir,
-                protocol.NODE_ATTEMPT: str(self._node.attempts.number),
-                protocol.HEARTBEAT: str(worker.heartbeat),
-                guard.WORKER_DIR: str(worker.folder),
-                guard.EXIT_GRACE_S: str(self._task.settings.exit_grace_s),
-                guard.PARENT_PID: str(os.getpid()),
-                protocol.ASKED_FILE: str(worker.asked),
-            }
-        )

@@ -15,8 +15,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
 from launcher.agent.engine.health_server import Health, start_health_server
-from launcher.agent.engine.rounds import Rounds
-from launcher.agent.engine.torch_agent import judge_error
+from launcher.agent.engine.torch_agent import Rounds, judge_error
 from launcher.agent.membership.client import ReplacedError
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop

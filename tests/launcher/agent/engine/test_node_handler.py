@@ -10,8 +10,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from launcher.agent.endings import DONE, OTHERS_FINISHED, Again
-from launcher.agent.engine import rendezvous
-from launcher.agent.engine.rendezvous import Admission, NodeHandler, configure, name_endpoint
+from launcher.agent.engine import torch_agent
+from launcher.agent.engine.rendezvous import Admission, configure, name_endpoint
+from launcher.agent.engine.torch_agent import NodeHandler
 from launcher.agent.membership.group import GroupStatus, Member, Membership, RoundCause
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
@@ -132,7 +133,7 @@ def test_a_node_that_was_asked_to_stop_or_is_done_meets_nobody(played, monkeypat
     ask = lambda _: files.ask("preempted", at=1.0, deadline=2.0)  # noqa: E731
     files.clear()
     clock = StoppedClock(on_sleep=lambda now: ask(now) if now > 1.9 else None)
-    monkeypatch.setattr(rendezvous, "SystemClock", lambda: clock)
+    monkeypatch.setattr(torch_agent, "SystemClock", lambda: clock)
     played.node.attempts.were_signalled = lambda: True
     assert meet(played) == [SignalException], "the same signal asks the supervisor"
     files.clear()
