@@ -51,12 +51,6 @@ def read_ends(folder: Path, run_dir: Path) -> tuple[WorkerEnd, ...]:
     return sort_ends(filter(None, found))
 
 
-def has_succeeded(exit_file: Path) -> bool:
-    """Whether a worker ended well by itself; False where it left no record."""
-    seen = read_object(exit_file)
-    return seen.get("exit_code") == 0 and not seen.get("was_asked")
-
-
 def read_end(exit_file: Path, run_dir: Path) -> WorkerEnd | None:
     """How a worker ended; None where it left no record."""
     seen, folder = read_object(exit_file), exit_file.parent

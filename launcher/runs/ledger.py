@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from launcher.agent.ledger import ledger_path
 from launcher.contract import protocol
 from launcher.contract.causes import with_cause
 from launcher.contract.records import parse_object, read_object
@@ -99,8 +100,7 @@ def tell_moment(
 
 def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
     """Where an agent's part of the ledger lies, if it wrote any."""
-    name = protocol.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
-    return run.path / protocol.LEDGER_DIR / name
+    return ledger_path(run.path, node_index, incarnation)
 
 
 def read_train_ledger(run: RunFolder) -> tuple[LedgerEvent, ...]:

@@ -270,7 +270,6 @@ LOST = rdzv.RendezvousConnectionError("gone")
          "rendezvous-unreachable: too few nodes came in time"),
         (LOST, "", "rendezvous-unreachable: gone"),
         (LOST, "met", "store-lost: gone"),
-        (LOST, "reached", "store-lost: gone"),
         (rdzv.RendezvousStateError("No space left on device"), "met",
          "disk-full: No space left on device"),
         (OSError(errno.ENOSPC, "No space left on device"), "",
@@ -284,8 +283,7 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
                "succeeded": (W(),)}.get(facts, (W(-15),))  # fmt: skip
     attempts = end_workers(tmp_path / "run/nodes/0/0", workers)
     node: Any = SimpleNamespace(
-        attempts=attempts, roster=None, had_rendezvous=facts == "met",
-        reached_store=facts == "reached", ending=None,
+        attempts=attempts, roster=None, had_group=facts == "met", ending=None,
         judge=AttemptJudge(max_restarts=3, same_failure_limit=3),
     )  # fmt: skip
     end = judge_error(error, node)

@@ -16,8 +16,8 @@ from launcher.agent.endings import judge_worker
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import (
-    has_succeeded,
     judge_end,
+    read_end,
     read_ends,
     read_failed_at,
     read_oom_kills,
@@ -133,8 +133,8 @@ class Attempts:
 
     def have_succeeded(self) -> bool:
         """Whether all workers ended well, and none of them because it was asked to end."""
-        workers = self.workers
-        return bool(workers) and all(has_succeeded(worker.exit_file) for worker in workers)
+        ends = [read_end(worker.exit_file, self._run_dir) for worker in self.workers]
+        return bool(ends) and all(end and end.cause is Cause.COMPLETED for end in ends)
 
     def were_signalled(self) -> bool:
         """Whether a signal that was not the agent's ended a worker of the present attempt."""

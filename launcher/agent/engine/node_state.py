@@ -47,9 +47,9 @@ class Node:
         """Why this node ends, once that is decided; torch's agent is then ended."""
         self._told_ends_of = -1
         self._told_restart_after = attempts.number
-        self.had_rendezvous = False
-        self.reached_store = False
-        """Whether a store has answered this node before torch's agent was started."""
+        self.had_group = False
+        """Whether this node has been in a group around the present store, or the store answered
+        before torch's agent was started."""
         self.token = ""
         """What connections of this run prove to know; see ``run.read_token``."""
         self.roster: Client | None = None
@@ -74,7 +74,7 @@ class Node:
 
     def on_rendezvous(self, node_rank: int, num_nodes: int) -> None:
         """A round is complete; both numbers count nodes, not workers."""
-        self.num_nodes, self.had_rendezvous = num_nodes, True
+        self.num_nodes, self.had_group = num_nodes, True
         self.healer.start()
         on_first_round, self.on_first_round = self.on_first_round, lambda: None
         on_first_round()
@@ -132,7 +132,7 @@ class Node:
 
     def on_store_lost(self, end: Ending, times: int) -> None:
         """A store is gone, and the next one will be tried."""
-        self.had_rendezvous, self.ending = False, None
+        self.ending = None
         self.enter("restart")
         if self.attempts.number > self._told_restart_after:
             self.on_restart(Cause.MEMBERSHIP, ())

@@ -94,7 +94,7 @@ class Rounds:
         kind = Meeting if meets else Candidates
         self._stores = None if is_static else kind(task, clock, node.token)
         node.healer.rounds = self
-        self._task, self._node, self._clock, self.meets = task, node, clock, meets
+        self._task, self._node, self._clock, self._meets = task, node, clock, meets
         self._planned, self._losses_at = task, list[float]()
         # The group of a node that was here before may have moved to another store.
         self._is_elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
@@ -144,7 +144,7 @@ class Rounds:
                 except OSError as error:
                     meant = Cause.RENDEZVOUS_UNREACHABLE
                     return judge_raised(meant, str(error), says_full=is_full(error))
-                node.reached_store = self.meets
+                node.had_group = self._meets
                 end = run_once(planned)
                 if not self.on_lost(end.cause):
                     return end
@@ -336,7 +336,7 @@ def judge_error(error: BaseException, node: Node) -> Ending:
         cause,
         say_error(error) if cause or full else f"{type(error).__name__}: {error}",
         says_full=full,
-        had_group=node.had_rendezvous or node.reached_store,
+        had_group=node.had_group,
         succeeded=succeeded,
         first=next(iter(node.attempts.ends), None),
     )

@@ -300,8 +300,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
 
 def test_a_node_that_was_replaced_tries_no_other_store():
     attempts = SimpleNamespace(have_succeeded=bool, ends=())
-    facts = {"had_rendezvous": True, "reached_store": True}
-    node: Any = SimpleNamespace(roster=None, ending=None, attempts=attempts, **facts)
+    node: Any = SimpleNamespace(roster=None, ending=None, attempts=attempts, had_group=True)
     told = judge_error(ReplacedError("another node came with node_index 1"), node)
     assert told.detail == "another node came with node_index 1"
     task = NodeTask(node=NODE, settings=replace(AgentSettings(), stores=STORES))
@@ -325,6 +324,7 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         attempts=SimpleNamespace(number=-1),
         token="",
         roster=None,
+        had_group=True,
         on_store_lost=on_store_lost,
         healer=SimpleNamespace(),
     )
@@ -335,3 +335,4 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         signal.signal(signal.SIGTERM, handed)
     assert ended == Ending(cause=Cause.PREEMPTED, detail="the agent got SIGTERM (15)")
     assert len(losses) == 1
+    assert not node.had_group, "none around the next store, which has not answered yet"

@@ -132,7 +132,7 @@ def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_pat
     node.enter("rendezvous")
     node._clock.now = 5.0
     node.on_rendezvous(1, 2)
-    assert node.had_rendezvous
+    assert node.had_group
     node.attempts.begin({0: 4, 1: 5})
     leave(node.attempts, r4=1, r5=0)
     node._clock.now = 9.0
