@@ -53,7 +53,9 @@ def judge_worker(seen: WorkerExit, exception: str) -> WorkerEnd:
     # It had failed by itself, and was still ending when the agent ended all workers.
     failed_first = seen.had_failed and (code != 0 or is_own_failure(exception))
     is_silent = exit_code != 0 and not exception
-    if seen.was_asked and not failed_first:
+    if seen.hung and exit_code != 0:
+        cause = Cause.HANG
+    elif seen.was_asked and not failed_first:
         cause = Cause.TERMINATED
     elif is_out_of_memory([exit_code], oom_killed=seen.oom_killed):
         cause = Cause.OUT_OF_MEMORY

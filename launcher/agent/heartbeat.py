@@ -71,6 +71,11 @@ def create_heartbeat(path: Path) -> None:
     path.write_bytes(bytes(_FILE_BYTES))
 
 
+def hung_mark(heartbeat: Path) -> Path:
+    """The file, beside its heartbeat, that says that a worker is killed because it hangs."""
+    return heartbeat.with_name(f"hung-{heartbeat.name}")
+
+
 def read_heartbeat(path: Path) -> WorkerBeat | None:
     """The latest beat that was written whole; None before the first, or where the file is gone."""
     try:

@@ -100,9 +100,9 @@ class WorkerExit:
 
     ``exit_code`` is negative for a signal; ``failed_at`` is when it raised, or else ended, in
     seconds since the epoch. ``was_asked``: the agent had asked it to end; ``had_failed``: its
-    script had failed before that, with ``own_code``. ``oom_killed``: the kernel has killed a
-    process of this container for memory since the worker began; ``has_room``: its disk takes a
-    small file.
+    script had failed before that, with ``own_code``. ``hung``: the agent has killed it because it
+    made no step. ``oom_killed``: the kernel has killed a process of this container for memory since
+    the worker began; ``has_room``: its disk takes a small file.
     """
 
     attempt: int
@@ -113,6 +113,7 @@ class WorkerExit:
     was_asked: bool
     had_failed: bool = False
     own_code: int = 0
+    hung: bool = False
     oom_killed: bool = False
     has_room: bool = True
     steps: int = 0

@@ -158,8 +158,6 @@ def read_run(
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     last = find_last_looks(run, newest.items()) if looks is None else looks
     seen, is_stop = _see(run, last, consoles if looks is None else ())
-    if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
-        failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
@@ -270,12 +268,6 @@ def _report_of_ends(run: RunFolder) -> FailureReport:
         ends = read_ends(folder.parent, run.path)
         found += (replace(end, node_index=log.node_index) for end in ends if end.log == log.folder)
     return decide_report(found, ())
-
-
-def _ended_for_a_hang(failure: FailureReport) -> FailureReport:
-    """The report, with ``hang`` as the cause of each end by a signal, as no outcome says so."""
-    ends = [replace(x, cause=Cause.HANG) if x.exit_code < 0 else x for x in failure.ranks]
-    return decide_report(ends, ())
 
 
 def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:

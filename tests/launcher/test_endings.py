@@ -70,11 +70,10 @@ def end_workers(node_dir: Path, workers: tuple[W, ...]) -> Attempts:
             (place.folder / protocol.ERROR_FILE).write_text(text)
             os.utime(place.folder / protocol.ERROR_FILE, (at, at))
         (place.folder / protocol.STDERR_FILE).write_text(worker.stderr)
-        if worker.hung:
-            attempts.mark_hung(place.rank)
         seen = WorkerExit(
             attempt=attempts.number, rank=place.rank, local_rank=place.rank, exit_code=worker.code,
             failed_at=at, was_asked=worker.asked, had_failed=worker.failed, oom_killed=worker.oom,
+            hung=worker.hung,
         )  # fmt: skip
         write_exit(place.folder, seen)
     return attempts
@@ -139,6 +138,8 @@ def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, t
         (0, "", "", "completed 0"),
         (-9, "", "memory", "out-of-memory -9"),
         (-9, "", "memory full", "out-of-memory -9"),
+        (-9, "", "hung asked memory", "hang -9"),
+        (0, "", "hung", "completed 0"),
         (-9, "", "asked memory", "terminated -9"),
         (1, "", "memory own", "script-error 1"),
     ],
@@ -149,7 +150,7 @@ def test_a_worker_that_failed_before_it_was_asked_to_end_is_told_by_its_own_fail
     seen = WorkerExit(
         attempt=4, rank=5, local_rank=1, exit_code=code, failed_at=7.0, steps=9,
         was_asked="asked" in facts, had_failed="failed" in facts, own_code=3 * ("own" in facts),
-        oom_killed="memory" in facts, has_room="full" not in facts,
+        oom_killed="memory" in facts, has_room="full" not in facts, hung="hung" in facts,
     )  # fmt: skip
     end = judge_worker(seen, exception)
     assert f"{end.cause} {end.exit_code}" == told

@@ -192,11 +192,9 @@ JUDGES = {"agent.endings", "follow.endings"}
 ENDS_ARE_PASSED_ON_IN = {
     "agent.engine.run": "nothing was begun",
     "agent.engine.torch_agent": "the judged ending becomes the node's outcome",
-    "agent.engine.attempts": "the watchdog has decided who hangs",
     "agent.node.supervisor": "the node cannot begin, or its agent has said nothing yet",
     "api.stopping": "a person has asked for it",
     "follow.loop": "a person has asked for it; the judged ending becomes the run's outcome",
-    "verdict.evidence": "a look has found the hang",
 }
 """Modules that give an end its cause without a judgement of their own."""
 

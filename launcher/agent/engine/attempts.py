@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.agent import disk, signals
 from launcher.agent.endings import judge_worker
-from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
+from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, hung_mark, read_heartbeat
 from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import (
     judge_end,
@@ -71,7 +71,6 @@ class Attempts:
         self._run_dir, self._scratch = run_dir, scratch
         self.broke: dict[int, str] = {}
         """What broke the world of workers that wait for another one, by their local ranks."""
-        self._hung: set[int] = set()
         self._oom_kills = 0
 
     def begin(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
@@ -85,7 +84,7 @@ class Attempts:
         self._oom_kills = read_oom_kills()
         before, self.ends = self.workers, ()
         workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
-        self.workers, self.broke, self._hung = workers, {}, set()
+        self.workers, self.broke = workers, {}
         for worker in set(before) - set(workers):
             # The supervisor passes signals on to the processes that heartbeats name.
             worker.heartbeat.unlink(missing_ok=True)
@@ -106,10 +105,7 @@ class Attempts:
         told = read_ends(self.folder(), self._run_dir)
         self.ended_well = tuple(end for end in told if end.exit_code == 0)
         found = (*self._killed_with_their_guards(), *(end for end in told if end.exit_code != 0))
-        ends = sort_ends(
-            replace(end, cause=Cause.HANG) if end.rank in self._hung else end for end in found
-        )
-        ends = tuple(map(self._tell_what_broke, ends))
+        ends = tuple(map(self._tell_what_broke, sort_ends(found)))
         if regroups or any(end.cause is not Cause.TERMINATED for end in ends):
             return ends
         beats = self.beats()
@@ -147,10 +143,6 @@ class Attempts:
         """Optimizer steps in the present attempt by the worker that made the most."""
         return max((beat.steps for beat in self.beats().values()), default=0)
 
-    def mark_hung(self, rank: int) -> None:
-        """Notes that a worker is about to be killed because it hangs."""
-        self._hung.add(rank)
-
     def _tell_what_broke(self, end: WorkerEnd) -> WorkerEnd:
         """The end; if the worker was ended while it waited for a world, with what broke the last.
 
@@ -173,6 +165,7 @@ class Attempts:
             self._see(worker, -signal.SIGKILL),
             # Asked to end, and killed because the kernel kept it from ending for too long.
             was_asked=worker.asked.exists(),
+            hung=hung_mark(worker.heartbeat).exists(),
             oom_killed=read_oom_kills() > self._oom_kills,
             has_room=disk.has_room(worker.folder),
             steps=steps,

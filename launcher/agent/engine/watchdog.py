@@ -7,6 +7,7 @@ never does is never judged. The limit is learned from how long workers have been
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from launcher.agent import processes
 from launcher.agent.engine.attempts import Attempts, WorkerPlace
 from launcher.agent.engine.look import Looker
-from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.heartbeat import WorkerBeat, hung_mark
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
 from launcher.contract.agent_settings import AgentSettings
@@ -201,7 +202,8 @@ class Watchdog:
 
     def _end(self, beats: Mapping[int, WorkerBeat], workers: tuple[WorkerPlace, ...]) -> None:
         for worker in workers:
-            self._attempts.mark_hung(worker.rank)
+            with contextlib.suppress(OSError):
+                hung_mark(worker.heartbeat).touch()
         for beat in beats.values():
             processes.send(beat.pid, signal.SIGKILL)
         self._ended_attempt = self._attempt

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.agent import disk, processes, signals
-from launcher.agent.heartbeat import read_heartbeat
+from launcher.agent.heartbeat import hung_mark, read_heartbeat
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
 from launcher.agent.worker_exit import own_code, read_failed_at, read_oom_kills, write_exit
@@ -219,6 +219,7 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
         was_asked=watch.was_asked,
         had_failed=watch.had_failed,
         own_code=own_code(place.folder),
+        hung=hung_mark(place.heartbeat).exists(),
         oom_killed=read_oom_kills() > watch.kills_before,
         has_room=code == 0 or disk.has_room(place.folder),
         steps=beat.steps if beat else 0,

@@ -1,6 +1,7 @@
 """Which workers hang, by beats, processor time and a clock that are played."""
 
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -69,18 +70,19 @@ def test_a_group_hangs_when_all_are_silent_and_none_computes(silent_s, workers, 
 class Watched:
     """A node of two workers that have made a step each, as its watchdog sees it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
         self.beats = {0: beat(0.0, steps=3, pid=100), 1: beat(-0.5, steps=2, pid=101)}
         self.running, self.waits, self.share = [0, 1], False, 0.0
-        self.hung: list[int] = []
         self.killed: list[tuple[int, int]] = []
         self.told: list[tuple[str, dict[str, object]]] = []
         self.clock, self.looks = StoppedClock(), ["looks/hang-1"]
         self.attempts = SimpleNamespace(
             number=0,
             beats=lambda: self.beats,
-            running=lambda: tuple(SimpleNamespace(rank=rank) for rank in self.running),
-            mark_hung=self.hung.append,
+            running=lambda: tuple(
+                SimpleNamespace(rank=rank, heartbeat=scratch / f"heartbeat-0-{rank}")
+                for rank in self.running
+            ),
         )
         ledger = SimpleNamespace(write=lambda event, **values: self.told.append((event, values)))
         looker = SimpleNamespace(take=lambda why: self.looks.pop(), answer=lambda: None)
@@ -97,17 +99,18 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(monkeypatch)
+def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Watched:
+    return Watched(monkeypatch, tmp_path)
 
 
-def test_a_hang_is_proved_by_two_looks_told_and_ended_once(watched, capfd):
+def test_a_hang_is_proved_by_two_looks_told_and_ended_once(watched, tmp_path, capfd):
     watched.look_until(6.0)
     assert watched.told == [("first-step", {"attempt": 0})]
     assert not watched.killed, "both are silent from 5.25 s on, which is not a second"
     watched.look_until(20.0)
     assert watched.killed == [(100, signal.SIGKILL), (101, signal.SIGKILL)]
-    assert watched.hung == [0, 1]
+    hung = {path.name for path in tmp_path.iterdir()}
+    assert hung == {"hung-heartbeat-0-0", "hung-heartbeat-0-1"}
     assert capfd.readouterr().err.endswith(
         "rank 1 has hung for 6.8 s (limit 5.0 s): beat 3, at step 2, was its last in two reads "
         "1.0 s apart, between which each worker used 0.0% of a core; stacks are in looks/hang-1\n"
