@@ -280,16 +280,14 @@ def judge_left(plan: LaunchPlan, observation: Observation) -> Ending:
     """Why a run ended whose launcher had gone, from what is left of its nodes."""
     codes = [node.exit_code for node in observation.nodes]
     if all(code == 0 for code in codes):
-        return Ending(cause=Cause.COMPLETED, detail=FOUND_LATER)
-    lost = "its launcher died, and its processes with it"
+        return Ending(cause=Cause.COMPLETED)
     if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
-        lost = "its launcher died, and its hosts ended it"
-    elif any(code is not None for code in codes):
-        action = decide_action(plan, observation, replaced={}, since_first_exit_s=math.inf)
-        if isinstance(action, Ending):
-            return replace(action, detail=FOUND_LATER)
-        lost = FOUND_LATER
-    return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)
+        return Ending(cause=Cause.LAUNCHER_LOST, detail="its launcher died, and its hosts ended it")
+    if all(code is None for code in codes):
+        lost = "its launcher died, and its processes with it"
+        return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)
+    action = decide_action(plan, observation, replaced={}, since_first_exit_s=math.inf)
+    return Ending(cause=action.cause if isinstance(action, Ending) else Cause.LAUNCHER_LOST)
 
 
 def judge_found(found: Ending, *, is_asked: bool) -> Ending:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.agent.stopping import SILENT_S
-from launcher.agent.worker_exit import read_ends, read_traceback
+from launcher.agent.worker_exit import read_end, read_traceback
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError
-from launcher.contract.worker_end import WorkerEnd, show_line
+from launcher.contract.worker_end import show_line
 from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
@@ -262,12 +262,9 @@ def _read_plan(run: RunFolder, missing: list[str]) -> LaunchPlan | None:
 
 def _report_of_ends(run: RunFolder) -> FailureReport:
     """As ``read_report``, without a plan: from what the workers' folders hold."""
-    found: list[WorkerEnd] = []
-    for log in _newest(run.worker_logs()):
-        folder = run.path / log.folder
-        ends = read_ends(folder.parent, run.path)
-        found += (replace(end, node_index=log.node_index) for end in ends if end.log == log.folder)
-    return decide_report(found, ())
+    logs = _newest(run.worker_logs())
+    found = ((log, read_end(run.path / log.folder / protocol.EXIT_FILE, run.path)) for log in logs)
+    return decide_report([replace(x, node_index=log.node_index) for log, x in found if x], ())
 
 
 def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:

@@ -120,7 +120,7 @@ def _run(
         processes.let_trace(place.agent_pid)
         for name in PRIVATE_VARIABLES:
             os.environ.pop(name, None)
-        start.run(start.Script(argv=argv, sys_path=sys_path, folder=place.folder), prepare)
+        start.run(argv, sys_path, place.folder, prepare)
     watch = _Watch(pid, parent_pid, place)
     # Ended by the script's end, or the agent's, or a signal's grace.
     status = watch.wait()

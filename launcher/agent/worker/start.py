@@ -24,7 +24,6 @@ import traceback
 import types
 import zipfile
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -49,20 +48,14 @@ STACKS_SIGNAL = signal.SIGRTMAX - 2
 _kept_open: list[object] = []
 
 
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """``argv`` follows ``python`` on the command line; ``sys_path`` follows ``sys.path[0]``.
+def run(
+    argv: tuple[str, ...], sys_path: tuple[str, ...], folder: Path, prepare: Prepare
+) -> NoReturn:
+    """Becomes the script's process, runs it, and ends as an interpreter does.
 
+    ``argv`` follows ``python`` on the command line; ``sys_path`` follows ``sys.path[0]``;
     ``folder`` is the worker's log folder.
     """
-
-    argv: tuple[str, ...]
-    sys_path: tuple[str, ...]
-    folder: Path
-
-
-def run(script: Script, prepare: Prepare) -> NoReturn:
-    """Becomes the script's process, runs it, and ends as an interpreter does."""
     try:
         os.setsid()
         _reset_signals()
@@ -80,7 +73,7 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         os._exit(int(ExitCode.AGENT_FAILED))
     try:
         open_debugger()
-        _execute(script)
+        _execute(argv, sys_path)
         code = 0
     except SystemExit as ending:
         code = _exit_code(ending)
@@ -93,10 +86,10 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _write_error_file(error)
         _show(error)
         with contextlib.suppress(BaseException):
-            recorder.write_trace(script.folder / FAILED_COLLECTIVES)
+            recorder.write_trace(folder / FAILED_COLLECTIVES)
         code = 1
     with contextlib.suppress(OSError):
-        (script.folder / protocol.ENDED_FILE).write_text(str(code & 0xFF))
+        (folder / protocol.ENDED_FILE).write_text(str(code & 0xFF))
     # Ends as the interpreter does: threads, atexit, open files. os._exit would lose buffered
     # output, and unwinding would run the frames of multiprocessing.
     finish = ctypes.pythonapi.Py_Exit
@@ -108,19 +101,19 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
 # -- the script ------------------------------------------------------------------------------
 
 
-def _execute(script: Script) -> None:
+def _execute(argv: tuple[str, ...], sys_path: tuple[str, ...]) -> None:
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
-    sys.orig_argv[:] = [sys.executable, "-u", *script.argv]
-    sys.path[:] = script.sys_path
-    if script.argv[0] == "-m":
-        sys.argv[:] = ["-m", *script.argv[2:]]
+    sys.orig_argv[:] = [sys.executable, "-u", *argv]
+    sys.path[:] = sys_path
+    if argv[0] == "-m":
+        sys.argv[:] = ["-m", *argv[2:]]
         _put_first(str(Path.cwd()))
-        _run_as_main(script.argv[1])
+        _run_as_main(argv[1])
         return
-    sys.argv[:] = script.argv
-    path = script.argv[0]
+    sys.argv[:] = argv
+    path = argv[0]
     if os.path.isdir(path) or zipfile.is_zipfile(path):
         sys.path.insert(0, os.path.abspath(path))
         _run_as_main("__main__", False)

@@ -10,7 +10,6 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.follow.console import Console
-from launcher.follow.endings import FOUND_LATER
 from launcher.follow.nodes import FolderWatch, NodeDriver, find_end
 from launcher.follow.requests import write_size
 from launcher.follow.target import LiveRun, Observation
@@ -48,12 +47,12 @@ DIED = "its launcher died, and its processes with it"
 @pytest.mark.parametrize(
     ("ends", "told"),
     [
-        ((0, 0), (Cause.COMPLETED, FOUND_LATER)),
-        ((1, 137), (Cause.TRAINING_FAILED, FOUND_LATER)),
-        ((137, 137), (Cause.LAUNCHER_LOST, FOUND_LATER)),
+        ((0, 0), (Cause.COMPLETED, "")),
+        ((1, 137), (Cause.TRAINING_FAILED, "")),
+        ((137, 137), (Cause.LAUNCHER_LOST, "")),
         ((GONE, GONE), (Cause.LAUNCHER_LOST, DIED)),
         ((0, RUNS), None),
-        ((0, 0, RUNS), (Cause.COMPLETED, FOUND_LATER)),
+        ((0, 0, RUNS), (Cause.COMPLETED, "")),
     ],
 )
 def test_a_run_without_its_launcher_ends_as_its_nodes_did(ends, told, tmp_path, make_plan):
