@@ -18,7 +18,6 @@ from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import (
     judge_end,
     read_end,
-    read_ends,
     read_failed_at,
     read_oom_kills,
 )
@@ -56,7 +55,7 @@ class Attempts:
     """The attempts of one incarnation; what an attempt has written is never removed here.
 
     The agent's main thread begins and ends them. Other threads only read ``workers``, which is
-    replaced as a whole.
+    replaced as a whole; the healer's write into ``broke``.
     """
 
     def __init__(self, node_dir: Path, run_dir: Path, scratch: Path) -> None:
@@ -94,22 +93,19 @@ class Attempts:
         """Notes that the workers that would answer a stop request have ended."""
         (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
 
-    def folder(self) -> Path:
-        return self.node_dir / protocol.ATTEMPT_FOLDER.format(attempt=self.number)
-
     def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
         """How the workers that failed in the present attempt ended, causes first.
 
         ``regroups``: the agent ended them itself, and some may not have begun yet.
         """
-        told = read_ends(self.folder(), self._run_dir)
+        beats = self.beats()
+        found = {worker: self._end_of(worker, beats.get(worker.rank)) for worker in self.workers}
+        told = sort_ends(filter(None, found.values()))
         self.ended_well = tuple(end for end in told if end.exit_code == 0)
-        found = (*self._killed_with_their_guards(), *(end for end in told if end.exit_code != 0))
-        ends = tuple(map(self._tell_what_broke, sort_ends(found)))
+        ends = tuple(end for end in told if end.exit_code != 0)
         if regroups or any(end.cause is not Cause.TERMINATED for end in ends):
             return ends
-        beats = self.beats()
-        return (*(self._never_began(w) for w in self.running() if w.rank not in beats), *ends)
+        return (*(self._never_began(worker) for worker in found if not found[worker]), *ends)
 
     def describe_disk(self, end: Ending, first: WorkerEnd | None) -> str:
         """The detail of a node's end by a full disk, with the disk behind what was said."""
@@ -143,24 +139,17 @@ class Attempts:
         """Optimizer steps in the present attempt by the worker that made the most."""
         return max((beat.steps for beat in self.beats().values()), default=0)
 
-    def _tell_what_broke(self, end: WorkerEnd) -> WorkerEnd:
-        """The end; if the worker was ended while it waited for a world, with what broke the last.
-
-        Its script has written no error: it would have gone on.
-        """
-        why = "" if end.exception else self.broke.get(end.local_rank, "")
-        return replace(end, exception=why) if why and end.cause is Cause.TERMINATED else end
-
-    def _killed_with_their_guards(self) -> list[WorkerEnd]:
-        """The ends of workers whose guard died too: by SIGKILL, as it blocks all other signals."""
-        beats = self.beats()
-        return [
-            self._killed(worker, beats[worker.rank].steps)
-            for worker in self.running()
-            if worker.rank in beats
-        ]
+    def _end_of(self, worker: WorkerPlace, beat: WorkerBeat | None) -> WorkerEnd | None:
+        """How a worker ended; None if it left neither a record nor a beat."""
+        if (end := read_end(worker.exit_file, self._run_dir)) is None:
+            return self._killed(worker, beat.steps) if beat else None
+        if end.cause is Cause.TERMINATED and not end.exception:
+            # If it waited for a world, its script has written no error: it would have gone on.
+            return replace(end, exception=self.broke.get(end.local_rank, ""))
+        return end
 
     def _killed(self, worker: WorkerPlace, steps: int) -> WorkerEnd:
+        """The end of a worker whose guard died too: by SIGKILL, as it blocks all other signals."""
         seen = replace(
             self._see(worker, -signal.SIGKILL),
             # Asked to end, and killed because the kernel kept it from ending for too long.
@@ -193,7 +182,8 @@ class Attempts:
         )
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
-        folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
+        attempt = protocol.ATTEMPT_FOLDER.format(attempt=self.number)
+        folder = self.node_dir / attempt / protocol.RANK_FOLDER.format(rank=rank)
         folder.mkdir(parents=True, exist_ok=True)
         # Readers expect both files, even of a worker that writes nothing.
         for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
