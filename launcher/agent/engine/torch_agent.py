@@ -53,7 +53,6 @@ from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import name_signal
 from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.waits import SOON_S
-from launcher.contract.worker_end import WorkerEnd
 
 REQUEST_LIMIT_S = 2.0
 """How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
@@ -196,18 +195,17 @@ class NodeHandler(RosterHandler):
         self._admission = Admission(self._files, node, SystemClock())
         self._has_run = False
         self._regroups = False
-        self._blamed_peer: tuple[WorkerEnd, ...] = ()
 
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Raises ``RendezvousClosedError`` where ``node.ending`` says why this node ends."""
         node = self._node
-        comes_too_late = node.healer.comes_too_late
+        comes_too_late, blame_peer = node.healer.comes_too_late, False
         with node.healer.instead():
             if comes_too_late:
                 self._roster.leave()
                 self._end(OTHERS_FINISHED)
             if self._has_run:
-                self._judge_last_attempt()
+                blame_peer = self._judge_last_attempt()
                 node.attempts.forget_speaker()
                 self._admission.new_attempt()
                 node.wait_for_gpus()
@@ -220,12 +218,17 @@ class NodeHandler(RosterHandler):
             node.healer.joins = joins
         assert mine is not None
         self._regroups = False
-        self._tell_lost_peer()
+        if blame_peer and (membership := self._roster.membership):
+            # By now it is known if a node left.
+            is_fault = membership.cause is group.RoundCause.FAULT
+            cause = Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER
+            node.on_restart(cause, node.attempts.ends)
         node.on_rendezvous(mine.rank, mine.size)
         self._has_run = True
         return describe(mine)
 
-    def _judge_last_attempt(self) -> None:
+    def _judge_last_attempt(self) -> bool:
+        """Ends the node, or counts a restart; returns whether all that failed blame a peer."""
         node = self._node
         if node.attempts.were_signalled():
             _wait_for_request(self._files)
@@ -247,10 +250,9 @@ class NodeHandler(RosterHandler):
                 # A full disk ends this node alone: the others wait for it, or go on without it.
                 self._roster.close(group.FAILED)
             self._end(step)
-        if step.cause is Cause.LOST_PEER:
-            self._blamed_peer = attempts.ends
-        else:
+        if step.cause is not Cause.LOST_PEER:
             node.on_restart(step.cause, attempts.ends)
+        return step.cause is Cause.LOST_PEER and bool(attempts.ends)
 
     def _end(self, end: Ending) -> NoReturn:
         self._node.ending = end
@@ -263,13 +265,6 @@ class NodeHandler(RosterHandler):
             self._node.ledger.write("node-lost", detail=text)
             say(text)
         return bool(losses)
-
-    def _tell_lost_peer(self) -> None:
-        """Counts a restart after workers blamed a peer; by now it is known if a node left."""
-        ends, self._blamed_peer = self._blamed_peer, ()
-        if ends and (membership := self._roster.membership):
-            is_fault = membership.cause is group.RoundCause.FAULT
-            self._node.on_restart(Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER, ends)
 
     def num_nodes_waiting(self) -> int:
         healer, roster = self._node.healer, self._roster
