@@ -6,7 +6,7 @@ import pytest
 
 from launcher.agent import membership
 from tests.launcher.test_layers import imports_of, modules, nodes_of, path_of
-from tests.launcher.values import changeable, records_of
+from tests.launcher.values import by_place, changeable, records_of
 
 ROOM = "agent.membership."
 PURE = {f"{ROOM}{name}" for name in ("group", "decisions")}
@@ -37,6 +37,9 @@ def test_events_and_what_is_told_are_values_and_only_the_state_is_not():
     state = {"GroupStatus", "GroupState", "Peer", "Coordinator"}
     assert {kind.__name__ for kind in records_of(membership)} == events | told | state
     assert changeable(membership) == state
+    by_name = {"Rules", "GroupStatus", "GroupState", "Membership"}
+    by_name |= {"Admit", "TakeGeneration", "Announcement", "CoordinatorProcess"}
+    assert by_place(membership) == (events | told | state) - by_name
 
 
 @pytest.mark.parametrize("module", [one for one in modules() if one.startswith(ROOM)])
