@@ -8,8 +8,8 @@ from launcher.contract.causes import Cause
 from launcher.follow.endings import judge_part
 from launcher.targets.kubernetes.missing_pods import tell_reasons
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit, same_words
-from launcher.targets.kubernetes.pod_states import PodView, parse_pod
-from launcher.targets.kubernetes.refusals import find_fix
+from launcher.targets.kubernetes.pod_states import WORDS, PodView, parse_pod
+from launcher.targets.kubernetes.refusals import find_fix, is_for_good
 from tests.launcher.fake_cluster import ended, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -55,7 +55,40 @@ def test_failures_to_start_for_different_reasons_are_not_equal():
 def test_containers_of_one_pod_count_each():
     limit = StartLimit(600, min_nodes=1)
     again = failed_start("a", restarts=1, last=NOT_FOUND)
-    assert limit.find([again], 0.0) is not None
+    found = limit.find([again], 0.0)
+    assert found.words.startswith("d-0-a: StartError, 2 times: exec: ")
+    assert found.words.endswith(f"; {WORDS['StartError'].fix}")
+    limit = StartLimit(600, min_nodes=1)
+    # The node ran in another pod: what had failed by then is no reason to end.
+    assert limit.find([failed_start("a"), view(uid="z")], 0.0) is None
+    later = view(0, "a", state={"waiting": {}}, restarts=1, last=NOT_FOUND, phase="Pending")
+    assert limit.find([later, failed_start("b")], 1.0) is None
+
+
+def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_too():
+    limit = StartLimit(60, min_nodes=1)
+    assert limit.find([], 5.0, refused="no account") is None
+    assert limit.find([], 64.5, refused="no account") is None
+    found = limit.find([], 65.0, refused="no account")
+    assert found.words == "no account; it lasted 60 s (kubernetes.start_limit_s)"
+    assert found.cause is Cause.NOT_ALLOWED
+    blocked = StartLimit(60, min_nodes=1)
+    assert blocked.find([waits(NO_IMAGE)], 0.0) is None
+    assert blocked.find([waits(NO_IMAGE)], 60.0).cause is Cause.IMAGE_PULL
+
+
+@pytest.mark.parametrize(
+    ("message", "lasts"),
+    [
+        ('pods "a" is forbidden: error looking up service account', True),
+        ('Pod "a" is invalid: spec.x', True),
+        ('pods "a" is forbidden: exceeded quota: q', False),
+        ('admission webhook "w" denied the request: pods is forbidden: x', False),
+        ("the server is busy", False),
+    ],
+)
+def test_a_refusal_lasts_unless_it_passes_by_itself(message, lasts):
+    assert is_for_good(message) is lasts
 
 
 def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later():
