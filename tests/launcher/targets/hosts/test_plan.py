@@ -4,10 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,13 +17,11 @@ from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
-from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
 from launcher.targets.agent_archive import read_archive
-from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts.plan import (
     check_clocks,
     check_shared,
@@ -33,14 +29,14 @@ from launcher.targets.hosts.plan import (
     decide_addresses,
     decide_hosts,
     find_caller,
-    plan_facts,
 )
 from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
-from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.agent_sources import sources_in
+from tests.launcher.targets.hosts.conftest import TWO, host
 from tests.launcher.worker_ends import worker_end
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
@@ -75,69 +71,6 @@ def test_a_pair_that_does_not_meet_is_named_and_an_interface_that_a_host_lacks()
     assert error.value.what == "gpu1: gpu2 cannot reach it at 10.0.0.1 (eth0), 10.1.0.1 (ib0)"
     with pytest.raises(TargetError, match="gpu1: found no wg0"):
         decide_addresses((replace(HOSTS[0], interface="wg0"), HOSTS[1]), ADDRESSES, ALL)
-
-
-def host(name: str, address: str, **fields: Any) -> HostFacts:
-    return HostFacts(
-        **{
-            "host": Host(name=name),
-            "address": address,
-            "interface": "ib0",
-            "cpu_count": 8,
-            "python": "/opt/venv/bin/python",
-            "torch_version": "2.13.0",
-            "state_dir": f"/home/{name}/.launcher",
-            **fields,
-        }
-    )
-
-
-TWO = (host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", interface="ib1"))
-
-
-@pytest.fixture
-def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan]:
-    def make(
-        found: tuple[HostFacts, ...] = TWO,
-        *,
-        image: str | None = None,
-        inner: str | None = None,
-        run_root: str = "/home/me/runs",
-        hold: str = "",
-        detached: bool = False,
-        **fields: Any,
-    ) -> LaunchPlan:
-        inner = inner if image or inner else "examples"
-        given = {"nnodes": 2, "nproc_per_node": 1, "hosts": {"runtime": "python"}, **fields}
-        job = make_job(**given)
-        own = HostsSettings(
-            hosts=found,
-            ssh_config=None,
-            containers=plan_containers(job, None),
-            hold=hold,
-        )
-        facts = plan_facts(
-            job,
-            own,
-            image=image,
-            torch_version="2.13.0",
-            port=23456,
-            run_root=run_root,
-            cwd="/home/me",
-            inner=inner,
-            names=[f"{hold}-{index}" for index in range(len(found))] if hold else (),
-        )
-        place = CodePlace(root=Path("/home/me"), inner=inner or "", command=job.command)
-        return plan_run(
-            job,
-            facts,
-            run_id="digits-0a1b2c",
-            detached=detached,
-            place=None if inner is None else place,
-            code_hash="" if inner is None else "c0de",
-        )
-
-    return make
 
 
 def test_each_node_has_the_address_interface_and_folders_of_its_host(make_host_plan):
