@@ -80,12 +80,14 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
 
 
 class Said:
-    """A session to a host, which answers by the kind of what it is asked."""
+    """A session to a host, which answers by the kind of what it is asked; ``heard`` are those."""
 
     def __init__(self, host: Host, answers: dict[type, Any]) -> None:
         self.host, self._answers = host, answers
+        self.heard: list[tuple[Any, bytes]] = []
 
-    def call(self, asked: Any, *_: object, **__: object) -> Any:
+    def call(self, asked: Any, data: bytes = b"", **_: object) -> Any:
+        self.heard.append((asked, data))
         answer = self._answers[type(asked)]
         return answer(asked) if callable(answer) else answer
 

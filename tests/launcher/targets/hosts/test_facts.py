@@ -14,6 +14,7 @@ from launcher.targets.hosts.program.messages import (
     CallHosts,
     FindTokens,
     HostReport,
+    Lease,
     LeaveToken,
     RunProbe,
 )
@@ -61,6 +62,55 @@ FIT = HostReport(
     docker="27.1",
     has_rdma=True,
 )
+
+
+LEASE = Lease(run_id="a-1", node_index=0, owner="me@desk", gpus=["1"], slots=3)
+BARE = {"hosts": {"runtime": "python"}}
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "job", "why"),
+    [
+        ({}, {"docker": ""}, {}, "no Docker engine answers: docker version there"),
+        ({}, {}, BARE, "has no python3: set python: for it"),
+        ({"python": "/p"}, {}, BARE, "has no /p: set python: for it"),
+        ({}, {"python": "/p"}, BARE, "/p has no torch: name one that has"),
+        ({}, {"python": "/p", "torch_version": "2"}, BARE, ""),
+        ({"slots": 4}, {}, {"nproc_per_node": 4}, ""),
+        ({"slots": 4}, {}, {"nproc_per_node": 5}, "has 4 slots, and the job wants 5 of each node"),
+        ({"slots": 4}, {"leases": [LEASE]}, {"nproc_per_node": 1}, ""),
+        (
+            {"slots": 4},
+            {"leases": [LEASE]},
+            {"nproc_per_node": "auto"},
+            "3 of its 4 slots are held by me@desk with a-1; the job wants 4",
+        ),
+        ({}, {"leases": [LEASE]}, {"nproc_per_node": 9}, ""),
+        ({}, {"gpus": ["0", "1"]}, {"nproc_per_node": "auto"}, ""),
+        (
+            {},
+            {"gpus": ["0", "1"], "leases": [LEASE]},
+            {"nproc_per_node": "gpu", "resources": {"gpus": 2}},
+            "1 of its 2 GPUs are held by me@desk with a-1; the job wants 2",
+        ),
+        (
+            {"gpus": ("1", "2")},
+            {"gpus": ["0", "1"]},
+            {"nproc_per_node": 2},
+            "has 1 GPUs that gpus: of the inventory allows, and the job wants 2 of each node",
+        ),
+        (
+            {"gpus": ("1", "2")},
+            {"gpus": ["0", "1"], "leases": [LEASE]},
+            {"nproc_per_node": 1},
+            "1 of its 1 GPUs are held by me@desk with a-1; the job wants 1",
+        ),
+    ],
+)
+def test_why_a_host_takes_no_node_of_a_job(make_job, host, found, job, why):
+    told = why_not(Host(name="gpu1", **host), FIT.having(**found), make_job(**job))
+    assert told.startswith(why)
+    assert bool(told) == bool(why)
 
 
 def test_a_host_without_a_device_for_rdma_is_refused_with_the_fix(make_job):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import InputError, TargetError
+from launcher.targets import hosts
 from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, localise
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.program import messages
@@ -21,6 +22,7 @@ from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
+from tests.launcher.values import by_place, changeable
 
 RUN_ID = "digits-0a1b2c"
 ON_GPUS = Lease(run_id="digits-1", node_index=1, owner="anna@desk", gpus=["0"], slots=0, age_s=61.4)
@@ -193,6 +195,20 @@ def found(hosts_say: Any, make_host_plan: Any, tmp_path: Path) -> Any:
 
     hosts_say(**{name: {messages.ListRuns: listed(name)} for name in runs})
     return inventory("gpu[1-3]", ssh_config="my.cfg")
+
+
+def test_no_run_is_looked_for_where_no_hosts_are_named(found, tmp_path):
+    room, notes = HostsRoom(), list[str]()
+    assert room.list_runs(typed(None), tmp_path, notes.append, everything=True) == []
+    rows = room.list_runs(typed("gpu1"), tmp_path, notes.append, everything=True)
+    assert [row.run_id for row in rows] == [RUN_ID, "moons-1"]
+    assert room.find_left(typed(None), notes.append) == []
+    assert room.find_left(typed("gpu3"), notes.append) == []
+    assert notes == ["gpu3: it does not answer"]
+
+
+def test_a_record_of_hosts_is_a_value_and_is_built_by_name():
+    assert (changeable(hosts), by_place(hosts)) == (set(), set())
 
 
 def test_runs_on_hosts_that_have_no_folder_here_are_listed(found, tmp_path):

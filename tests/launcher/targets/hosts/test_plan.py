@@ -28,6 +28,7 @@ from launcher.targets.hosts.plan import (
     check_versions,
     decide_addresses,
     decide_hosts,
+    describe_hosts,
     find_caller,
 )
 from launcher.targets.hosts.program.messages import Address, NodeSeen
@@ -69,6 +70,9 @@ def test_a_pair_that_does_not_meet_is_named_and_an_interface_that_a_host_lacks()
     with pytest.raises(TargetError) as error:
         decide_addresses(HOSTS, ADDRESSES, {})
     assert error.value.what == "gpu1: gpu2 cannot reach it at 10.0.0.1 (eth0), 10.1.0.1 (ib0)"
+    three, of_three = (*HOSTS, Host(name="gpu3")), (*ADDRESSES, ADDRESSES[1])
+    with pytest.raises(TargetError, match=r"^gpu1: gpu3 cannot reach it at "):
+        decide_addresses(three, of_three, ALL)
     with pytest.raises(TargetError, match="gpu1: found no wg0"):
         decide_addresses((replace(HOSTS[0], interface="wg0"), HOSTS[1]), ADDRESSES, ALL)
 
@@ -104,6 +108,20 @@ def test_gpus_are_those_that_are_free_on_each_host(make_host_plan):
     assert seen == ["0,1", "4,6"]
     with pytest.raises(InputError, match="3 GPUs asked for, but 2 of gpu2 are free"):
         make_host_plan(hosts, nproc_per_node=3)
+
+
+def test_the_place_of_a_run_is_told_with_what_was_checked():
+    found = tuple(host(f"gpu{n}", f"10.0.0.{n}") for n in range(1, 11))
+    assert describe_hosts(found[:1], None, shared=True) == (
+        "hosts gpu1 (checked: ssh, torch, ports, leases, clocks)"
+    )
+    assert describe_hosts(found, "a:1", shared=True) == (
+        f"hosts {', '.join(one.name for one in found[:8])} and 2 more (checked: ssh, Docker, "
+        "ports, leases, the way of each to gpu1, one checkpoint folder)"
+    )
+    assert describe_hosts(found[:8], "a:1", shared=False).endswith(
+        "gpu8 (checked: ssh, Docker, ports, leases, the way of each to gpu1)"
+    )
 
 
 def test_only_a_folder_that_the_job_names_is_taken_for_shared(make_host_plan):
