@@ -1,7 +1,9 @@
-"""What is found on hosts: what is free there, runs that others started, and what runs have left."""
+"""What hosts are asked and answer: what is free, a node's lease and code, others' runs."""
 
+import getpass
 import json
 import re
+import socket
 import time
 from argparse import Namespace
 from dataclasses import replace
@@ -10,18 +12,22 @@ from typing import Any
 
 import pytest
 
+from launcher.code.record import Change
 from launcher.contract.errors import InputError, TargetError
 from launcher.targets import hosts
+from launcher.targets.hosts import nodes
 from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, localise
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import HostReport, Lease
+from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
+from tests.launcher.targets.hosts.conftest import TWO, Said
 from tests.launcher.values import by_place, changeable
 
 RUN_ID = "digits-0a1b2c"
@@ -278,3 +284,92 @@ def test_what_runs_have_left_is_told_and_removed_by_host(hosts_say):
     assert (notes, removed) == (["gpu2: it does not answer"], [])
     one.remove()
     assert removed == ["old-1"]
+
+
+# -- what is asked of a host for a node ------------------------------------------------------------
+HERE = f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan):
+    for gpus, detached in (((), False), (("0", "1"), True)):
+        facts = tuple(replace(one, device_ids=gpus) for one in TWO)
+        plan = make_host_plan(facts, nproc_per_node=2, detached=detached, engine="agent")
+        node = render_hosts(plan).nodes[1]
+        session = Said(TWO[1].host, {messages.TakeLease: messages.LeaseTaken()})
+        nodes.take(plan, node, session)
+        ((asked, _),) = session.heard
+        wanted = {"gpus": gpus, "slots": 0 if gpus else 2, "detached": detached}
+        assert asked.lease == Lease(run_id=RUN_ID, node_index=1, owner=HERE, **wanted)
+        assert (asked.run_dir, asked.slots_limit) == (node.run_dir, None)
+        assert asked.containers is False
+    held = messages.LeaseTaken(held=[ON_GPUS, ON_SLOTS])
+    told = "gpu2: held by anna@desk with digits-1 (GPUs 0), bob@desk with b-2 (3 slots)"
+    with pytest.raises(TargetError, match=f"^{re.escape(told)}"):
+        nodes.take(plan, node, Said(TWO[1].host, {messages.TakeLease: held}))
+
+
+CHANGE = Change(base="earlier", start=1, end=2, data=b"part")
+
+
+@pytest.mark.parametrize(
+    ("is_there", "hash", "change", "stored"),
+    [
+        (True, "c0de", None, []),
+        (False, "c0de", None, [b"all"]),
+        (False, "c0de", CHANGE, [b"part", b"all"]),
+        (False, "other", None, None),
+        (False, None, None, None),
+    ],
+)
+def test_a_host_gets_the_code_unless_it_has_it_and_what_differs_first(
+    make_host_plan, is_there, hash, change, stored
+):
+    command = ["train.py"] if stored else ["-m", "train"]
+    plan = make_host_plan(engine="agent", command=command)
+    node, code = render_hosts(plan).nodes[1], Namespace(hash=hash, data=b"all", change=change)
+    answers = {messages.HasCode: is_there, messages.PrepareRun: None}
+    answers[messages.StoreCode] = lambda asked: not asked.base
+    session = Said(TWO[1].host, answers)
+
+    def prepare() -> None:
+        nodes.prepare(plan, node, b"agent", code if hash else None, "token", session)
+
+    if stored is None:
+        with pytest.raises(TargetError, match="gpu2: neither it nor the run folder has"):
+            prepare()
+        return
+    prepare()
+    sent = [(asked, data) for asked, data in session.heard if type(asked) is messages.StoreCode]
+    assert [data for _, data in sent] == stored
+    assert [asked.base for asked, _ in sent] == ["earlier", ""][-len(stored) :] * bool(stored)
+    asked, agent = session.heard[-1]
+    assert agent == b"agent"
+    assert [path for path, _ in asked.files] == [f"{node.run_dir}/plan.json", node.task.path]
+    script = [f"{node.run_dir}/code/examples/train.py"] if stored else []
+    assert asked.needed == [node.spec.cwd, *script]
+    assert (asked.agent, asked.code, asked.token) == (node.agent_path, "c0de", "token")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_last_copy_tells_what_stays_on_the_host_and_what_came(
+    make_host_plan, tmp_path, monkeypatch, is_first
+):
+    plan = replace(make_host_plan(), run_dir=str(tmp_path))
+    asked_for: list[int] = []
+
+    def copy(*_: object, beside_code_bytes: int, is_last: bool) -> None:
+        asked_for.append(beside_code_bytes)
+        (tmp_path / "code").mkdir()
+
+    monkeypatch.setattr(nodes, "copy_once", copy)
+    facts, index = TWO[not is_first], int(not is_first)
+    session = Said(facts.host, {messages.RemoveRun: 7})
+    notes = nodes.bring_last(Ssh(inventory("gpu1")), session, plan, facts, index)
+    folder = f"/home/{facts.name}/.launcher/outputs/{RUN_ID}"
+    keeps = f"{facts.name} keeps what the training wrote beside its code: scp -r {facts.name}:"
+    came = f"what the training wrote beside its code: {tmp_path}/code"
+    assert notes == [f"{keeps}{folder} .", *([came] if is_first else [])]
+    assert [bool(limit) for limit in asked_for] == [is_first]
+    ((asked, _),) = session.heard
+    assert asked.outputs_dir == folder
+    assert asked.checkpoint_dir == f"/home/{facts.name}/.launcher/checkpoints/{RUN_ID}"
