@@ -223,43 +223,39 @@ def test_the_host_of_a_plan_serves_for_this_machine_alone_unless_something_serve
     of_plan.served.stop()
 
 
+def candidates_at(*ports: int, clock: Clock | None = None, **rendezvous: Any) -> Candidates:
+    """Those of a plan whose first node serves at the first port, and so on."""
+    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=n) for n, port in enumerate(ports)]
+    first = {"endpoint_host": LOOPBACK, "endpoint_port": ports[0], "id": "run", **rendezvous}
+    task = NodeTask(node=node_plan(first), settings=AgentSettings(stores=tuple(stores)))
+    return Candidates(task, clock or SystemClock())
+
+
 @pytest.mark.parametrize(("others", "next_port"), [((), 1), ((2,), 2)])
 def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_that_it_lost(
     store, others, next_port
 ):
-    ports = (1, store.port, *others)
-    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=1) for port in ports]
-    task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
-    of_plan = Candidates(task, SystemClock())
+    of_plan = candidates_at(1, store.port, *others)
     assert [port_of(of_plan)[0] for _ in range(2)] == [store.port, next_port]
     assert of_plan.rules.connect_timeout_s == candidates.CONNECT_LIMIT_S
 
 
 def test_a_node_that_came_back_looks_for_the_others_before_it_goes_to_the_first(store):
-    ports = (free_port(), store.port)
-    stores = [StoreEndpoint(host=LOOPBACK, port=port, node_index=1) for port in ports]
-    task = NodeTask(node=node_plan({"id": "run"}), settings=AgentSettings(stores=tuple(stores)))
-    clock = Steps(0.5)
-    of_plan = Candidates(task, clock)
+    port, clock = free_port(), Steps(0.5)
+    of_plan = candidates_at(port, store.port, clock=clock)
 
-    def come_back() -> int:
+    def come_back() -> tuple[int, float]:
         rendezvous = of_plan.plan_round(elsewhere=True).node.rendezvous
         assert isinstance(rendezvous, Elastic)
-        return rendezvous.endpoint_port
+        return rendezvous.endpoint_port, clock.now
 
-    assert [come_back(), come_back(), clock.now] == [store.port, store.port, 0.0]
+    assert [come_back(), come_back()] == [(store.port, 0.0)] * 2
     store.stop()
-    assert [come_back(), clock.now] == [ports[0], DETECTION_LIMIT_S + 10.0]
+    assert come_back() == (port, DETECTION_LIMIT_S + 10.0)
 
 
 def test_after_a_loss_comes_the_next_candidate_and_the_first_one_again():
-    ports = [free_port(), free_port()]
-    stores = [
-        StoreEndpoint(host=LOOPBACK, port=port, node_index=index)
-        for index, port in enumerate(ports)
-    ]
-    first = {"endpoint_host": LOOPBACK, "endpoint_port": ports[0], "is_host": True}
-    task = NodeTask(node=node_plan(first), settings=AgentSettings(stores=tuple(stores)))
-    of_plan = Candidates(task, SystemClock())
+    ports = free_port(), free_port()
+    of_plan = candidates_at(*ports, is_host=True)
     expected = [(ports[0], True), (ports[1], False), (ports[0], True)]
     assert [port_of(of_plan) for _ in expected] == expected

@@ -148,16 +148,6 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(make_job, nnode
     assert told[1].fix == "lower --nproc-per-node, or correct gpus: or slots: of the host"
 
 
-def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(make_job):
-    job = make_job(nnodes=1, nproc_per_node=4)
-    slots = answer(replace(HOSTS[1], slots=2), gpus=[])
-    found = rows(list(doctor_judge.judge_leases([answer(HOSTS[0]), slots], job)))
-    assert found == [
-        ("failed", "gpu1", "has 2 GPUs, and the job wants 4 of each node"),
-        ("failed", "gpu2", "has 2 slots, and the job wants 4 of each node"),
-    ]
-
-
 def ways(reached: dict[tuple[int, int, str], str], candidates: Any = CANDIDATES) -> list[Finding]:
     return list(doctor_judge.judge_ways(HOSTS, candidates, met(reached=reached)))
 

@@ -58,10 +58,7 @@ def test_many_hosts_are_called_with_few_descriptors():
     assert done.stdout == "1200\n", done.stderr
 
 
-FIT = HostReport(
-    docker="27.1",
-    has_rdma=True,
-)
+FIT = HostReport(docker="27.1", has_rdma=True)
 
 
 LEASE = Lease(run_id="a-1", node_index=0, owner="me@desk", gpus=["1"], slots=3)
@@ -71,6 +68,14 @@ BARE = {"hosts": {"runtime": "python"}}
 @pytest.mark.parametrize(
     ("host", "found", "job", "why"),
     [
+        ({}, {"has_rdma": False}, {}, ""),
+        ({}, {}, {"resources": {"rdma": True}}, ""),
+        (
+            {},
+            {"has_rdma": False},
+            {"resources": {"rdma": True}},
+            "has no RDMA device (/dev/infiniband/uverbs*), and resources.rdma is set: modprobe",
+        ),
         ({}, {"docker": ""}, {}, "no Docker engine answers: docker version there"),
         ({}, {}, BARE, "has no python3: set python: for it"),
         ({"python": "/p"}, {}, BARE, "has no /p: set python: for it"),
@@ -111,15 +116,6 @@ def test_why_a_host_takes_no_node_of_a_job(make_job, host, found, job, why):
     told = why_not(Host(name="gpu1", **host), FIT.having(**found), make_job(**job))
     assert told.startswith(why)
     assert bool(told) == bool(why)
-
-
-def test_a_host_without_a_device_for_rdma_is_refused_with_the_fix(make_job):
-    asks, asks_not = make_job(resources={"rdma": True}), make_job()
-    told = why_not(Host(name="gpu1"), FIT.having(has_rdma=False), asks)
-    assert "has no RDMA device" in told
-    assert "modprobe ib_uverbs" in told
-    assert why_not(Host(name="gpu1"), FIT, asks) == ""
-    assert why_not(Host(name="gpu1"), FIT.having(has_rdma=False), asks_not) == ""
 
 
 # -- a probe, and what hosts share -----------------------------------------------------------------

@@ -27,7 +27,6 @@ from launcher.targets.hosts.plan import (
     check_shared,
     check_versions,
     decide_addresses,
-    decide_hosts,
     describe_hosts,
     find_caller,
 )
@@ -139,14 +138,6 @@ def test_clocks_that_differ_are_refused_for_c10d_alone():
         check_clocks(hosts, "c10d")
     check_clocks(hosts, "roster")
     check_clocks(TWO, "c10d")
-
-
-def test_hosts_that_are_held_are_left_out(make_job):
-    busy = {"gpu1": "all its GPUs are held by other-1"}
-    assert decide_hosts(TWO, busy, make_job(nnodes="1:2")) == TWO[1:]
-    with pytest.raises(TargetError) as error:
-        decide_hosts(TWO, busy, make_job(nnodes=2))
-    assert "1 of 2 hosts can be used\n  gpu1: all its GPUs are held by other-1" in error.value.what
 
 
 def test_the_script_of_a_plan_on_hosts_is_as_recorded(make_host_plan, expect_golden):

@@ -77,20 +77,6 @@ def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_too():
     assert blocked.find([waits(NO_IMAGE)], 60.0).cause is Cause.IMAGE_PULL
 
 
-@pytest.mark.parametrize(
-    ("message", "lasts"),
-    [
-        ('pods "a" is forbidden: error looking up service account', True),
-        ('Pod "a" is invalid: spec.x', True),
-        ('pods "a" is forbidden: exceeded quota: q', False),
-        ('admission webhook "w" denied the request: pods is forbidden: x', False),
-        ("the server is busy", False),
-    ],
-)
-def test_a_refusal_lasts_unless_it_passes_by_itself(message, lasts):
-    assert is_for_good(message) is lasts
-
-
 def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later():
     limit = StartLimit(600, min_nodes=1)
     seen = [failed_start("a"), failed_start("b")]
@@ -245,17 +231,30 @@ def test_conditions_that_are_true_and_no_end_are_told():
 
 
 @pytest.mark.parametrize(
-    ("message", "fix"),
+    ("message", "lasts", "fix"),
     [
-        ('violates PodSecurity "restricted:latest"', "take out of the job what it names"),
-        ("maximum memory usage per Container is 1Gi", "kubectl describe limits -n team"),
+        (
+            'pods "x" is forbidden: violates PodSecurity "restricted:latest"',
+            True,
+            "take out of the",
+        ),
+        (
+            'Pod "x" is invalid: maximum memory usage per Container is 1Gi',
+            True,
+            "kubectl describe limits -n team",
+        ),
         (
             'pods "x" is forbidden: error looking up service account team/default: serviceaccount '
             '"default" not found',
+            True,
             "kubectl create serviceaccount default -n team",
         ),
-        ("something else", ""),
+        ('pods "x" is forbidden: exceeded quota: q', False, "kubectl describe quota -n team; "),
+        ('admission webhook "w" denied the request: pods is forbidden: x', False, ""),
+        ("something else", False, ""),
     ],
 )
-def test_what_refuses_a_pod_has_a_fix(message, fix):
+def test_what_refuses_a_pod_has_a_fix_and_lasts_unless_it_passes_by_itself(message, lasts, fix):
+    assert is_for_good(message) is lasts
     assert find_fix(message, "team").startswith(fix)
+    assert bool(find_fix(message, "team")) == bool(fix)
