@@ -135,6 +135,12 @@ def test_a_job_gets_the_hosts_that_can_take_it_and_a_port_that_is_free_on_all(ho
             "nnodes is 2, but 1 of 2 hosts can be used\n  gpu4",
         ),
         ({"nnodes": 3}, "gpu[1,3-4]", slice(None), "nnodes is 3, but 1 of 2 hosts can be used"),
+        (
+            {"nnodes": "1:2", "engine": "torchrun"},
+            "gpu[1-2]",
+            slice(None),
+            "gpu2: its clock is 30 s ahead of gpu1's, and the rendezvous c10d allows 5 s",
+        ),
     ],
 )
 def test_a_job_for_which_too_few_hosts_are_left_is_refused(
