@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from launcher.contract.agent_settings import (
 )
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.node_plan import Elastic
+from launcher.contract.waits import LOOK_S
 from tests.launcher.agent.place import free_port
 from tests.launcher.node_plans import node_plan
-from tests.waiting import wait_until
+from tests.waiting import StoppedClock, wait_until
 
 
 @pytest.fixture
@@ -41,20 +42,6 @@ def store(tmp_path: Path) -> Iterator[CoordinatorProcess]:
     found = serve_forked(0, Rules(min_nodes=1, max_nodes=2), "run", sign=file)
     yield found
     found.stop()
-
-
-class Steps(SystemClock):
-    """Time that passes by waiting alone; ``then`` happens each time that somebody waits."""
-
-    def __init__(self, step_s: float = 0.0, then: Callable[[float], object] = float) -> None:
-        self.now, self._step_s, self._then = 0.0, step_s, then
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, duration_s: float) -> None:
-        self.now += self._step_s or duration_s
-        self._then(self.now)
 
 
 def announce(folder: Path, store: CoordinatorProcess, **others: Any) -> Announcement:
@@ -87,7 +74,7 @@ def test_a_store_is_reached_at_the_first_address_that_answers(tmp_path, store):
     first, *others = reach(announce(tmp_path, store, addresses=wheres)).values()
     assert isinstance(first, OSError)
     assert {*others} == {None}
-    node = meeting_of(tmp_path, Steps()).plan_round().node
+    node = meeting_of(tmp_path, StoppedClock()).plan_round().node
     assert isinstance(node.rendezvous, Elastic)
     assert node.rendezvous.endpoint_host == wheres[1]
     assert node.local_addr == (own_addresses() or (node_plan({}).local_addr,))[0]
@@ -115,7 +102,12 @@ def test_the_store_of_another_machine_is_not_looked_for_on_this_one(tmp_path, st
 def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(tmp_path, store, monkeypatch):
     monkeypatch.setattr(candidates, "ANSWER_LIMIT_S", 0.2)
     file = tmp_path / "coordinator-0.json"
-    clock = Steps(30.0, lambda now: os.utime(file, (now, now)))
+
+    def live_on(now: float) -> None:
+        os.utime(file, (now, now))
+        clock.now += 30.0 - LOOK_S
+
+    clock = StoppedClock(on_sleep=live_on)
     told = {"machine": "another", "addresses": ("203.0.113.9",), "port": 7}
     for said, why in [
         (announce(tmp_path, store, **told), "the run's coordinator of node 1 on n1 is alive, but "),
@@ -148,7 +140,7 @@ def test_a_store_that_is_gone_is_replaced_at_once_where_it_must_answer_else_with
     store.stop()
     if address:
         announce(tmp_path, store)
-    clock = Steps()
+    clock = StoppedClock()
     meeting = meeting_of(tmp_path, clock)
     if reached:
         monkeypatch.setattr(candidates, "reach", lambda *_: {address: None})
@@ -165,7 +157,7 @@ def test_nodes_meet_at_whoever_came_first_and_at_the_next_after_a_loss(tmp_path,
     for name in old:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"coordinator-{name}.json").touch()
-    first, second = (meeting_of(folder, Steps()) for _ in range(2))
+    first, second = (meeting_of(folder, StoppedClock()) for _ in range(2))
     for serves, joins in [(first, second), (second, first)]:
         met = [one.plan_round().node.rendezvous for one in (serves, joins)]
         assert [(one.served is not None) for one in (serves, joins)] == [True, False]
@@ -193,7 +185,7 @@ def test_a_coordinator_shows_that_it_lives_by_the_file_that_names_it(tmp_path, s
 def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
     tmp_path, conf, awaits_nodes, join, rejoin, connect
 ):
-    rules = meeting_of(tmp_path, Steps(), conf, awaits_nodes=awaits_nodes).rules
+    rules = meeting_of(tmp_path, StoppedClock(), conf, awaits_nodes=awaits_nodes).rules
     assert (rules.join_timeout_s, rules.rejoin_timeout_s, rules.connect_timeout_s) == (
         *(join, rejoin),
         connect,
@@ -201,7 +193,7 @@ def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
 
 
 def test_of_two_nodes_that_claim_a_number_at_once_one_does_not_serve(tmp_path, store):
-    meeting = meeting_of(tmp_path, Steps())
+    meeting = meeting_of(tmp_path, StoppedClock())
     assert meeting._claim(tmp_path / "coordinator-0.json") is None
     assert meeting.served is None
 
@@ -241,7 +233,7 @@ def test_a_node_goes_to_the_candidate_that_serves_already_but_not_to_the_one_tha
 
 
 def test_a_node_that_came_back_looks_for_the_others_before_it_goes_to_the_first(store):
-    port, clock = free_port(), Steps(0.5)
+    port, clock = free_port(), StoppedClock()
     of_plan = candidates_at(port, store.port, clock=clock)
 
     def come_back() -> tuple[int, float]:

@@ -251,6 +251,7 @@ def test_conditions_that_are_true_and_no_end_are_told():
         ),
         ('pods "x" is forbidden: exceeded quota: q', False, "kubectl describe quota -n team; "),
         ('admission webhook "w" denied the request: pods is forbidden: x', False, ""),
+        ('pods "x" is forbidden: status unknown for quota: q, resources: pods', False, ""),
         ("something else", False, ""),
     ],
 )
