@@ -162,7 +162,9 @@ def test_a_coordinator_that_stood_still_has_lost_nobody_and_who_did_not_look_has
     time.sleep(2.5)
     os.kill(bench.served.pid, signal.SIGCONT)
     assert [node.is_gone for node in nodes] == [False, False]
-    time.sleep(0.5)
+    for node in nodes:
+        node.say("heals")
+    wait_until(lambda: all(node.status.heals for node in nodes))
     assert [(node.must_meet(), node.take_losses()) for node in nodes] == [(False, ())] * 2
 
 
