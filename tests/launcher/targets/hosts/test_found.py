@@ -4,6 +4,7 @@ import getpass
 import json
 import re
 import socket
+import tempfile
 import time
 from argparse import Namespace
 from dataclasses import replace
@@ -20,10 +21,11 @@ from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, l
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import HostReport, Lease
+from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh import Ssh, make_control_dir
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
@@ -152,6 +154,38 @@ def test_a_job_for_which_too_few_hosts_are_left_is_refused(
     if free == slice(0):
         job = make_job(nproc_per_node=1, rdzv={"port": 7777}, hosts={"runtime": "python"})
         assert survey(hosts_say, job, names, gpu1=free)[1][1] is None
+
+
+def test_a_host_that_cannot_write_to_the_shared_folder_is_told_and_the_others_are_compared():
+    left: list[str] = []
+
+    def refuse(asked: messages.LeaveToken) -> None:
+        raise TargetError("gpu2: Permission denied")
+
+    def session(name: str, leave: Any) -> Said:
+        answers = {messages.Listen: 7, messages.CallHosts: {}, messages.LeaveToken: leave}
+        answers[messages.FindTokens] = lambda asked: asked.names
+        return Said(Host(name=name), answers)
+
+    sessions = [session("gpu1", lambda asked: left.append(asked.name)), session("gpu2", refuse)]
+    met = meet(Ssh(inventory("gpu[1-2]")), sessions, [(), ()], "/mnt/c")
+    assert (met.seen, [*met.unwritten]) == ((frozenset({0}),) * 2, [1])
+    assert met.unwritten[1].what == "gpu2: Permission denied"
+    assert left[0].startswith(".launcher-token-")
+
+
+def test_connections_are_shared_in_a_folder_that_is_the_users_alone(monkeypatch):
+    # Short, as a socket's path has to be.
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        folder = make_control_dir()
+        assert folder.parent == Path(base)
+        for mode in (0o750, 0o701):
+            folder.chmod(mode)
+            with pytest.raises(TargetError, match=f"rm -r {folder}, or set XDG_RUNTIME_DIR"):
+                make_control_dir()
+        folder.chmod(0o700)
+        assert make_control_dir() == folder
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from launcher.targets.hosts.inventory import (
     parse_host_list,
     parse_inventory,
     read_inventory,
+    read_inventory_of,
 )
 from launcher.targets.hosts.settings import Host
 
@@ -192,6 +193,13 @@ def test_a_filter_that_fits_nothing_is_refused(include, exclude, what):
     with pytest.raises(InputError) as error:
         filter_hosts(HOSTS, include, exclude)
     assert what in error.value.what
+
+
+def test_a_job_names_its_hosts_or_is_refused(make_job):
+    told = read_inventory_of(make_job(hosts={"inventory": "gpu[1-2]"}), exclude="gpu1")
+    assert told.hosts == (Host(name="gpu2"),)
+    with pytest.raises(InputError, match="no hosts are named"):
+        read_inventory_of(make_job())
 
 
 def test_what_is_given_is_a_file_where_one_is_there(tmp_path):
