@@ -66,7 +66,7 @@ def read_runs(inventory: Inventory, wanted: str = "") -> dict[str, Copies]:
     """
 
     def read(session: Session) -> Sequence[RunOnHost]:
-        return session.call(ListRuns(state_dir=session.host.state_dir, run_id=wanted)).runs
+        return session.call(ListRuns(state_dir=session.host.state_dir, run_id=wanted))
 
     answers = Ssh(inventory).try_each(read, inventory.hosts)
     errors = [answer for answer in answers if isinstance(answer, TargetError)]
@@ -103,8 +103,7 @@ def find_left(inventory: Inventory, note: Callable[[str], None]) -> list[Left]:
     """What runs that do not live have left on the hosts; ``note`` is told of those away."""
 
     def find(session: Session, remove: str = "") -> Sequence[LeftOnHost]:
-        asked = FindLeft(state_dir=session.host.state_dir, remove=remove)
-        return session.call(asked).left
+        return session.call(FindLeft(state_dir=session.host.state_dir, remove=remove))
 
     def remove(host: Host, run_id: str) -> None:
         with ssh.open(host) as session:

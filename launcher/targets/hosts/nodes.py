@@ -46,7 +46,7 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
         slots_limit=host.slots,
         containers=node.host.runtime == "docker",
     )
-    if held := session.call(asked).held:
+    if held := session.call(asked):
         holders = ", ".join(f"{it.owner} with {it.run_id} ({it.holding})" for it in held)
         raise TargetError(
             f"{host.name}: held by {holders}",

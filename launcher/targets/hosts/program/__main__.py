@@ -159,7 +159,7 @@ class HostConversation:
                 token.unlink()
         self._release()
 
-    def _take(self, asked: messages.TakeLease) -> messages.LeaseTaken:
+    def _take(self, asked: messages.TakeLease) -> object:
         leases, lease = _module("leases"), asked.lease
         self._release()
         # An earlier incarnation of the node may still run.
@@ -168,9 +168,9 @@ class HostConversation:
         try:
             self._held = leases.take(asked.lease_dir, lease, asked.slots_limit)
         except leases.HeldError as error:
-            return messages.LeaseTaken(held=error.leases)
+            return error.leases
         self._end_unheard(asked.run_dir, lease.node_index)
-        return messages.LeaseTaken()
+        return []
 
     def _end_unheard(self, run_dir: str, node: int) -> None:
         """Ends this process if the launcher falls silent while its lease is held here.

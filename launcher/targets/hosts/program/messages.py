@@ -71,8 +71,9 @@ class Lease(Record):
         return f"GPUs {','.join(self.gpus)}" if self.gpus else f"{self.slots} slots"
 
 
-class TakeLease(HostRequest["LeaseTaken"]):
-    """Takes a lease for a node, whose earlier incarnation is ended first.
+class TakeLease(HostRequest["Sequence[Lease]"]):
+    """Takes a lease for a node, whose earlier incarnation is ended first; or answers with the
+    leases in the way.
 
     The conversation holds the lease until ``StartNode`` hands it to the node's keeper. Both end if
     the launcher that follows the run in ``run_dir`` is silent for a while.
@@ -84,12 +85,6 @@ class TakeLease(HostRequest["LeaseTaken"]):
     slots_limit: int | None
     """How many slots the host has in all; None for no limit."""
     containers: bool
-
-
-class LeaseTaken(Record):
-    """``held`` are the leases in the way, if any."""
-
-    held: Sequence[Lease] = ()
 
 
 class HeldNode(Record):
@@ -243,7 +238,7 @@ class ReadNewest(HostRequest[str]):
     name: str
 
 
-class ListRuns(HostRequest["RunsFound"]):
+class ListRuns(HostRequest["Sequence[RunOnHost]"]):
     state_dir: str
     run_id: str
     """The beginning of an id."""
@@ -257,11 +252,7 @@ class RunOnHost(Record):
     began_at: float
 
 
-class RunsFound(Record):
-    runs: Sequence[RunOnHost]
-
-
-class FindLeft(HostRequest["LeftFound"]):
+class FindLeft(HostRequest["Sequence[LeftOnHost]"]):
     """Finds what runs that do not live have left, and removes what the run ``remove`` has."""
 
     state_dir: str
@@ -277,16 +268,13 @@ class LeftOnHost(Record):
     is_cut: bool
 
 
-class LeftFound(Record):
-    left: Sequence[LeftOnHost]
-
-
-class WatchRun(HostRequest["WatchEnd"]):
+class WatchRun(HostRequest[bool]):
     """Sends what a run writes there as it comes, and its node's states, until the connection ends.
 
     ``have`` is the size of each file that the launcher has, by its path in the run folder.
     ``once`` sends what is there, with at most ``beside_code_bytes`` of what the training wrote
-    beside its code, and ends. ``follows`` is set by the launcher that drives the run: without its
+    beside its code, and ends with the answer whether a launcher somewhere drives the run.
+    ``follows`` is set by the launcher that drives the run: without its
     beats the node ends.
     """
 
@@ -315,11 +303,6 @@ class NodesSeen(Record):
 
     nodes: Mapping[str, NodeSeen]
     """By ``index.incarnation``."""
-
-
-class WatchEnd(Record):
-    followed: bool
-    """Whether a launcher somewhere drives the run."""
 
 
 # -- what a host is --------------------------------------------------------------------------------

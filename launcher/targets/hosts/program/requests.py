@@ -109,14 +109,13 @@ def _newest(folder: Path) -> Path | None:
     return max(folder.glob("[0-9]*"), key=lambda path: int(path.name), default=None)
 
 
-def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
+def list_runs(asked: messages.ListRuns) -> list[RunOnHost]:
     folder = Path(os.path.expanduser(asked.state_dir)) / RUNS_DIR
     paths = sorted(folder.glob(f"*/{protocol.PLAN_FILE}"))
-    found = [_read_run(path) for path in paths if path.parent.name.startswith(asked.run_id)]
-    return messages.RunsFound(runs=found)
+    return [_read_run(path) for path in paths if path.parent.name.startswith(asked.run_id)]
 
 
-def find_left(asked: messages.FindLeft) -> messages.LeftFound:
+def find_left(asked: messages.FindLeft) -> list[LeftOnHost]:
     state_dir, found = Path(os.path.expanduser(asked.state_dir)), []
     kinds = [state_dir / name for name in (RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR)]
     for run_id in sorted({path.name for kind in kinds for path in kind.glob("*")}):
@@ -134,7 +133,7 @@ def find_left(asked: messages.FindLeft) -> messages.LeftFound:
             is_cut=run.exists(),
         )
         found.append(left)
-    return messages.LeftFound(left=found)
+    return found
 
 
 def _read_run(plan: Path) -> RunOnHost:

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from launcher.targets.hosts.program.messages import (
+    Answered,
     KeeperSpec,
     Lease,
-    LeaseTaken,
     NodeSeen,
     NodesSeen,
     StartNode,
@@ -34,7 +34,7 @@ SPEC = KeeperSpec(
     "message",
     [
         LEASE,
-        LeaseTaken(held=[LEASE, LEASE.having(node_index=1)]),
+        Answered(value=[LEASE, LEASE.having(node_index=1)]),
         StartNode(node=SPEC, limit_s=3.0),
         NodesSeen(nodes={"0.0": NodeSeen(state="exited", exit_code=137, detail="\udcff")}),
     ],

@@ -314,10 +314,10 @@ def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_
     (followed / "nodes/0").mkdir(parents=True)
     mark_followed(followed, 0)
     asked = FindLeft(state_dir=str(tmp_path))
-    found = [(one.run_id, one.size_bytes, one.is_cut) for one in requests.find_left(asked).left]
+    found = [(one.run_id, one.size_bytes, one.is_cut) for one in requests.find_left(asked)]
     assert found == [("cut", 20, True), ("ended", 10, False)]
     for run_id in ("cut", "followed"):
         requests.find_left(asked.having(remove=run_id))
-    assert [one.run_id for one in requests.find_left(asked).left] == ["ended"]
+    assert [one.run_id for one in requests.find_left(asked)] == ["ended"]
     assert followed.exists()
     assert not (tmp_path / "checkpoints/cut").exists()

@@ -160,7 +160,7 @@ def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
         containers=False,
     )
     with ssh.open(hosts[0]) as session:
-        assert not session.call(asked).held
+        assert not session.call(asked)
         assert [held.run_id for held in leases.read(asked.lease_dir)] == ["r"]
         assert answers(session)
         # As after a loss of power: the connection stays, and nothing comes.
