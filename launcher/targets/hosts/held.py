@@ -25,11 +25,11 @@ from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.contract.states import NodeState
 from launcher.follow.nodes import AWAY_LIMIT_S
-from launcher.follow.target import Door, NodeObservation, Observation, Target
+from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker_options import plan_containers
-from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in
+from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in, render_run
 from launcher.targets.held_child import TAKEN_LIMIT_S
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.inventory import Inventory
@@ -152,6 +152,9 @@ class HeldHostsTarget(HostsTarget):
     def check(self, plan: LaunchPlan) -> None:
         self.hold.enter(plan.run_id)
         super().check(plan)
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
+        return render_run(plan)
 
     # -- while it runs ----------------------------------------------------------------------------
 

@@ -6,15 +6,13 @@ import contextlib
 from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
-from launcher.targets import short_command
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.program import messages
+from launcher.targets.hosts.program.processes import inspect_image
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
 
 CHUNK_BYTES = 4 << 20
-INSPECT_LIMIT_S = 20.0
-"""How long this machine's engine may take to tell of an image."""
 PROVIDE_LIMIT_S = 3600.0
 """How long a host may take to pull an image, or to load one that was sent."""
 SILENCE_LIMIT_S = 300.0
@@ -32,9 +30,7 @@ class Image:
 
 def read_image(name: str) -> Image:
     """The image as this machine's engine has it, if there is one."""
-    argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, name)
-    told = (short_command.read_output(argv, INSPECT_LIMIT_S) or "").strip()
-    id, _, torch_version = told.partition("\n")
+    id, torch_version = inspect_image(name)
     return Image(name=name, id=id, torch_version=torch_version)
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.contract.look import LookRequest
+    from launcher.follow.target import Artifact
     from launcher.job.spec import JobSpec
 
 LOST_AFTER_S = 12.0
@@ -138,7 +139,7 @@ class HostsTarget(Target):
             host = HostsSettings.of(plan).hosts[0]
             check_there(plan.nodes[0], run_dir_on(host, plan.run_id))
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
         return render_hosts(plan, only)
 
     # -- start ------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class HostsTarget(Target):
 
         With ``only``, ``observe`` reports nodes whose host is away or refuses as missing.
         """
-        artifact = self.render(plan, only)
+        artifact = render_hosts(plan, only)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
         started = [node.node.node_index for node in artifact.nodes]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from launcher.targets.hosts.program.reach import Listener
 
 SPEC_LIMIT_S = 60
 HELD_LIMIT_S = 60.0
@@ -41,6 +40,7 @@ HANDLERS = {
     messages.PrepareRun: "code_store.prepare_run",
     messages.ReadHost: "facts.read_host",
     messages.RunProbe: "facts.run_probe",
+    messages.Listen: "reach.listen",
     messages.CallHosts: "reach.call_hosts",
     messages.FindTokens: "reach.find_tokens",
     messages.StopNodes: "requests.stop_nodes",
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
         keeper = _module("keeper")
         spec = parse_json(sys.stdin.buffer.read())
         alarm(0)
-        keeper.keep(spec, [int(word) for word in argv[2:]])
+        keeper.Keeper(spec, [int(word) for word in argv[2:]]).run()
         return 0
     converse(argv[0])
     return 0
@@ -119,18 +119,16 @@ def refuse_as_another(wanted: str) -> Refusal | None:
 
 
 class HostConversation:
-    """Answers requests. Open ports, tokens in folders and leases last as long as it does."""
+    """Answers requests. Tokens in folders and leases last as long as it does."""
 
     def __init__(self, program: str) -> None:
         self._program = program
-        self._listeners: list[Listener] = []
         self._tokens: list[Path] = []
         self._held: list[int] = []
         self.handlers: dict[type[Record], Callable[[Any], object]] = {
             messages.ReadClock: lambda asked: time.time(),
             messages.TakeLease: self._take,
             messages.StartNode: self._start,
-            messages.Listen: self._listen,
             messages.LeaveToken: self._leave,
         }
 
@@ -201,10 +199,6 @@ class HostConversation:
         for file in self._held:
             os.close(file)
         self._held = []
-
-    def _listen(self, asked: messages.Listen) -> int:
-        self._listeners.append(_module("reach").Listener(asked.token))
-        return self._listeners[-1].port
 
     def _leave(self, asked: messages.LeaveToken) -> None:
         self._tokens.append(_module("reach").leave_token(asked))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.agent.addresses import addresses_of
 from launcher.contract.process_stat import name_machine
-from launcher.targets.hosts.program import leases, messages
+from launcher.targets.hosts.program import leases, messages, processes
 from launcher.targets.hosts.program.messages import Address, HostReport
 from launcher.targets.hosts.program.reach import nearest_folder
 from launcher.targets.machine import is_free, read_gpus
@@ -47,9 +47,7 @@ def read_host(asked: messages.ReadHost) -> HostReport:
     if asked.runtime == "docker":
         engine, runtimes = read_engine()
         image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
-        argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, image)
-        told = ((read_output(argv) if engine else "") or "").strip()
-        id, _, torch = told.partition("\n")
+        id, torch = processes.inspect_image(image) if engine else ("", "")
         found = found.having(image=image, image_id=id, torch_version=torch)
         return found.having(docker=engine, runtimes=runtimes)
     if asked.runtime == "python" and python:

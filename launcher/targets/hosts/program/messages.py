@@ -3,7 +3,6 @@ launcher a node ends."""
 
 from __future__ import annotations
 
-from launcher.contract import protocol
 from launcher.targets.hosts.program.wire import TYPE_CHECKING, Answer, Asked, Record
 
 if TYPE_CHECKING:
@@ -16,9 +15,6 @@ IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
 RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR = "runs", "checkpoints", "outputs"
 """In a host's ``state_dir``."""
-_LABEL = '{{index . "' + protocol.LABEL_TORCH + '"}}'
-IMAGE_FORMAT = "{{.Id}}\n{{with .Config.Labels}}" + _LABEL + "{{end}}"
-"""What engines are asked of an image: its id, and the version of torch that its label names."""
 
 
 class HostRequest(Record, Asked[Answer]):

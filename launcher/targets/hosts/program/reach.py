@@ -10,34 +10,30 @@ from pathlib import Path
 from threading import Thread
 
 from launcher.contract.waits import POLL_S
-from launcher.targets.hosts.program.messages import CallHosts, FindTokens, LeaveToken
+from launcher.targets.hosts.program.messages import CallHosts, FindTokens, LeaveToken, Listen
 
 MOST_CALLS = 256
 """So many calls at once: a quarter of the usual limit of open descriptors."""
 
 
-class Listener:
-    """An open port that greets callers with a token: they learn which addresses lead here."""
+def listen(asked: Listen) -> int:
+    """Opens a port until the process ends; callers learn which addresses lead here."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    server = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=512)
 
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._socket = socket.create_server(
-            ("", 0), family=family, dualstack_ipv6=dual, backlog=512
-        )
-        self.port: int = self._socket.getsockname()[1]
-        Thread(target=self._greet, daemon=True).start()
-
-    def _greet(self) -> None:
-        """Greets callers until the process ends."""
+    def greet() -> None:
         while True:
             with suppress(OSError):
                 # Ended by the end of the conversation, which ends the process.
-                peer, _ = self._socket.accept()
+                peer, _ = server.accept()
                 with peer:
                     # Ended by the kernel's buffer, which has room for a token.
-                    peer.sendall(self._token)
+                    peer.sendall(asked.token.encode())
+
+    Thread(target=greet, daemon=True).start()
+    port: int = server.getsockname()[1]
+    return port
 
 
 def call_hosts(asked: CallHosts) -> dict[str, str]:

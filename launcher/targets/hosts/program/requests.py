@@ -63,14 +63,13 @@ def remove_run(asked: messages.RemoveRun) -> int:
 
 
 def find_image(asked: messages.FindImage) -> str:
-    argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
-    id = (read_output(argv) or "").strip()
+    id, _ = processes.inspect_image(asked.image)
     if asked.pull and not id:
         end = ask(("docker", "pull", "--quiet", asked.image), asked.limit_s)
         if end is None or end.code:
             told = end.err.strip().splitlines()[-1:] if end else ["it takes too long"]
             raise RequestError(f"image {asked.image} could not be pulled: {''.join(told)}")
-        id = (read_output(argv) or "").strip()
+        id, _ = processes.inspect_image(asked.image)
     return id
 
 

@@ -15,9 +15,10 @@ from launcher.targets.hosts.program.messages import (
     FindTokens,
     HostReport,
     LeaveToken,
+    Listen,
     RunProbe,
 )
-from launcher.targets.hosts.program.reach import Listener, call_hosts, find_tokens, leave_token
+from launcher.targets.hosts.program.reach import call_hosts, find_tokens, leave_token, listen
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
@@ -27,8 +28,7 @@ def call(*calls: Sequence[Any], wait_s: float = 5.0) -> dict[str, str]:
 
 
 def test_hosts_are_told_by_their_tokens_and_with_the_address_of_the_way_there():
-    listener = Listener("mine")
-    port = listener.port
+    port = listen(Listen(token="mine"))
     with socket.create_server(("127.0.0.2", 0)) as silent:
         found = call(
             ["127.0.0.1", port, "mine"],
@@ -44,10 +44,10 @@ def test_hosts_are_told_by_their_tokens_and_with_the_address_of_the_way_there():
 MANY = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
-from launcher.targets.hosts.program.messages import CallHosts
-from launcher.targets.hosts.program.reach import Listener, call_hosts
-listener = Listener("here")
-calls = [["127.0.0.1", listener.port, "here"]] * 1200
+from launcher.targets.hosts.program.messages import CallHosts, Listen
+from launcher.targets.hosts.program.reach import call_hosts, listen
+port = listen(Listen(token="here"))
+calls = [["127.0.0.1", port, "here"]] * 1200
 print(len(call_hosts(CallHosts(calls=calls, wait_s=5.0))))
 """
 
