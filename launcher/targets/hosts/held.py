@@ -34,7 +34,8 @@ from launcher.targets.held_child import TAKEN_LIMIT_S
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import find_caller, plan_facts, run_dir_on, shared_folder
-from launcher.targets.hosts.program.messages import RUNS_DIR, HeldNode, KeeperSpec, ReadNewest
+from launcher.targets.hosts.program.messages import RUNS_DIR, HeldNode, KeeperSpec
+from launcher.targets.hosts.program.requests import read_newest
 from launcher.targets.hosts.render import HostNode, render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -277,8 +278,8 @@ class HeldPodsTarget(HeldHostsTarget):
     def _read_ready(self, session: Session, index: int) -> Ready | None:
         """What a held node says of itself once it takes runs; None before."""
         log_dir = self.hold.plan.nodes[index].log_dir
-        asked = ReadNewest(folder=str(PurePosixPath(log_dir).parent), name=protocol.HOLD_READY)
-        text = session.call(asked)
+        folder = str(PurePosixPath(log_dir).parent)
+        text = session.call(read_newest, folder=folder, name=protocol.HOLD_READY)
         return parse_record(Ready, json.loads(text)) if text else None
 
     def observe(self, plan: LaunchPlan) -> Observation:

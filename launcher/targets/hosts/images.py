@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
 from launcher.targets.conversation import Conversation
-from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.processes import inspect_image
+from launcher.targets.hosts.program.requests import find_image
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
 
@@ -36,8 +36,10 @@ def read_image(name: str) -> Image:
 
 def provide_image(image: Image, ssh: Ssh, session: Session) -> None:
     """Sends a host the image, or has it pulled there. Raises ``TargetError`` if that fails."""
-    asked = messages.FindImage(image=image.name, pull=not image.id)
-    there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else PROVIDE_LIMIT_S)
+    pull_s = 0.0 if image.id else PROVIDE_LIMIT_S
+    there = session.call_within(
+        pull_s or REQUEST_LIMIT_S, find_image, image=image.name, pull_s=pull_s
+    )
     if image.id and there != image.id and (why := _send(image, ssh, session.host)):
         raise TargetError(
             f"{session.host.name}: image {image.name} could not be sent there: {why}",

@@ -7,11 +7,11 @@ import pytest
 
 from launcher.targets.hosts.program.messages import (
     Answered,
+    Call,
     KeeperSpec,
     Lease,
     NodeSeen,
     NodesSeen,
-    StartNode,
 )
 from launcher.targets.hosts.program.wire import read_frame, write_frame
 
@@ -35,7 +35,7 @@ SPEC = KeeperSpec(
     [
         LEASE,
         Answered(value=[LEASE, LEASE.having(node_index=1)]),
-        StartNode(node=SPEC, limit_s=3.0),
+        Call(function="m.f", arguments={"node": SPEC, "n": 1}, limit_s=3.0),
         NodesSeen(nodes={"0.0": NodeSeen(state="exited", exit_code=137, detail="\udcff")}),
     ],
     ids=lambda message: type(message).__name__,
