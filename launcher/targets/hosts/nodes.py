@@ -17,7 +17,7 @@ from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.code_store import has_code, prepare_run, store_code
 from launcher.targets.hosts.program.conversation import take_lease
-from launcher.targets.hosts.program.requests import remove_run, stop_nodes
+from launcher.targets.hosts.program.requests import end_nodes, remove_run, stop_launcher
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -71,15 +71,15 @@ def end(
 
     ``tell_launcher``: also has a launcher elsewhere that follows the run end it.
     """
+    if tell_launcher:
+        session.call(stop_launcher, run_dir=run_dir_on(host, plan.run_id))
     session.call_within(
         grace_s + STOP_MARGIN_S,
-        stop_nodes,
+        end_nodes,
         run_id=plan.run_id,
         node=index,
         grace_s=grace_s,
-        run_dir=run_dir_on(host, plan.run_id),
-        tell_launcher=tell_launcher,
-        containers=host.runtime == "docker",
+        in_containers=host.runtime == "docker",
     )
 
 

@@ -37,23 +37,10 @@ ENGINE_LIMIT_S = 10.0
 """How long an engine may take to list its containers while a run is ended."""
 
 
-def stop_nodes(
-    *,
-    run_id: str,
-    node: int | None,
-    grace_s: float,
-    run_dir: str,
-    tell_launcher: bool,
-    containers: bool,
-) -> None:
-    """Ends a run's ``node``, or all nodes that the run has on the host.
-
-    ``tell_launcher`` also ends the launcher that follows the run.
-    """
-    if tell_launcher:
-        with suppress(OSError):
-            write_atomically(Path(run_dir, protocol.STOP_RUN_FILE), "stopped from elsewhere\n")
-    end_nodes(run_id, node, grace_s, in_containers=containers)
+def stop_launcher(*, run_dir: str) -> None:
+    """Asks the launcher that follows the run to end it."""
+    with suppress(OSError):
+        write_atomically(Path(run_dir, protocol.STOP_RUN_FILE), "stopped from elsewhere\n")
 
 
 def remove_run(
@@ -182,7 +169,8 @@ def _read_run(plan: Path) -> RunOnHost:
 
 
 def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: bool) -> None:
-    """Ends a run's nodes here, or one: asks their keepers, and kills what is left after the grace.
+    """Ends all nodes of a run here, or one: asks their keepers, and kills what is left after the
+    grace.
 
     Processes whose keeper is gone are killed at once.
     """

@@ -103,14 +103,6 @@ def test_what_a_host_has_is_read_without_what_no_answer_needs(folder, tmp_path):
 
 
 def test_a_conversation_that_ends_nodes_does_not_import_what_only_a_keeper_needs(folder, tmp_path):
-    asked = call(
-        "requests.stop_nodes",
-        run_id="none",
-        node=None,
-        grace_s=0.0,
-        run_dir=str(tmp_path),
-        tell_launcher=False,
-        containers=False,
-    )
+    asked = call("requests.end_nodes", run_id="none", node=None, grace_s=0.0, in_containers=False)
     imported = imported_for(folder, asked)
     assert not {name.rpartition(".")[2] for name in imported} & {"keeper", "leases", "children"}
