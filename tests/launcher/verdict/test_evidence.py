@@ -26,6 +26,7 @@ from launcher.verdict.log_line import LogLine
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
 from tests.faults.corpus import find_fault
+from tests.launcher.looks import write_look
 from tests.launcher.torchrun_report import report, worker
 
 TRACEBACK = """\
@@ -495,3 +496,25 @@ def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.log")
     (tmp_path / "train.log").write_text(traceback(0, "ValueError: bad"))
     assert decide_verdict(read_folder(tmp_path)).cause is Cause.SCRIPT_ERROR
+
+
+def test_a_rank_that_waited_for_its_debugger_did_not_stand_still(tmp_path, make_plan):
+    plan = make_plan(nnodes=1, nproc_per_node=1)
+    for debugged in (None, 0):
+        run = RunFolder(tmp_path / f"run-{debugged}")
+        settings = replace(plan.agent, debug_rank=debugged)
+        run.create(replace(plan, agent=settings), "", 1.0, follows=False)
+        write_look(run.node_dir(0, 0), "stop-1", 0, why="stop")
+        assert read_run(run).stood == (debugged is None)
+
+
+def test_a_crash_without_a_line_of_its_own_has_its_place(tmp_path):
+    folder = ended_run(tmp_path).path / "nodes/0/0/attempt-0/rank-1"
+    (folder / "stderr").write_text("")
+    stack = '(most recent call first):\n  File "/code/train.py", line 9 in <module>\n'
+    (folder / "crash.txt").write_text(f"Segmentation fault\n\nCurrent thread 0x00007f01 {stack}")
+    end = json.loads((folder / "exit.json").read_text())
+    end |= {"exit_code": -11, "exception": "", "cause": "crashed"}
+    (folder / "exit.json").write_text(json.dumps(end))
+    found = decide_verdict(read_run(RunFolder(tmp_path / "run-1")))
+    assert (found.cause, found.rank, found.place) == (Cause.CRASHED, 1, "train.py:9")
