@@ -17,12 +17,14 @@ from launcher.agent.node.supervisor import write_outcome
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
+from launcher.contract.look import RankLook
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
 from launcher.verdict.evidence import Evidence, LogReading, read_run
 from launcher.verdict.log_line import LogLine
+from launcher.verdict.rules.standstill import Standing
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
 from tests.faults.corpus import find_fault
@@ -390,6 +392,13 @@ def test_where_nothing_is_found_the_verdict_says_what_that_means(state, missing,
     told = decide_verdict(Evidence(subject="a", state=state, missing=missing, lines=lines))
     assert (told.cause, told.certainty, told.what) == (Cause.UNKNOWN, certainty, what)
     assert (told.node, told.rank, told.missing) == (None, None, missing)
+
+
+def test_of_a_run_that_goes_on_it_is_told_how_long_no_step_was_made():
+    looks = [RankLook(rank=r, pid=1, state="S", steps=7, silent_s=30.0 + r) for r in (0, 1)]
+    standing = tuple(Standing(line=LogLine(rank=one.rank), frames=(), look=one) for one in looks)
+    told = decide_verdict(Evidence(subject="a", state="running", standing=standing))
+    assert told.what.startswith("no failure so far; no step of ranks 0-1 for 30 s; launcher stacks")
 
 
 # -- torchrun -------------------------------------------------------------------------------------
