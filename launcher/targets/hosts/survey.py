@@ -59,6 +59,7 @@ def survey_hosts(
         usable = len(there) - len(busy)
         if usable < job.nnodes.min <= usable + len(away):
             raise joined(list(away.values()))
+        busy |= {name: away[name].what.removeprefix(f"{name}: ") for name in sorted(away)}
         chosen = decide_hosts([to_facts(host, told[host], job) for host in told], busy, job)
         check_clocks(chosen, plan_backend(job))
         if job.hosts.runtime == "python":

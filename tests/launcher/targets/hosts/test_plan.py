@@ -196,6 +196,8 @@ def test_hosts_that_are_held_are_left_out(make_job):
     with pytest.raises(TargetError) as error:
         decide_hosts(TWO, busy, make_job(nnodes=2))
     assert "1 of 2 hosts can be used\n  gpu1: all its GPUs are held by other-1" in error.value.what
+    with pytest.raises(TargetError, match="0 of 2 hosts can be used\n  gpu1: away\n  gpu2: away"):
+        decide_hosts((), {"gpu1": "away", "gpu2": "away"}, make_job(nnodes=3))
 
 
 def test_the_script_of_a_plan_on_hosts_is_as_recorded(make_host_plan, expect_golden):
