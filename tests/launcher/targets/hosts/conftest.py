@@ -1,6 +1,7 @@
 """Hosts that are not there: facts and plans of them, and what they answer."""
 
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts.plan import plan_facts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Ssh
+
+Answers = Mapping[Callable[..., Any], Any]
 
 
 def host(name: str, address: str, **fields: Any) -> HostFacts:
@@ -80,16 +83,23 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
 
 
 class Said:
-    """A session to a host, which answers by the kind of what it is asked; ``heard`` are those."""
+    """A session to a host, which answers by the function that is called; ``heard`` are all calls.
 
-    def __init__(self, host: Host, answers: dict[type, Any]) -> None:
+    An answer may be a function of the call's arguments.
+    """
+
+    def __init__(self, host: Host, answers: Answers) -> None:
         self.host, self._answers = host, answers
-        self.heard: list[tuple[Any, bytes]] = []
+        self.heard: list[tuple[Callable[..., Any], Namespace]] = []
 
-    def call(self, asked: Any, data: bytes = b"", **_: object) -> Any:
-        self.heard.append((asked, data))
-        answer = self._answers[type(asked)]
+    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        asked = Namespace(**arguments)
+        self.heard.append((function, asked))
+        answer = self._answers[function]
         return answer(asked) if callable(answer) else answer
+
+    def call_within(self, _limit_s: float, function: Callable[..., Any], **arguments: Any) -> Any:
+        return self.call(function, **arguments)
 
     def close(self) -> None: ...
 
@@ -103,7 +113,7 @@ class Said:
 def hosts_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What hosts answer, by their names; all others are away."""
 
-    def say(**answers: dict[type, Any]) -> None:
+    def say(**answers: Answers) -> None:
         def open_session(self: Ssh, host: Host) -> Said:
             if host.name not in answers:
                 raise TargetError(f"{host.name}: it does not answer", "is it on?")

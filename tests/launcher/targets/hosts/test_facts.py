@@ -11,25 +11,20 @@ import pytest
 
 from launcher.targets.hosts.program.facts import read_engine, run_probe
 from launcher.targets.hosts.program.messages import (
-    CallHosts,
-    FindTokens,
     HostReport,
     Lease,
-    LeaveToken,
-    RunProbe,
 )
-from launcher.targets.hosts.program.reach import Listener, call_hosts, find_tokens, leave_token
+from launcher.targets.hosts.program.reach import call_hosts, find_tokens, leave_token, listen
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
 
 def call(*calls: Sequence[Any], wait_s: float = 5.0) -> dict[str, str]:
-    return call_hosts(CallHosts(calls=calls, wait_s=wait_s))
+    return call_hosts(calls=calls, wait_s=wait_s)
 
 
 def test_hosts_are_told_by_their_tokens_and_with_the_address_of_the_way_there():
-    listener = Listener("mine")
-    port = listener.port
+    port = listen(token="mine")
     with socket.create_server(("127.0.0.2", 0)) as silent:
         found = call(
             ["127.0.0.1", port, "mine"],
@@ -45,11 +40,10 @@ def test_hosts_are_told_by_their_tokens_and_with_the_address_of_the_way_there():
 MANY = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
-from launcher.targets.hosts.program.messages import CallHosts
-from launcher.targets.hosts.program.reach import Listener, call_hosts
-listener = Listener("here")
-calls = [["127.0.0.1", listener.port, "here"]] * 1200
-print(len(call_hosts(CallHosts(calls=calls, wait_s=5.0))))
+from launcher.targets.hosts.program.reach import call_hosts, listen
+port = listen(token="here")
+calls = [["127.0.0.1", port, "here"]] * 1200
+print(len(call_hosts(calls=calls, wait_s=5.0)))
 """
 
 
@@ -120,11 +114,10 @@ def test_why_a_host_takes_no_node_of_a_job(make_job, host, found, job, why):
 
 # -- a probe, and what hosts share -----------------------------------------------------------------
 
-ASKED = RunProbe(python=sys.executable, arguments=[], env={}, wait_s=20.0, checkpoint_dir="")
 
-
-def run(source: str, folder: Path, **asked: object) -> object:
-    return run_probe(ASKED.having(checkpoint_dir=str(folder), **asked), source.encode())
+def run(source: str, folder: Path, **asked: Any) -> object:
+    usual = {"python": sys.executable, "arguments": [], "env": {}, "wait_s": 20.0}
+    return run_probe(program=source.encode(), checkpoint_dir=str(folder), **{**usual, **asked})
 
 
 def test_a_program_is_told_the_nearest_folder_that_is_there(tmp_path):
@@ -157,12 +150,12 @@ def test_a_program_that_tells_nothing_is_an_error(source, asked, words, tmp_path
 
 def test_tokens_are_seen_before_their_folder_is_there(tmp_path):
     folder = str(tmp_path / "a" / "b")
-    token = leave_token(LeaveToken(folder=folder, name="one"))
-    found = find_tokens(FindTokens(folder=folder, names=["one", "two"], wait_s=0.2))
+    token = leave_token(folder, "one")
+    found = find_tokens(folder=folder, names=["one", "two"], wait_s=0.2)
     assert found == ["one"]
     assert list(tmp_path.iterdir()) == [token]
     token.unlink()
-    assert find_tokens(FindTokens(folder=folder, names=["one"], wait_s=0.0)) == []
+    assert find_tokens(folder=folder, names=["one"], wait_s=0.0) == []
 
 
 def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch):

@@ -19,8 +19,14 @@ from launcher.targets import hosts
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, localise
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
-from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.program.messages import HostReport, Lease
+from launcher.targets.hosts.program import code_store, conversation, facts, reach, requests
+from launcher.targets.hosts.program.messages import (
+    Address,
+    HostReport,
+    Lease,
+    LeftOnHost,
+    RunOnHost,
+)
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
@@ -29,7 +35,7 @@ from launcher.targets.hosts.ssh import Ssh, make_control_dir
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
-from tests.launcher.targets.hosts.conftest import TWO, Said
+from tests.launcher.targets.hosts.conftest import TWO, Answers, Said
 from tests.launcher.values import by_place, changeable
 
 RUN_ID = "digits-0a1b2c"
@@ -51,9 +57,9 @@ def typed(hosts: str | None, **more: Any) -> Namespace:
 def test_the_table_shows_what_is_free_who_holds_the_rest_and_which_host_is_away(hosts_say):
     more = ON_SLOTS.having(node_index=2, slots=7, age_s=0.0)
     hosts_say(
-        gpu1={messages.ReadHost: HostReport(gpus=["0", "1"], cpu_count=64, leases=[ON_GPUS])},
-        cpu1={messages.ReadHost: HostReport(cpu_count=8, leases=[ON_SLOTS, more])},
-        cpu2={messages.ReadHost: HostReport(cpu_count=4)},
+        gpu1={facts.read_host: HostReport(gpus=["0", "1"], cpu_count=64, leases=[ON_GPUS])},
+        cpu1={facts.read_host: HostReport(cpu_count=8, leases=[ON_SLOTS, more])},
+        cpu2={facts.read_host: HostReport(cpu_count=4)},
     )
     text, code = show_hosts(typed("gpu1,cpu[1-3]"))
     assert (text, code) == (
@@ -85,8 +91,8 @@ def survey(hosts_say: Any, job: Any, names: str = "gpu[1-4]", **free: slice) -> 
     """Of gpu1 to gpu4 the third is away and the fourth has no torch; gpu2's clock is ahead."""
     proposed: list[int] = []
 
-    def answers(name: str) -> dict[type, Any]:
-        def report(asked: messages.ReadHost) -> HostReport:
+    def answers(name: str) -> Answers:
+        def report(asked: Namespace) -> HostReport:
             proposed[:] = asked.ports
             return HostReport(
                 cpu_count=8,
@@ -96,15 +102,15 @@ def survey(hosts_say: Any, job: Any, names: str = "gpu[1-4]", **free: slice) -> 
                 state_dir=f"/home/{name}",
                 leases=[ON_GPUS] if name == "gpu2" else [],
                 free_ports=asked.ports[free.get(name, slice(None))],
-                interfaces=[messages.Address(interface="ib0", address=ADDRESSES.get(name, "-"))],
+                interfaces=[Address(interface="ib0", address=ADDRESSES.get(name, "-"))],
             )
 
         own = {str(n): ADDRESSES[name] for n in range(name == "gpu2")}
         return {
-            messages.ReadClock: lambda _: time.time() + 30.0 * (name == "gpu2"),
-            messages.ReadHost: report,
-            messages.Listen: 7,
-            messages.CallHosts: lambda asked: own if asked.calls else {},
+            conversation.read_clock: lambda _: time.time() + 30.0 * (name == "gpu2"),
+            facts.read_host: report,
+            reach.listen: 7,
+            reach.call_hosts: lambda asked: own if asked.calls else {},
         }
 
     hosts_say(**{name: answers(name) for name in ("gpu1", "gpu2", "gpu4")})
@@ -136,7 +142,7 @@ def test_a_job_gets_the_hosts_that_can_take_it_and_a_port_that_is_free_on_all(ho
             slice(None),
             "nnodes is 2, but 1 of 2 hosts can be used\n  gpu4",
         ),
-        ({"nnodes": 3}, "gpu[1,3-4]", slice(None), "nnodes is 3, but 1 of 2 hosts can be used"),
+        ({"nnodes": 3}, "gpu[1,3-4]", slice(None), "nnodes is 3, but 1 of 3 hosts can be used"),
         (
             {"nnodes": "1:2", "engine": "torchrun"},
             "gpu[1-2]",
@@ -159,12 +165,12 @@ def test_a_job_for_which_too_few_hosts_are_left_is_refused(
 def test_a_host_that_cannot_write_to_the_shared_folder_is_told_and_the_others_are_compared():
     left: list[str] = []
 
-    def refuse(asked: messages.LeaveToken) -> None:
+    def refuse(asked: Namespace) -> None:
         raise TargetError("gpu2: Permission denied")
 
     def session(name: str, leave: Any) -> Said:
-        answers = {messages.Listen: 7, messages.CallHosts: {}, messages.LeaveToken: leave}
-        answers[messages.FindTokens] = lambda asked: asked.names
+        answers = {reach.listen: 7, reach.call_hosts: {}, conversation.leave_token: leave}
+        answers[reach.find_tokens] = lambda asked: asked.names
         return Said(Host(name=name), answers)
 
     sessions = [session("gpu1", lambda asked: left.append(asked.name)), session("gpu2", refuse)]
@@ -222,12 +228,10 @@ def found(hosts_say: Any, make_host_plan: Any, tmp_path: Path) -> Any:
     plan = make_host_plan()
     newer = replace(plan, nodes=tuple(replace(node, incarnation=1) for node in plan.nodes))
 
-    def on_host(run_id: str, of: Any, node: int, *, lives: bool = False) -> messages.RunOnHost:
+    def on_host(run_id: str, of: Any, node: int, *, lives: bool = False) -> RunOnHost:
         text = replace(of, run_id=run_id).to_json()
         began_at = time.time() - 100.0 * (node + 1)
-        return messages.RunOnHost(
-            run_id=run_id, plan=text, nodes=[node], lives=lives, began_at=began_at
-        )
+        return RunOnHost(run_id=run_id, plan=text, nodes=[node], lives=lives, began_at=began_at)
 
     runs = {
         "gpu1": [on_host(RUN_ID, plan, 0), on_host("moons-1", plan, 0)],
@@ -235,11 +239,9 @@ def found(hosts_say: Any, make_host_plan: Any, tmp_path: Path) -> Any:
     }
 
     def listed(name: str) -> Any:
-        return lambda asked: messages.RunsFound(
-            runs=[run for run in runs[name] if run.run_id.startswith(asked.run_id)]
-        )
+        return lambda asked: [run for run in runs[name] if run.run_id.startswith(asked.run_id)]
 
-    hosts_say(**{name: {messages.ListRuns: listed(name)} for name in runs})
+    hosts_say(**{name: {requests.list_runs: listed(name)} for name in runs})
     return inventory("gpu[1-3]", ssh_config="my.cfg")
 
 
@@ -296,8 +298,8 @@ def test_hosts_of_a_run_get_the_names_that_are_used_here(make_host_plan):
     plan = make_host_plan()
     text = plan.to_json()
 
-    def copy(nodes: list[int]) -> messages.RunOnHost:
-        return messages.RunOnHost(run_id="r", plan=text, nodes=nodes, lives=True, began_at=0.0)
+    def copy(nodes: list[int]) -> RunOnHost:
+        return RunOnHost(run_id="r", plan=text, nodes=nodes, lives=True, began_at=0.0)
 
     here = Host(name="a"), Host(name="gpu1"), Host(name="c")
     copies = [(here[0], copy([0, 1])), (here[1], copy([0])), (here[2], copy([]))]
@@ -308,13 +310,13 @@ def test_hosts_of_a_run_get_the_names_that_are_used_here(make_host_plan):
 
 def test_what_runs_have_left_is_told_and_removed_by_host(hosts_say):
     removed: list[str] = []
-    left = messages.LeftOnHost(run_id="old-1", age_s=7.0, size_bytes=9, is_cut=True)
+    left = LeftOnHost(run_id="old-1", age_s=7.0, size_bytes=9, is_cut=True)
 
-    def find(asked: messages.FindLeft) -> messages.LeftFound:
+    def find(asked: Namespace) -> list[LeftOnHost]:
         removed.extend(filter(None, [asked.remove]))
-        return messages.LeftFound(left=[left])
+        return [left]
 
-    hosts_say(gpu1={messages.FindLeft: find})
+    hosts_say(gpu1={requests.find_left: find})
     notes: list[str] = []
     (one,) = find_left(inventory("gpu[1-2]"), notes.append)
     assert (one.run_id, one.place, one.age_s, one.size_bytes, one.is_cut) == (
@@ -335,17 +337,17 @@ def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan)
         facts = tuple(replace(one, device_ids=gpus) for one in TWO)
         plan = make_host_plan(facts, nproc_per_node=2, detached=detached, engine="agent")
         node = render_hosts(plan).nodes[1]
-        session = Said(TWO[1].host, {messages.TakeLease: messages.LeaseTaken()})
+        session = Said(TWO[1].host, {conversation.take_lease: []})
         nodes.take(plan, node, session)
-        ((asked, _),) = session.heard
+        ((_, asked),) = session.heard
         wanted = {"gpus": gpus, "slots": 0 if gpus else 2, "detached": detached}
         assert asked.lease == Lease(run_id=RUN_ID, node_index=1, owner=HERE, **wanted)
         assert (asked.run_dir, asked.slots_limit) == (node.run_dir, None)
         assert asked.containers is False
-    held = messages.LeaseTaken(held=[ON_GPUS, ON_SLOTS])
+    held = [ON_GPUS, ON_SLOTS]
     told = "gpu2: held by anna@desk with digits-1 (GPUs 0), bob@desk with b-2 (3 slots)"
     with pytest.raises(TargetError, match=f"^{re.escape(told)}"):
-        nodes.take(plan, node, Said(TWO[1].host, {messages.TakeLease: held}))
+        nodes.take(plan, node, Said(TWO[1].host, {conversation.take_lease: held}))
 
 
 CHANGE = Change(base="earlier", start=1, end=2, data=b"part")
@@ -367,8 +369,8 @@ def test_a_host_gets_the_code_unless_it_has_it_and_what_differs_first(
     command = ["train.py"] if stored else ["-m", "train"]
     plan = make_host_plan(engine="agent", command=command)
     node, code = render_hosts(plan).nodes[1], Namespace(hash=hash, data=b"all", change=change)
-    answers = {messages.HasCode: is_there, messages.PrepareRun: None}
-    answers[messages.StoreCode] = lambda asked: not asked.base
+    answers = {code_store.has_code: is_there, code_store.prepare_run: None}
+    answers[code_store.store_code] = lambda asked: not hasattr(asked, "base")
     session = Said(TWO[1].host, answers)
 
     def prepare() -> None:
@@ -379,15 +381,15 @@ def test_a_host_gets_the_code_unless_it_has_it_and_what_differs_first(
             prepare()
         return
     prepare()
-    sent = [(asked, data) for asked, data in session.heard if type(asked) is messages.StoreCode]
-    assert [data for _, data in sent] == stored
-    assert [asked.base for asked, _ in sent] == ["earlier", ""][-len(stored) :] * bool(stored)
-    asked, agent = session.heard[-1]
-    assert agent == b"agent"
+    sent = [asked for called, asked in session.heard if called is code_store.store_code]
+    assert [one.archive for one in sent] == stored
+    bases = [getattr(one, "base", "") for one in sent]
+    assert bases == ["earlier", ""][-len(stored) :] * bool(stored)
+    _, asked = session.heard[-1]
     assert [path for path, _ in asked.files] == [f"{node.run_dir}/plan.json", node.task.path]
     script = [f"{node.run_dir}/code/examples/train.py"] if stored else []
     assert asked.needed == [node.spec.cwd, *script]
-    assert (asked.agent, asked.code, asked.token) == (node.agent_path, "c0de", "token")
+    assert (asked.agent, asked.code, asked.token) == (b"agent", "c0de", "token")
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -403,13 +405,13 @@ def test_the_last_copy_tells_what_stays_on_the_host_and_what_came(
 
     monkeypatch.setattr(nodes, "copy_once", copy)
     facts, index = TWO[not is_first], int(not is_first)
-    session = Said(facts.host, {messages.RemoveRun: 7})
+    session = Said(facts.host, {requests.remove_run: 7})
     notes = nodes.bring_last(Ssh(inventory("gpu1")), session, plan, facts, index)
     folder = f"/home/{facts.name}/.launcher/outputs/{RUN_ID}"
     keeps = f"{facts.name} keeps what the training wrote beside its code: scp -r {facts.name}:"
     came = f"what the training wrote beside its code: {tmp_path}/code"
     assert notes == [f"{keeps}{folder} .", *([came] if is_first else [])]
     assert [bool(limit) for limit in asked_for] == [is_first]
-    ((asked, _),) = session.heard
+    ((_, asked),) = session.heard
     assert asked.outputs_dir == folder
     assert asked.checkpoint_dir == f"/home/{facts.name}/.launcher/checkpoints/{RUN_ID}"
