@@ -22,7 +22,7 @@ from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, rende
 from launcher.targets.at_once import settle
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import Answered, Call, HostRequest, Refusal
+from launcher.targets.hosts.program.messages import Answered, FunctionCall, HostRequest, Refusal
 from launcher.targets.hosts.program.wire import MAGIC, Record, read_frame, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import FULL, explain
@@ -322,7 +322,7 @@ class Session:
         """
         assert not args, "arguments have names on the wire"
         blob = next((name for name, value in kwargs.items() if isinstance(value, bytes)), "")
-        asked = Call(
+        asked = FunctionCall(
             function=f"{function.__module__.rpartition('.')[2]}.{function.__name__}",
             arguments={name: value for name, value in kwargs.items() if name != blob},
             blob=blob,

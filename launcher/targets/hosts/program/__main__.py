@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         keeper = conversation.module("keeper")
         spec = parse_json(sys.stdin.buffer.read())
         alarm(0)
-        keeper.Keeper(spec, [int(word) for word in argv[2:]]).run()
+        keeper.NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
         return 0
     converse()
     return 0
@@ -52,11 +52,13 @@ def converse() -> None:
             if frame is None:
                 return
             asked, blob = frame
-            assert isinstance(asked, (messages.Call, messages.WatchRun)), type(asked).__name__
+            assert isinstance(asked, (messages.FunctionCall, messages.WatchRun)), type(
+                asked
+            ).__name__
             alarm(int(asked.limit_s) + 60)
             if (refusal := refuse_as_another(asked.machine)) is not None:
                 write_frame(stdout, refusal)
-            elif isinstance(asked, messages.Call):
+            elif isinstance(asked, messages.FunctionCall):
                 write_frame(stdout, answer(asked, blob))
             # Python's own buffer, which select does not see, holds at most beats: others follow.
             elif not conversation.module("watch").Watch(asked, stdout).run(stdin.fileno()):
@@ -79,7 +81,7 @@ def refuse_as_another(wanted: str) -> Refusal | None:
     )
 
 
-def answer(asked: messages.Call, blob: bytes) -> Record:
+def answer(asked: messages.FunctionCall, blob: bytes) -> Record:
     """What the called function returns, or a refusal."""
     module, _, name = asked.function.partition(".")
     brought = {asked.blob: blob} if asked.blob else {}

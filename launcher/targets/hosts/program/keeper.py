@@ -32,7 +32,7 @@ SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
 
 
-class Keeper:
+class NodeKeeper:
     """Starts a node, and sees to its end; ``held`` are the open files of its lease."""
 
     def __init__(self, spec: KeeperSpec, held: list[int]) -> None:

@@ -28,7 +28,7 @@ class HostRequest(Record):
     machine: str = ""
 
 
-class Call(HostRequest):
+class FunctionCall(HostRequest):
     """Calls a function of a module beside this one, ``MODULE.NAME``, with these arguments.
 
     The argument ``blob`` is the bytes that come with the message, if it is named.

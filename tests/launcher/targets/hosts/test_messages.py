@@ -7,7 +7,7 @@ import pytest
 
 from launcher.targets.hosts.program.messages import (
     Answered,
-    Call,
+    FunctionCall,
     KeeperSpec,
     Lease,
     NodeSeen,
@@ -35,7 +35,7 @@ SPEC = KeeperSpec(
     [
         LEASE,
         Answered(value=[LEASE, LEASE.having(node_index=1)]),
-        Call(function="m.f", arguments={"node": SPEC, "n": 1}, limit_s=3.0),
+        FunctionCall(function="m.f", arguments={"node": SPEC, "n": 1}, limit_s=3.0),
         NodesSeen(nodes={"0.0": NodeSeen(state="exited", exit_code=137, detail="\udcff")}),
     ],
     ids=lambda message: type(message).__name__,

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.conversation import read_clock
-from launcher.targets.hosts.program.messages import Call, WatchRun
+from launcher.targets.hosts.program.messages import FunctionCall, WatchRun
 from launcher.targets.hosts.program.wire import Record, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh, host_program
@@ -62,8 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def call(function: str, **arguments: object) -> Call:
-    return Call(function=function, arguments=arguments)
+def call(function: str, **arguments: object) -> FunctionCall:
+    return FunctionCall(function=function, arguments=arguments)
 
 
 def imported_for(folder: Path, *asked: Record) -> set[str]:
