@@ -52,9 +52,7 @@ def converse() -> None:
             if frame is None:
                 return
             asked, blob = frame
-            assert isinstance(asked, (messages.FunctionCall, messages.WatchRun)), type(
-                asked
-            ).__name__
+            assert isinstance(asked, (messages.FunctionCall, messages.WatchRun)), type(asked)
             alarm(int(asked.limit_s) + 60)
             if (refusal := refuse_as_another(asked.machine)) is not None:
                 write_frame(stdout, refusal)
