@@ -19,7 +19,7 @@ from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.inventory import Inventory, read_inventory
-from launcher.targets.hosts.program.messages import HasCode
+from launcher.targets.hosts.program.code_store import has_code
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 
@@ -104,7 +104,7 @@ def open_all(inventory: Inventory, hosts: list[Host]) -> Fanout:
 
     def ask(host: Host) -> None:
         with ssh.open(host) as session:
-            session.call(HasCode(state_dir="/nowhere", hash="none"))
+            session.call(has_code, state_dir="/nowhere", hash="none")
 
     try:
         return measure(lambda: ssh.each(ask, hosts))

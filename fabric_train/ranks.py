@@ -4,6 +4,7 @@ downloads."""
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -57,10 +58,11 @@ class Ranks:
 
         All ranks must call it. Otherwise the others would wait for the rank that failed.
         """
-        results = self.gather(attempt(act))
+        own = attempt(act)
+        results = self.gather(as_sent(own))
         for result in results:
             if isinstance(result, Exception):
-                raise result
+                raise own if isinstance(own, Exception) else result
         return results  # type: ignore[return-value]
 
     def merge(self, values: Mapping[str, T]) -> dict[str, T]:
@@ -74,9 +76,10 @@ class Ranks:
         """
         if self.group is None:
             return decide()
-        outcome: list[Any] = [attempt(decide) if self.leads else None]
-        dist.broadcast_object_list(outcome, src=0, group=self.group)
-        result = outcome[0]
+        own = attempt(decide) if self.leads else None
+        sent: list[Any] = [as_sent(own)]
+        dist.broadcast_object_list(sent, src=0, group=self.group)
+        result: Any = own if self.leads else sent[0]
         if isinstance(result, InputError) and not self.leads:
             raise InputError(f"rank 0 refuses: {result.what}")
         if isinstance(result, Exception):
@@ -132,9 +135,9 @@ def rank_zero_first(*, local: bool = True, limit_s: float = DOWNLOAD_LIMIT_S) ->
             yield
         except Exception as error:
             failed = error
-    for outcome in ranks.gather(failed):
+    for outcome in ranks.gather(as_sent(failed)):
         if outcome is not None:
-            raise outcome
+            raise failed or outcome
     if not leads:
         yield
 
@@ -159,3 +162,17 @@ def attempt(act: Callable[[], T]) -> T | Exception:
         return act()
     except Exception as error:
         return error
+
+
+def as_sent(value: T | Exception) -> T | Exception:
+    """An exception that pickle refuses, or makes no more, as a RuntimeError with its words.
+
+    Such as that of a download, which holds the server's answer.
+    """
+    if not isinstance(value, Exception):
+        return value
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:
+        return RuntimeError(f"{type(value).__name__}: {value}")
+    return value

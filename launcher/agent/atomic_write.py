@@ -10,7 +10,8 @@ from pathlib import Path
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Replaces a file in one step, so that no reader sees half of it.
 
-    Raises OSError where it could not be written; the file is then as it was before.
+    Raises OSError, with the file's name, where it could not be written; the file is then as it was
+    before.
     """
     temporary = path.with_name(f".{path.name}.{new_number()}")
     data = content.encode() if isinstance(content, str) else content
@@ -18,9 +19,10 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        error.filename, error.filename2 = str(path), None  # a write's error names no file
         raise
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from launcher.api.notify import notices
@@ -25,6 +25,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets.background import Tell, in_background
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a run that is followed in this process."""
 
 
 @contextlib.contextmanager
@@ -60,17 +63,29 @@ def follow_here(
     *,
     verbose: bool,
     on_submitted: Callable[[], None] = lambda: None,
+    kept: Sequence[int] = (),
 ) -> Outcome:
     """Submits, calls ``on_submitted``, and follows in this process.
 
     The first SIGINT, SIGTERM or SIGHUP (a closed terminal) stops the run within its grace, a
-    second one at once; so does the first while code or an image is sent. Raises ``TargetError``,
-    and ``KeyboardInterrupt`` for a stop at once.
+    second one at once; so does the first while code or an image is sent. ``kept`` are those that
+    came before (``keep_signals``). Raises ``TargetError``, and ``KeyboardInterrupt`` for a stop at
+    once.
     """
     follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
-    _stop_on_signals(follower, target)
+    _stop_on_signals(follower, target, kept)
     with notices(run, plan, console.note):
         return follower.follow(on_submitted)
+
+
+def keep_signals() -> list[int]:
+    """From now on SIGINT, SIGTERM and SIGHUP are kept in the list, for ``follow_here``.
+
+    The run's folder is there, and only who follows the run records that it was interrupted.
+    """
+    kept = list[int]()
+    _handle_ends(lambda signum, _: kept.append(signum))
+    return kept
 
 
 @contextlib.contextmanager
@@ -140,11 +155,11 @@ class _LogConsole(Console):
         return notes
 
 
-def _stop_on_signals(follower: Follower, target: Target) -> None:
+def _stop_on_signals(follower: Follower, target: Target, kept: Sequence[int] = ()) -> None:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if follower.stop_reason is not None or target.is_sending:
             # A third signal must not interrupt the cleanup, nor its report.
-            for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for ignored in ENDING:
                 signal.signal(ignored, signal.SIG_IGN)
             raise KeyboardInterrupt
         typed = signum == signal.SIGINT
@@ -152,7 +167,13 @@ def _stop_on_signals(follower: Follower, target: Target) -> None:
         reason = Cause.STOP_REQUESTED if signum == signal.SIGTERM else Cause.INTERRUPTED
         follower.interrupt("; Ctrl-C again ends it at once" if typed else "", reason)
 
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    _handle_ends(on_signal)
+    for signum in kept[:1]:
+        on_signal(signum, None)
+
+
+def _handle_ends(handler: Callable[[int, FrameType | None], object]) -> None:
+    for signum in ENDING:
         # Under nohup a hangup is ignored from the start, and stays so.
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, on_signal)
+            signal.signal(signum, handler)

@@ -14,7 +14,7 @@ from launcher.api.choose_target import load, rooms
 from launcher.commands.other_programs import GONE, find_habit
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import options_to_find_runs, program_name
-from launcher.commands.table import add_commands
+from launcher.commands.table import COMMANDS, add_commands
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
@@ -60,9 +60,10 @@ def _run_command(
     try:
         if own and own[0] in GONE:
             raise InputError(f"{own[0]}: gone", f"{typed.program()} {GONE[own[0]]}")
-        wrong, meant = find_habit(own, TAKES_TRAINING)
+        wrong, meant = find_habit(own, TAKES_TRAINING, [name for name, *_ in COMMANDS])
         if wrong:
-            raise InputError(wrong, _fix(parser, meant, extra))
+            fix = _fix(parser, meant, extra) if meant else f"{typed.program()} --help"
+            raise InputError(wrong, fix)
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), plugin is not None
         _check(arguments, unknown, own, extra)

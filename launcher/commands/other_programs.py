@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,14 +36,21 @@ GONE = {
 """Commands of earlier versions: what to type in their place."""
 
 
-def find_habit(words: Sequence[str], takes_training: Sequence[str]) -> tuple[str, list[str]]:
+def find_habit(
+    words: Sequence[str], takes_training: Sequence[str], commands: Collection[str]
+) -> tuple[str, list[str]]:
     """What is wrong with words as torchrun or python takes them, and the words that were meant.
 
-    Both are empty if nothing is wrong. ``words`` are all before ``--``, and ``takes_training`` the
-    commands that start scripts.
+    Both are empty if nothing is wrong; what was meant is empty too if it is not known. ``words``
+    are all before ``--``, and ``takes_training`` those of the ``commands`` that start scripts.
     """
     if words and (words[0] == "-m" or words[0].endswith(JOB_ENDINGS)):
         return f"{words[0]}: no command of the launcher", ["run", *words]
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
+        what = f"{words[0]}: options stand behind the command"
+        if at := next((n for n, word in enumerate(words) if word in commands), 0):
+            return what, [words[at], *words[:at], *words[at + 1 :]]
+        return what, ["run", *words] if any(x.endswith(JOB_ENDINGS) for x in words) else []
     if words and words[0] in takes_training:
         for at, (before, word) in enumerate(pairwise(words), 1):
             if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():

@@ -86,6 +86,7 @@ def _run_here(
         planned_run.plan,
         planned_run.choice.target,
     )
+    kept = launch.keep_signals()
     with debugged(run, plan, target, console, port):
         outcome = launch.follow_here(
             run,
@@ -97,6 +98,7 @@ def _run_here(
             on_submitted=functools.partial(
                 _note_after_start, planned_run, run.path.parent, console.note
             ),
+            kept=kept,
         )
     return _tell_end(arguments, planned_run, run, outcome, console)
 

@@ -168,7 +168,8 @@ def find(arguments: argparse.Namespace) -> RunFolder:
             if (run_there := room.find_run(arguments, root, error)) is not None:
                 return run_there
         raise
-    if run.run_id == arguments.run or arguments.run == LATEST_LINK or run.read_outcome() is None:
+    name = Path(arguments.run).name
+    if name in (run.run_id, LATEST_LINK) or run.read_outcome() is None:
         return run
     # This run's id only begins so, and it has ended: a run that goes on may have exactly this name.
     with contextlib.suppress(InputError, TargetError):

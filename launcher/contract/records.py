@@ -24,6 +24,7 @@ Reader = Callable[[Any], Any]
 """Turns plain data into the value of a field, or raises ``ValueError``."""
 MOST_BYTES = 64 << 20
 """The most that is read of a file in a run folder; a longer file counts as unreadable."""
+PIECE_BYTES = 1 << 18
 ACCEPTED = {str: (str,), int: (int,), bool: (bool,), float: (float, int)}
 """The types of JSON values that each plain type accepts."""
 
@@ -77,10 +78,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_limited(path: Path) -> bytes:
     """A file that a script may have written. Raises ``OSError``, or ``ValueError`` for its size."""
+    data = bytearray()
     with path.open("rb") as file:
-        if len(data := file.read(MOST_BYTES + 1)) > MOST_BYTES:
-            raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
-    return data
+        # In pieces, as a read takes memory for all that it may get.
+        while piece := file.read(PIECE_BYTES):
+            data += piece
+            if len(data) > MOST_BYTES:
+                raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
+    return bytes(data)
 
 
 def parse_record(kind: type[Record], data: object) -> Record:

@@ -166,6 +166,9 @@ class _NodeReader:
         folder = self._run.path / end.log
         log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
         exception = _describe_end(end)
+        if crash := read_tail(folder / look.CRASHED_STACKS):
+            # The newest call is first.
+            log, tail = str(folder / look.CRASHED_STACKS), tuple(crash.splitlines()[:TAIL_LINES])
         if end.cause is Cause.HANG and (stacks := self._read_stacks(end)):
             # A hung worker's output simply stops.
             log, calls, waits = stacks

@@ -240,14 +240,14 @@ def process_space() -> str:
 
 
 def find_run(run_root: Path, name: str, *, goes_on: bool = False) -> RunFolder:
-    """A run by its id, a unique beginning of it, its job's name, or ``latest``.
+    """A run by its id, a unique beginning of it, its job's name, ``latest``, or its folder's path.
 
     ``goes_on``: of the runs of a job, the one that goes on is meant. Raises ``InputError``, also if
     several fit.
     """
-    exact = run_root / name
-    if (exact / protocol.PLAN_FILE).is_file():
-        return RunFolder(exact.resolve())
+    for exact in (run_root / name, *([Path(name)] if os.sep in name else [])):
+        if (exact / protocol.PLAN_FILE).is_file():
+            return RunFolder(exact.resolve())
     runs = list_runs(run_root)
     matches = [run for run in runs if run.run_id.startswith(name)]
     of_job = [run for run in matches if run.run_id.rpartition("-")[0] == name]

@@ -18,6 +18,7 @@ from launcher.agent.worker_exit import read_end, read_traceback
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError
+from launcher.contract.look import CRASHED_STACKS
 from launcher.contract.worker_end import show_line
 from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
@@ -157,7 +158,7 @@ def read_run(
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     last = find_last_looks(run, newest.items()) if looks is None else looks
-    seen, is_stop = _see(run, last, consoles if looks is None else ())
+    seen, is_stop = _see(run, last, consoles if looks is None else (), plan)
     hosts = _read_hosts(run, plan)
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
@@ -200,12 +201,20 @@ def _tell_proxies(plan: LaunchPlan) -> Iterator[LogLine]:
 
 
 def _see(
-    run: RunFolder, folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]]
+    run: RunFolder,
+    folders: Mapping[int, Path],
+    consoles: Iterable[tuple[int, Path]],
+    plan: LaunchPlan | None,
 ) -> tuple[Seen, bool]:
-    """What looks show, and whether the ranks stood still before a stop."""
+    """What looks show, and whether the ranks stood still before a stop.
+
+    Ranks that waited for a person at a debugger did not stand still.
+    """
     seen = read_seen(folders, consoles)
     is_stop = any(look.why == "stop" for look in seen.looks.values())
-    if is_stop and (moved_lately(seen) or any(map(computes, tell_standing(run, seen)))):
+    is_debugged = bool(plan and plan.agent and plan.agent.debug_rank is not None)
+    moved = is_debugged or moved_lately(seen)
+    if is_stop and (moved or any(map(computes, tell_standing(run, seen)))):
         return Seen(folders={}), False
     return seen, is_stop
 
@@ -289,7 +298,7 @@ def _read_worker(
     place = LogLine(node=log.node_index, rank=rank)
     before = len(reading.lines)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
-    for name in reversed(log.streams):
+    for name in (CRASHED_STACKS, *reversed(log.streams)):
         reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
     if plan:
         reading.lines[before:] = [_explain_import(x, plan) for x in reading.lines[before:]]

@@ -253,7 +253,11 @@ def _fell(failure: FailureReport | None, rank: int | None, text: str) -> tuple[i
 def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
     has_failed = not goes_on and evidence.state != RunState.SUCCEEDED.value
     look = typed.command("stacks", evidence.subject)
-    what = f"no failure so far; {look} tells where its ranks are" if goes_on else "it ended well"
+    still = [one for one in evidence.standing if one.look.steps]
+    least_s = min((one.look.silent_s for one in still), default=0.0)
+    silent = f"no step of {name_ranks(one.look.rank for one in still)} for {least_s:.0f} s; "
+    what = f"no failure so far; {silent if still else ''}{look} tells where its ranks are"
+    what = what if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing
         told = "no line that was read reports a failure"

@@ -74,5 +74,5 @@ def copy_project(to: Path) -> None:
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)
+            shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
     (to / ".venv").symlink_to(ROOT / ".venv")

@@ -8,21 +8,18 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import HasCode, HostReport, ReadHost, StoreCode
+from launcher.targets.hosts.program.code_store import has_code, store_code
+from launcher.targets.hosts.program.facts import read_host
+from launcher.targets.hosts.program.messages import HostReport
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh, make_control_dir
+from launcher.targets.hosts.ssh import Session, Ssh, make_control_dir
 from tests.hosts.places import HOME, Network
 
 pytestmark = pytest.mark.hosts
-ASKED = ReadHost(
-    state_dir="~/.launcher",
-    lease_dir="/dev/shm/l",
-    python=sys.executable,
-    ports=[20001],
-    gpus=True,
-    runtime="python",
-)
-CODE = HasCode(state_dir="/nowhere", hash="x")
+
+
+def finds_code(session: Session) -> bool:
+    return session.call(has_code, state_dir="/nowhere", hash="x")
 
 
 def ssh_of(network: Network, **fields: object) -> tuple[Ssh, list[Host]]:
@@ -36,7 +33,14 @@ def test_each_host_tells_its_facts(four_hosts):
 
     def facts(host: Host) -> HostReport:
         with ssh.open(host) as session:
-            return session.call(ASKED)
+            return session.call(
+                read_host,
+                state_dir="~/.launcher",
+                lease_dir="/dev/shm/l",
+                python=sys.executable,
+                ports=[20001],
+                runtime="python",
+            )
 
     for place, found in zip(four_hosts.hosts, ssh.each(facts, hosts), strict=True):
         assert found.machine.split()[0] == place.name
@@ -51,9 +55,9 @@ def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(four
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         shutil.rmtree(make_control_dir())
-        assert not session.call(CODE)
+        assert not finds_code(session)
         with ssh.open(hosts[0]) as other:
-            assert not other.call(CODE)
+            assert not finds_code(other)
 
 
 def test_what_a_login_shell_prints_is_dropped(four_hosts):
@@ -62,7 +66,7 @@ def test_what_a_login_shell_prints_is_dropped(four_hosts):
     place.run("bash", "-c", f"echo \"echo '12 0'; echo welcome\" >{HOME}/.bashrc")
     try:
         with ssh.open(hosts[1]) as session:
-            assert not session.call(CODE)
+            assert not finds_code(session)
     finally:
         place.run("rm", f"{HOME}/.bashrc")
 
@@ -95,5 +99,5 @@ def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts):
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         with pytest.raises(TargetError, match="gpu1: /proc/x: "):
-            session.call(StoreCode(state_dir="/proc/x", hash="h"), b"data")
-        assert not session.call(CODE)
+            session.call(store_code, state_dir="/proc/x", hash="h", archive=b"data")
+        assert not finds_code(session)

@@ -180,7 +180,7 @@ def _open(group: GroupState, cause: RoundCause, now: float) -> None:
     """The running group has to form again."""
     if not group.closed:
         group.sealed, group.cause, group.newcomers = False, cause, 0
-        group.phase_at = group.arrived_at = now
+        group.phase_at = now
 
 
 # -- what follows ----------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _judge(group: GroupState, now: float) -> None:
     gone = (group.gone.get(member.name) for member in group.members if group.finished)
     ending = RoundCause.FINISHED in gone
     # Announced only when calm: for newcomers the training has to commit and end.
-    calm = group.newcomers > 0 or now - group.grown_at >= group.rules.growth_pause_s
+    calm = now - group.grown_at >= group.rules.growth_pause_s
     can_grow = group.sealed and not group.closed and calm and not ending
     newcomers = min(group.room - len(group.members), len(group.waiting))
     group.newcomers = max(0, newcomers) if can_grow else 0
@@ -201,10 +201,8 @@ def _end_of(group: GroupState, now: float) -> str:
     """Why no further round can or need be formed; empty where one may."""
     if not group.finished:
         return ""
-    at_work, finished = group.working(), RoundCause.FINISHED
-    any_lost = any(group.gone.get(m.name, finished) is not finished for m in group.members)
-    enough = group.finished >= group.rules.min_nodes
-    if group.members and not at_work and (enough or not any_lost):
+    at_work = group.working()
+    if group.members and not at_work and group.finished >= group.rules.min_nodes:
         return FINISHED
     nobody_comes = not at_work and now - group.phase_at >= group.rules.join_timeout_s
     may_form = group.room >= group.rules.min_nodes and not nobody_comes
@@ -231,7 +229,6 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
     group.generation, group.taken = group.taken or group.generation + 1, 0
     group.faults += is_fault
     group.grown_at = now if group.cause is RoundCause.JOINED else group.grown_at
-    group.phase_at = group.arrived_at = now
     actions.append(Tell(frozenset(member.name for member in members)))
 
 

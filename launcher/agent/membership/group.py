@@ -210,8 +210,9 @@ class GroupState(GroupStatus):
     taken: int = 0
     """The next generation, once it was taken; -1 while it is being taken."""
     phase_at: float = 0.0
+    """When the round began."""
     arrived_at: float = 0.0
-    """When the last node came, or when the round began if that was later."""
+    """When the last node came; what a first round waits for."""
     grown_at: float = float("-inf")
     refuse_at: float = float("inf")
     """No waiting node has waited too long before."""

@@ -20,6 +20,7 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import OWNER_FILE, Ready, User
 from launcher.contract.node_plan import Mount, NodePlan
 from launcher.contract.records import dump_record, parse_record
+from launcher.follow.target import ScriptArtifact
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import absolute
@@ -172,6 +173,12 @@ def in_hold(folder: Path, target: Target, *, fresh: bool = False) -> Target:
     hold = Hold(RunFolder(folder), fresh=fresh)
     held: Target = getattr(importlib.import_module(module), name)(hold, target)
     return held
+
+
+def render_run(plan: LaunchPlan) -> ScriptArtifact:
+    """What is recorded of a run in a hold in place of a script that would start it."""
+    text = f"# Nodes of {plan.hold} fork this run: nothing is started by hand.\n"
+    return ScriptArtifact(render=lambda _: text)
 
 
 def ids_in(held: LaunchPlan, node: NodePlan) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ from launcher.plan.target_facts import (
 )
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import env_of, render_agent_files, write_agent_files
-from launcher.targets.held.hold import Hold, check_reach, ids_in
+from launcher.targets.held.hold import Hold, check_reach, ids_in, render_run
 from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
@@ -131,27 +130,7 @@ class HeldTarget(Target):
             check_in_code(self.code)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ScriptArtifact:
-        asked = self._ask(plan, only, {}).items()
-        lines = (f"# node {index}: {dump_record(one)}" for index, one in asked)
-        text = "\n".join((f"# What nodes of {plan.hold} are asked.", *lines, ""))
-        return ScriptArtifact(render=lambda _: text)
-
-    def _ask(
-        self, plan: LaunchPlan, only: tuple[int, ...] | None, given: Mapping[str, str]
-    ) -> dict[int, StartRun]:
-        return {
-            node.node_index: StartRun(
-                task=f"{node.log_dir}/{protocol.NODE_TASK_FILE}",
-                node_dir=node.log_dir,
-                record_dir=node.log_dir,
-                cwd=node.workdir or "",
-                env=(*given.items(), *(env_of(plan, node) if node.device_ids else node.env)),
-                adds_env=not self._python,
-                fresh=self.hold.fresh,
-            )
-            for node in plan.nodes
-            if only is None or node.node_index in only
-        }
+        return render_run(plan)
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -172,9 +151,17 @@ class HeldTarget(Target):
         if self.code is not None and plan.code is not None and not code.exists():
             unpack(self.code.data, code)
         write_agent_files(render_agent_files(plan, tuple(nodes)))
-        asked = self._ask(plan, only, given)
         for node in nodes:
-            self._child(run_id, node).ask(dump_record(asked[node.node_index]))
+            asked = StartRun(
+                task=f"{node.log_dir}/{protocol.NODE_TASK_FILE}",
+                node_dir=node.log_dir,
+                record_dir=node.log_dir,
+                cwd=node.workdir or "",
+                env=(*given.items(), *(env_of(plan, node) if node.device_ids else node.env)),
+                adds_env=not self._python,
+                fresh=hold.fresh,
+            )
+            self._child(run_id, node).ask(dump_record(asked))
 
     def _child(self, run_id: str, node: NodePlan) -> HeldChild:
         """The run's node, which this launcher or another one has asked for."""

@@ -14,12 +14,8 @@ from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder, find_run, list_runs
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import (
-    FindLeft,
-    LeftOnHost,
-    ListRuns,
-    RunOnHost,
-)
+from launcher.targets.hosts.program import requests
+from launcher.targets.hosts.program.messages import LeftOnHost, RunOnHost
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.hosts.target import HostsTarget
@@ -66,7 +62,7 @@ def read_runs(inventory: Inventory, wanted: str = "") -> dict[str, Copies]:
     """
 
     def read(session: Session) -> Sequence[RunOnHost]:
-        return session.call(ListRuns(state_dir=session.host.state_dir, run_id=wanted)).runs
+        return session.call(requests.list_runs, state_dir=session.host.state_dir, run_id=wanted)
 
     answers = Ssh(inventory).try_each(read, inventory.hosts)
     errors = [answer for answer in answers if isinstance(answer, TargetError)]
@@ -103,8 +99,7 @@ def find_left(inventory: Inventory, note: Callable[[str], None]) -> list[Left]:
     """What runs that do not live have left on the hosts; ``note`` is told of those away."""
 
     def find(session: Session, remove: str = "") -> Sequence[LeftOnHost]:
-        asked = FindLeft(state_dir=session.host.state_dir, remove=remove)
-        return session.call(asked).left
+        return session.call(requests.find_left, state_dir=session.host.state_dir, remove=remove)
 
     def remove(host: Host, run_id: str) -> None:
         with ssh.open(host) as session:

@@ -20,10 +20,10 @@ from launcher.contract.errors import TargetError
 from launcher.contract.waits import RETRY_S
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program.messages import (
+    Answered,
     FilePart,
     NodeSeen,
     NodesSeen,
-    WatchEnd,
     WatchRun,
 )
 from launcher.targets.hosts.program.wire import BEAT, Record
@@ -202,14 +202,14 @@ def copy_once(
     session.send(asked, limit_s=COPY_SILENCE_S)
     while True:
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
-        if isinstance(message, WatchEnd):
+        if isinstance(message, Answered):
             if is_last and copy.missing:
                 name, why = next(iter(copy.missing.items()))
                 raise TargetError(
                     f"{host.name}: {name} could not be copied here ({why}); the host keeps it",
                     f"correct that in {run_dir}, then {typed.command('stop', run_id)}",
                 )
-            return states, message.followed
+            return states, message.value
         copy.take(message, blob)
         states = message.nodes if isinstance(message, NodesSeen) else states
 

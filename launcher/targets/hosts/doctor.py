@@ -24,7 +24,9 @@ from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import shared_folder, wanted_addresses
-from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR, RemoveRun, RunProbe
+from launcher.targets.hosts.program.facts import run_probe
+from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR
+from launcher.targets.hosts.program.requests import remove_run
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -75,16 +77,17 @@ def diagnose_hosts(
 def _examine(session: Session, job: JobSpec, port: int) -> HostAnswer:
     found, bare = read_host(session, job, [port]), job.hosts.runtime == "python"
     answer = HostAnswer(host=session.host, found=found)
-    asked = RunProbe(
-        python=(found.python if bare else "") or "python3",
-        arguments=["node"],
-        env=dict(job.env) if bare else {},
-        checkpoint_dir=shared_folder(job, str(Path.cwd()))
-        or f"{found.state_dir}/{CHECKPOINTS_DIR}",
-        wait_s=PROBE_LIMIT_S,
-    )
+    own = f"{found.state_dir}/{CHECKPOINTS_DIR}"
     try:
-        told = session.call(asked, run.PROGRAM.read_bytes())
+        told = session.call(
+            run_probe,
+            program=run.PROGRAM.read_bytes(),
+            python=(found.python if bare else "") or "python3",
+            arguments=["node"],
+            env=dict(job.env) if bare else {},
+            checkpoint_dir=shared_folder(job, str(Path.cwd())) or own,
+            wait_s=PROBE_LIMIT_S,
+        )
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
     return replace(answer, node=parse_record(judge.NodeAnswer, told))
@@ -191,9 +194,13 @@ class _HostsProbe:
             if job.checkpoint_dir is not None:
                 own = Path(plan.checkpoint_dir)
                 assert own.name == run.OWN_FOLDER, "as_probe has named it"
-                asked = RemoveRun(run_dir=str(own), checkpoint_dir="", outputs_dir="")
                 hosts = [facts.host for facts in HostsSettings.of(plan).hosts]
-                Ssh(inventory).try_each(lambda session: session.call(asked), hosts)
+                Ssh(inventory).try_each(
+                    lambda session: session.call(
+                        remove_run, run_dir=str(own), checkpoint_dir="", outputs_dir=""
+                    ),
+                    hosts,
+                )
 
     def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
         """Measures each host with its two neighbours: one that is slow with both is the cause."""

@@ -25,16 +25,17 @@ from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.contract.states import NodeState
 from launcher.follow.nodes import AWAY_LIMIT_S
-from launcher.follow.target import Door, NodeObservation, Observation, Target
+from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker_options import plan_containers
-from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in
+from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in, render_run
 from launcher.targets.held_child import TAKEN_LIMIT_S
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import find_caller, plan_facts, run_dir_on, shared_folder
-from launcher.targets.hosts.program.messages import RUNS_DIR, HeldNode, KeeperSpec, ReadNewest
+from launcher.targets.hosts.program.messages import RUNS_DIR, HeldNode, KeeperSpec
+from launcher.targets.hosts.program.requests import read_newest
 from launcher.targets.hosts.render import HostNode, render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -152,6 +153,9 @@ class HeldHostsTarget(HostsTarget):
     def check(self, plan: LaunchPlan) -> None:
         self.hold.enter(plan.run_id)
         super().check(plan)
+
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
+        return render_run(plan)
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -274,8 +278,8 @@ class HeldPodsTarget(HeldHostsTarget):
     def _read_ready(self, session: Session, index: int) -> Ready | None:
         """What a held node says of itself once it takes runs; None before."""
         log_dir = self.hold.plan.nodes[index].log_dir
-        asked = ReadNewest(folder=str(PurePosixPath(log_dir).parent), name=protocol.HOLD_READY)
-        text = session.call(asked)
+        folder = str(PurePosixPath(log_dir).parent)
+        text = session.call(read_newest, folder=folder, name=protocol.HOLD_READY)
         return parse_record(Ready, json.loads(text)) if text else None
 
     def observe(self, plan: LaunchPlan) -> Observation:

@@ -6,15 +6,13 @@ import contextlib
 from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
-from launcher.targets import short_command
 from launcher.targets.conversation import Conversation
-from launcher.targets.hosts.program import messages
+from launcher.targets.hosts.program.processes import inspect_image
+from launcher.targets.hosts.program.requests import find_image
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
 
 CHUNK_BYTES = 4 << 20
-INSPECT_LIMIT_S = 20.0
-"""How long this machine's engine may take to tell of an image."""
 PROVIDE_LIMIT_S = 3600.0
 """How long a host may take to pull an image, or to load one that was sent."""
 SILENCE_LIMIT_S = 300.0
@@ -32,16 +30,16 @@ class Image:
 
 def read_image(name: str) -> Image:
     """The image as this machine's engine has it, if there is one."""
-    argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, name)
-    told = (short_command.read_output(argv, INSPECT_LIMIT_S) or "").strip()
-    id, _, torch_version = told.partition("\n")
+    id, torch_version = inspect_image(name)
     return Image(name=name, id=id, torch_version=torch_version)
 
 
 def provide_image(image: Image, ssh: Ssh, session: Session) -> None:
     """Sends a host the image, or has it pulled there. Raises ``TargetError`` if that fails."""
-    asked = messages.FindImage(image=image.name, pull=not image.id)
-    there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else PROVIDE_LIMIT_S)
+    pull_s = 0.0 if image.id else PROVIDE_LIMIT_S
+    there = session.call_within(
+        pull_s or REQUEST_LIMIT_S, find_image, image=image.name, pull_s=pull_s
+    )
     if image.id and there != image.id and (why := _send(image, ssh, session.host)):
         raise TargetError(
             f"{session.host.name}: image {image.name} could not be sent there: {why}",

@@ -15,6 +15,9 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
+from launcher.targets.hosts.program.code_store import has_code, prepare_run, store_code
+from launcher.targets.hosts.program.conversation import take_lease
+from launcher.targets.hosts.program.requests import end_nodes, remove_run, stop_launcher
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -39,14 +42,15 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
         slots=0 if gpus else node.node.nproc_per_node,
         detached=plan.detached,
     )
-    asked = messages.TakeLease(
+    held = session.call(
+        take_lease,
         lease=lease,
         lease_dir=host.lease_dir,
         run_dir=node.run_dir,
         slots_limit=host.slots,
         containers=node.host.runtime == "docker",
     )
-    if held := session.call(asked).held:
+    if held:
         holders = ", ".join(f"{it.owner} with {it.run_id} ({it.holding})" for it in held)
         raise TargetError(
             f"{host.name}: held by {holders}",
@@ -67,15 +71,16 @@ def end(
 
     ``tell_launcher``: also has a launcher elsewhere that follows the run end it.
     """
-    asked = messages.StopNodes(
+    if tell_launcher:
+        session.call(stop_launcher, run_dir=run_dir_on(host, plan.run_id))
+    session.call_within(
+        grace_s + STOP_MARGIN_S,
+        end_nodes,
         run_id=plan.run_id,
         node=index,
         grace_s=grace_s,
-        run_dir=run_dir_on(host, plan.run_id),
-        tell_launcher=tell_launcher,
-        containers=host.runtime == "docker",
+        in_containers=host.runtime == "docker",
     )
-    session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
 
 
 def bring_last(
@@ -92,14 +97,15 @@ def bring_last(
     is_new = limit > 0 and not brought.exists()
     copy_once(session, host, index, plan.run_id, here, beside_code_bytes=limit, is_last=True)
     folder = f"{host.state_dir}/{messages.OUTPUTS_DIR}/{plan.run_id}"
-    asked = messages.RemoveRun(
+    kept = session.call(
+        remove_run,
         run_dir=run_dir_on(host, plan.run_id),
         checkpoint_dir=f"{host.state_dir}/{messages.CHECKPOINTS_DIR}/{plan.run_id}",
         outputs_dir=folder,
         brought_bytes=limit,
     )
     notes = []
-    if session.call(asked):
+    if kept:
         fetch = ssh.fetching(host.host, folder)
         notes.append(f"{host.name} keeps what the training wrote beside its code: {fetch}")
     if is_new and brought.exists():
@@ -125,32 +131,40 @@ def prepare(
         files.append([node.task.path, node.task.text])
     own_script = plan.image is None and node.node.command[0] != "-m"
     script = [str(PurePosixPath(node.spec.cwd, node.node.command[0]))] if own_script else []
-    asked = messages.PrepareRun(
+    session.call(
+        prepare_run,
         run_dir=node.run_dir,
         state_dir=node.host.state_dir,
         folders=list(node.folders),
         files=files,
-        agent=node.agent_path if agent else None,
+        agent=agent or b"",
         code=hash,
         needed=[node.spec.cwd, *script, *(m.source for m in node.node.mounts)],
         token=token,
     )
-    session.call(asked, agent or b"")
 
 
 def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Session) -> None:
     state_dir = node.host.state_dir
-    if session.call(messages.HasCode(state_dir=state_dir, hash=hash)):
+    if session.call(has_code, state_dir=state_dir, hash=hash):
         return
     if code is None or code.hash != hash:
         what = f"{node.host.name}: neither it nor the run folder has the run's code any more"
         raise TargetError(what, "start the job anew")
-    asked = messages.StoreCode(state_dir=state_dir, hash=hash)
-    if change := code.change:
-        part = asked.having(base=change.base, start=change.start, end=change.end)
-        if session.call(part, change.data, limit_s=SENDING_LIMIT_S):
-            return
-    session.call(asked, code.data, limit_s=SENDING_LIMIT_S)
+    if (change := code.change) and session.call_within(
+        SENDING_LIMIT_S,
+        store_code,
+        state_dir=state_dir,
+        hash=hash,
+        archive=change.data,
+        base=change.base,
+        start=change.start,
+        end=change.end,
+    ):
+        return
+    session.call_within(
+        SENDING_LIMIT_S, store_code, state_dir=state_dir, hash=hash, archive=code.data
+    )
 
 
 def hosts_of(plan: LaunchPlan) -> list[tuple[HostFacts, int]]:

@@ -85,13 +85,15 @@ def decide_hosts(
 ) -> tuple[HostFacts, ...]:
     """The first hosts of the inventory that are free; an elastic job may get fewer than its MAX.
 
-    ``busy`` says why a host cannot be used. Raises ``TargetError`` if too few are left.
+    ``busy`` says why a host cannot be used, also of hosts that are not ``found``. Raises
+    ``TargetError`` if too few are left.
     """
     free = [facts for facts in found if facts.host.name not in busy]
+    named = {*busy, *(facts.host.name for facts in found)}
     if len(free) < job.nnodes.min:
         reasons = "".join(f"\n  {name}: {why}" for name, why in busy.items())
         raise TargetError(
-            f"nnodes is {job.nnodes}, but {len(free)} of {len(found)} hosts can be used{reasons}",
+            f"nnodes is {job.nnodes}, but {len(free)} of {len(named)} hosts can be used{reasons}",
             "repair these hosts, name more, lower --nnodes, or wait: "
             f"{typed.command('hosts')} shows who holds them",
         )

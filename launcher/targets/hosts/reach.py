@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.program import messages
+from launcher.targets.hosts.program import reach as program
+from launcher.targets.hosts.program.conversation import leave_token
 from launcher.targets.hosts.ssh import Session, Ssh
 
 REACH_LIMIT_S = 3.0
@@ -64,14 +66,14 @@ def _call(
     wanted: Sequence[int],
 ) -> dict[Way, str]:
     def listen(place: int) -> int:
-        return sessions[place].call(messages.Listen(token=tokens[place]))
+        return sessions[place].call(program.listen, token=tokens[place])
 
     opened = dict(zip(wanted, ssh.each(listen, wanted), strict=True))
 
     def call(place: int) -> dict[Way, str]:
         ways = [(to, a.address) for to in wanted if to != place for a in candidates[to]]
         calls = [(address, opened[to], tokens[to]) for to, address in ways]
-        answered = sessions[place].call(messages.CallHosts(calls=calls, wait_s=REACH_LIMIT_S))
+        answered = sessions[place].call(program.call_hosts, calls=calls, wait_s=REACH_LIMIT_S)
         return {(place, *ways[int(i)]): own for i, own in answered.items()}
 
     found = ssh.each(call, range(len(sessions)))
@@ -86,12 +88,15 @@ def _share(
 
     def leave(place: int) -> None:
         try:
-            sessions[place].call(messages.LeaveToken(folder=folder, name=names[place]))
+            sessions[place].call(leave_token, folder=folder, name=names[place])
         except TargetError as error:
             unwritten[place] = error
 
     ssh.each(leave, places)
     wanted = [names[place] for place in places if place not in unwritten]
-    asked = messages.FindTokens(folder=folder, names=wanted, wait_s=TOKEN_LIMIT_S)
-    found = ssh.each(lambda session: session.call(asked), sessions)
+
+    def find(session: Session) -> list[str]:
+        return session.call(program.find_tokens, folder=folder, names=wanted, wait_s=TOKEN_LIMIT_S)
+
+    found = ssh.each(find, sessions)
     return [frozenset(map(names.index, seen)) for seen in found], unwritten

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from launcher.contract import protocol
@@ -18,7 +17,6 @@ from launcher.targets.agent_files import (
 )
 from launcher.targets.docker_options import (
     DOCKER_RUN_ATTACHED,
-    PYTHON,
     Container,
     ContainerSettings,
     shared_options,
@@ -164,8 +162,6 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
     starts_container = in_container and not own.hold
     if starts_container:
         argv, env = _docker_argv(plan, node, replace(own.containers, user=host.user)), {}
-    elif in_container:
-        argv = _docker_exec_argv(plan, node, env)
     else:
         argv = start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}")
     spec = KeeperSpec(
@@ -199,11 +195,3 @@ def _docker_argv(plan: LaunchPlan, node: NodePlan, own: ContainerSettings) -> tu
     container = Container(plan=plan, node=node, shared=tuple(shared))
     options = (word for option in container.options for word in option.words)
     return (*DOCKER_RUN_ATTACHED, *options, container.image, *container.arguments)
-
-
-def _docker_exec_argv(plan: LaunchPlan, node: NodePlan, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Starts a node by hand in a hold's container; a launcher has the held node fork it."""
-    values = (*(f"{name}={value}" for name, value in env.items()), *node.secrets)
-    options = (word for value in values for word in ("--env", value))
-    agent = start_argv(plan, node, PYTHON, protocol.CONTAINER_AGENT)
-    return ("docker", "exec", *options, node.name, *agent)

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, ParamSpec, TypeVar, cast
 
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
@@ -22,8 +22,8 @@ from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, rende
 from launcher.targets.at_once import settle
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import Answered, HostRequest, Refusal
-from launcher.targets.hosts.program.wire import MAGIC, Answer, Record, read_frame, write_frame
+from launcher.targets.hosts.program.messages import Answered, FunctionCall, HostRequest, Refusal
+from launcher.targets.hosts.program.wire import MAGIC, Record, read_frame, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import FULL, explain
 
@@ -73,6 +73,7 @@ os._exit(0)  # the modules need not be taken down one by one
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
+Arguments = ParamSpec("Arguments")
 
 
 class Ssh:
@@ -299,17 +300,38 @@ class Session:
             self._fail()
 
     def call(
-        self, asked: HostRequest[Answer], blob: bytes = b"", *, limit_s: float = REQUEST_LIMIT_S
-    ) -> Answer:
-        """Sends a request, and waits for the answer.
+        self,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """As ``call_within``, with the usual limit."""
+        return self.call_within(REQUEST_LIMIT_S, function, *args, **kwargs)
+
+    def call_within(
+        self,
+        limit_s: float,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Calls a function of the program there, by keywords alone; returns what it returns.
 
         Raises ``TargetError`` if the host refuses, or if the connection is gone, or silent for
         ``limit_s``.
         """
+        assert not args, "arguments have names on the wire"
+        blob = next((name for name, value in kwargs.items() if isinstance(value, bytes)), "")
+        asked = FunctionCall(
+            function=f"{function.__module__.rpartition('.')[2]}.{function.__name__}",
+            arguments={name: value for name, value in kwargs.items() if name != blob},
+            blob=blob,
+            limit_s=limit_s,
+        )
         with self._talk.limit(limit_s):
-            self.send(asked.having(limit_s=limit_s), blob)
+            self.send(asked, cast(bytes, kwargs.get(blob, b"")))
             answer, _ = self.receive()
-        return cast(Answer, answer.value if isinstance(answer, Answered) else answer)
+        return cast(Result, cast(Answered, answer).value)
 
     def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:
         """Sends a message. Raises ``TargetError`` if the connection is gone, or is stuck."""

@@ -23,7 +23,9 @@ from launcher.targets.hosts.plan import (
     shared_folder,
     wanted_addresses,
 )
-from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadHost
+from launcher.targets.hosts.program import facts
+from launcher.targets.hosts.program.conversation import read_clock
+from launcher.targets.hosts.program.messages import HostReport
 from launcher.targets.hosts.reach import Reachability, meet
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh, joined
@@ -57,6 +59,7 @@ def survey_hosts(
         usable = len(there) - len(busy)
         if usable < job.nnodes.min <= usable + len(away):
             raise joined(list(away.values()))
+        busy |= {name: away[name].what.removeprefix(f"{name}: ") for name in sorted(away)}
         chosen = decide_hosts([to_facts(host, told[host], job) for host in told], busy, job)
         check_clocks(chosen, plan_backend(job))
         if job.hosts.runtime == "python":
@@ -113,10 +116,11 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
     host, looks = session.host, []
     for _ in range(CLOCK_LOOKS):
         asked_at, started = time.time(), time.monotonic()
-        there = session.call(ReadClock())
+        there = session.call(read_clock)
         took_s = time.monotonic() - started
         looks.append((took_s, there - (asked_at + took_s / 2)))
-    asked = ReadHost(
+    found = session.call(
+        facts.read_host,
         state_dir=host.state_dir,
         lease_dir=host.lease_dir,
         python=host.python or job.hosts.python,
@@ -127,7 +131,7 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         own_image=OWN_IMAGE,
     )
     # The offset is exact to half of the shortest round trip.
-    return session.call(asked).having(clock_offset_s=min(looks)[1])
+    return found.having(clock_offset_s=min(looks)[1])
 
 
 def why_not(host: Host, found: HostReport, job: JobSpec) -> str:

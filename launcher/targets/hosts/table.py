@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.follow.table import render_columns
-from launcher.targets.hosts.program.messages import HostReport, Lease, ReadHost
+from launcher.targets.hosts.program.facts import read_host
+from launcher.targets.hosts.program.messages import HostReport, Lease
 from launcher.targets.hosts.room import read_hosts
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -39,8 +40,9 @@ def show_hosts(arguments: Namespace) -> tuple[str, int]:
 
     def read(session: Session) -> HostReport:
         host = session.host
-        asked = ReadHost(state_dir=host.state_dir, lease_dir=host.lease_dir, python=host.python)
-        return session.call(asked)
+        return session.call(
+            read_host, state_dir=host.state_dir, lease_dir=host.lease_dir, python=host.python
+        )
 
     found = Ssh(inventory).try_each(read, inventory.hosts)
     rows = [_row(host, told) for host, told in zip(inventory.hosts, found, strict=True)]

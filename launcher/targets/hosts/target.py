@@ -35,13 +35,9 @@ from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
-from launcher.targets.hosts.program.messages import (
-    AskLauncher,
-    KeeperSpec,
-    NodeSeen,
-    StartNode,
-    TakeLook,
-)
+from launcher.targets.hosts.program.conversation import start_node
+from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
+from launcher.targets.hosts.program.requests import ask_launcher, take_look
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh, joined
@@ -52,6 +48,7 @@ if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.contract.look import LookRequest
+    from launcher.follow.target import Artifact
     from launcher.job.spec import JobSpec
 
 LOST_AFTER_S = 12.0
@@ -138,7 +135,7 @@ class HostsTarget(Target):
             host = HostsSettings.of(plan).hosts[0]
             check_there(plan.nodes[0], run_dir_on(host, plan.run_id))
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
         return render_hosts(plan, only)
 
     # -- start ------------------------------------------------------------------------------------
@@ -148,7 +145,7 @@ class HostsTarget(Target):
 
         With ``only``, ``observe`` reports nodes whose host is away or refuses as missing.
         """
-        artifact = self.render(plan, only)
+        artifact = render_hosts(plan, only)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
         started = [node.node.node_index for node in artifact.nodes]
@@ -186,7 +183,7 @@ class HostsTarget(Target):
                 ssh.each(lambda node: work(node, sessions[node.host.name]), reached)
 
             def launch(node: HostNode, session: Session) -> None:
-                session.call(StartNode(node=self._spec(plan, node).having(secrets=secrets)))
+                session.call(start_node, node=self._spec(plan, node).having(secrets=secrets))
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
             # Take leases before sending anything, which may take minutes.
@@ -249,13 +246,10 @@ class HostsTarget(Target):
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         # The launcher that follows the run does it, on whichever machine it is.
         host = HostsSettings.of(plan).hosts[plan.nodes[0].node_index]
-        asked = AskLauncher(
-            run_dir=run_dir_on(host, plan.run_id),
-            name=protocol.SCALE_REQUEST,
-            text=render_scale(nodes),
-        )
+        run_dir, text = run_dir_on(host, plan.run_id), render_scale(nodes)
         with self._connect(plan).open(host.host) as session:
-            if not session.call(asked):
+            name = protocol.SCALE_REQUEST
+            if not session.call(ask_launcher, run_dir=run_dir, name=name, text=text):
                 raise TargetError(
                     f"the launcher of {plan.run_id} does not answer",
                     typed.command("status", plan.run_id),
@@ -270,17 +264,17 @@ class HostsTarget(Target):
 
         def ask(item: tuple[HostFacts, int]) -> str:
             host, index = item
-            asked = TakeLook(
-                run_dir=run_dir_on(host, plan.run_id),
-                node=index,
-                id=request.id,
-                request=dump_record(request),
-                wait_s=limit_s,
-            )
             try:
                 with self._connect(plan).open(host.host) as session:
-                    # The host needs some time on top of what its node has to look.
-                    files = session.call(asked, limit_s=limit_s + 5.0)
+                    files = session.call_within(
+                        limit_s + 5.0,  # The host needs some time on top of what its node has.
+                        take_look,
+                        run_dir=run_dir_on(host, plan.run_id),
+                        node=index,
+                        id=request.id,
+                        request=dump_record(request),
+                        wait_s=limit_s,
+                    )
             except TargetError as error:
                 return error.what
             return keep_look(run, index, request.id, files)

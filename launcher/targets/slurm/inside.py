@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +16,11 @@ from launcher.runs.folder import RunFolder
 from launcher.targets import children
 from launcher.targets.slurm import client
 from launcher.targets.slurm.job_starts import write_job
-from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
+from launcher.targets.slurm.settings import JOBS_DIR
 from launcher.targets.slurm_process import SlurmProcess, read_slurm
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
-    from launcher.plan.target_facts import TargetFacts
 
 
 def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
@@ -52,22 +50,6 @@ def nodes_of(allocation: SlurmProcess) -> NodesThere:
     fix = f"--nnodes {nodes}, a larger allocation, or --on slurm for a job of its own"
     says = f"Slurm's job {allocation.job}, in which this runs, has {nodes}"
     return NodesThere(count=nodes, says=says, fix=fix)
-
-
-def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
-    """The facts of a run without its own job: one set of nodes, which nobody requeues."""
-    nodes = f"{len(facts.nodes)} of its {allocation.nodes} nodes"
-    own = replace(
-        SlurmSettings.of(facts),
-        inside=allocation.job,
-        kind="allocation",
-        requeue=False,
-        notice_s=0,
-        options=(),
-    )
-    assert facts.agent is not None
-    agent = replace(facts.agent, awaits_nodes=False)
-    return replace(facts, place=f"Slurm, job {allocation.job}, {nodes}", own=own, agent=agent)
 
 
 def start_script(

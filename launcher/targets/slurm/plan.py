@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import AgentSettings
@@ -19,6 +20,7 @@ from launcher.targets.slurm.settings import SlurmSettings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
+    from launcher.targets.slurm_process import SlurmProcess
 
 TARGET = "slurm"
 NOTICE_MARGIN_S = 30
@@ -164,16 +166,23 @@ def plan_facts(
     cwd: str,
     torch_version: str | None,
     sends_code: bool,
+    allocation: SlurmProcess | None = None,
 ) -> TargetFacts:
     """The facts for the planner: every path is on the shared file system, as on this machine.
 
+    In an ``allocation`` the run has no job of its own: one set of nodes, which nobody requeues.
     Raises ``InputError`` if the job asks for something that Slurm cannot do.
     """
     own, in_image = plan_slurm(job, cwd), job.agent.in_image
+    place = f"Slurm, {'a job array' if own.kind == 'array' else 'one job'}"
+    if allocation is not None:
+        place = f"Slurm, job {allocation.job}, {job.nnodes.max} of its {allocation.nodes} nodes"
+        own = replace(own, inside=allocation.job, kind="allocation", options=())
+        own = replace(own, requeue=False, notice_s=0)
     cores = job.slurm.cpus_per_task or math.ceil(job.resources.cpus or 1)
     facts = TargetFacts(
         target=TARGET,
-        place=f"Slurm, {'a job array' if own.kind == 'array' else 'one job'}",
+        place=place,
         accelerator="cuda" if own.gpus else "cpu",
         # All that is known of a node is what the job asks for.
         machine=MachineFacts(cpu_count=cores, device_ids=None, slots=own.gpus or None),

@@ -96,10 +96,10 @@ class SlurmTarget(SharedFolderTarget):
             cwd=str(Path.cwd()),
             torch_version=torch_version,
             sends_code=self.code is not None,
+            allocation=self._allocation,
         )
         self.notes += filter(None, (describe_ignored(os.environ),))
-        facts = replace(facts, terminal=sys.stderr.isatty(), shell=parse_shell(os.environ))
-        return facts if self._allocation is None else inside.fit_facts(facts, self._allocation)
+        return replace(facts, terminal=sys.stderr.isatty(), shell=parse_shell(os.environ))
 
     def has_image(self, job: JobSpec) -> bool:
         return bool(job.slurm.container)

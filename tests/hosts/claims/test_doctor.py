@@ -130,31 +130,33 @@ def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return code, rows
 
 
-PLANTED = {
-    "a skewed clock": ("clock", "gpu2", "failed", "+60", "timedatectl set-ntp true"),
-    "another torch": ("same torch", "gpu2", "failed", "has 2.12.0", "install torch"),
-    "a port closed one way": (
+PLANTED = (
+    ("clock", "gpu2", "failed", "+60", "timedatectl set-ntp true"),
+    ("same torch", "gpu2", "failed", "has 2.12.0", "install torch"),
+    (
         *("pair", "gpu2 -> gpu3", "failed"),
         *("gpu3 cannot be reached at an ephemeral port", "--dport 1024:65535 -j ACCEPT"),
     ),
-    "a small /dev/shm": ("/dev/shm", "gpu3", "warning", "0.1 GiB", "mount -o remount,size=2G"),
-    "held GPUs": (
+    ("/dev/shm", "gpu3", "warning", "0.1 GiB", "mount -o remount,size=2G"),
+    (
         *("leases", "gpu4", "failed"),
         *("held by anna@desk with other-0a1b2c", "launcher stop other-0a1b2c --hosts gpu4"),
     ),
-    "a folder of its own": (
-        *("shared checkpoints", "gpu4", "failed", "is not the folder of the others", "mount"),
-    ),
-}
+    ("shared checkpoints", "gpu4", "failed", "is not the folder of the others", "mount"),
+)
 
 
 @pytest.mark.cc
-def test_nothing_else_is_found_failed_and_no_run_is_tried(sick):
+def test_each_planted_fault_is_found_with_host_and_fix_and_no_other_and_no_run_is_tried(sick):
     code, rows = sick
-    planted = {
-        (check, where) for check, where, status, *_ in PLANTED.values() if status != "warning"
-    }
-    assert {(r["check"], r["where"]) for r in rows if r["status"] == "failed"} == planted
+    by_place = {(row["check"], row["where"]): row for row in rows}
+    for check, where, status, found, fix in PLANTED:
+        row = by_place[check, where]
+        assert (row["status"], found in row["found"], fix in row["fix"]) == (status, True, True), (
+            row
+        )
+    failed = {(check, where) for check, where, status, *_ in PLANTED if status == "failed"}
+    assert {place for place, row in by_place.items() if row["status"] == "failed"} == failed
     assert (rows[-1]["check"], rows[-1]["found"]) == ("all-reduce", "not tried")
     assert code == 1
 

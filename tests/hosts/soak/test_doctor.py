@@ -1,24 +1,14 @@
-"""``doctor`` on real hosts: every planted fault is found, with the host that has it and the fix."""
+"""``doctor`` on real hosts: containers, and a network that is slow for one of them."""
 
 import subprocess
 
 import pytest
 
 from tests.conftest import DOCKER_IMAGE
-from tests.hosts.claims.test_doctor import PLANTED, diagnosed, done_and_undone, sick
+from tests.hosts.claims.test_doctor import diagnosed, done_and_undone
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
 IN_DOCKER = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\n"
-
-
-@pytest.mark.cc
-@pytest.mark.parametrize("fault", PLANTED)
-def test_each_planted_fault_is_found_with_host_and_fix(sick, fault):
-    check, where, status, found, fix = PLANTED[fault]
-    (row,) = [row for row in sick[1] if (row["check"], row["where"]) == (check, where)]
-    assert row["status"] == status, row
-    assert found in row["found"]
-    assert fix in row["fix"]
 
 
 @pytest.mark.docker

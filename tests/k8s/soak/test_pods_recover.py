@@ -25,6 +25,9 @@ def test_a_drained_pod_commits_leaves_with_143_and_its_successor_joins_the_other
 
     kept, drained = pods.start(0), pods.start(1)
     wait_until(lambda: told("1-0", "first-step"))
+    starts = "rendezvous-ended", "restart"
+    # On a busy machine node 0 may have begun alone.
+    before = [told("0-0", event) for event in starts]
     # What a kubelet does on a drain: SIGTERM, then up to terminationGracePeriodSeconds.
     drained.stop(timeout=35)
     assert drained.wait(timeout=60)["StatusCode"] == 143, drained.logs().decode()
@@ -32,9 +35,8 @@ def test_a_drained_pod_commits_leaves_with_143_and_its_successor_joins_the_other
     assert committed["step"] > 0
     replaced = pods.start(1)
     wait_until(lambda: told("1-1", "first-step"))
-    assert [entry["world_size"] for entry in told("0-0", "rendezvous-ended")] == [2]
     assert told("0-0", "met-again")[-1]["world_size"] == 2
-    assert told("0-0", "restart") == [], "its workers go on"
+    assert [told("0-0", event) for event in starts] == before, "its workers go on"
     for container in (kept, replaced):
         container.kill("SIGTERM")
     for container in (kept, replaced):

@@ -80,7 +80,15 @@ class Group:
             last = {self.seen(place)[-1] if self.seen(place) else (0, 0, "") for place in places}
             return len({now[:2] for now in last}) == 1 and last.pop()[0] == len(places)
 
-        wait_until(together)
+        wait_until(together, self.describe)
+
+    def describe(self) -> str:
+        """What each node printed last, and its exit code."""
+        newest = {place.index: place for place in self.places if place.process}
+        return "\n".join(
+            f"node {index}, {place.process and place.process.poll()}: {place.console()[-2000:]}"
+            for index, place in newest.items()
+        )
 
     def finish(self, *places: Place) -> None:
         (self.folder / "done").touch()

@@ -98,7 +98,7 @@ class HealingGroup(Group):
     def make_steps(self, number: int = 5) -> None:
         """Waits until so many further steps are made."""
         until = self.newest_step() + number
-        wait_until(lambda: self.newest_step() >= until)
+        wait_until(lambda: self.newest_step() >= until, self.describe)
 
     def finish_soon(self, *places: Place, steps: int = 60) -> tuple[int, set[str]]:
         """Ends the training; returns its last step, and what each node's worker printed of it."""

@@ -2,10 +2,12 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from launcher.agent import disk
+from launcher.agent.atomic_write import write_atomically
 from launcher.agent.ledger import AgentLedger
 from launcher.contract.clock import SystemClock
 
@@ -46,6 +48,17 @@ def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path
 def test_a_disk_with_room_is_not_called_full_for_one_that_nothing_names(tmp_path):
     told = disk.describe("OSError: [Errno 28] No space left on device", tmp_path)
     assert told == "a disk is full, but the error does not name it; the run folder's disk has room"
+
+
+def test_a_file_that_a_full_disk_refuses_is_named(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    path = tmp_path / "outcome.json"
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+        write_atomically(path, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path):

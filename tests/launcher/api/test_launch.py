@@ -13,8 +13,10 @@ from launcher.api.launch import (
     ended_if_interrupted,
     follow_here,
     follow_in_background,
+    keep_signals,
     open_streams,
 )
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.protocol import STOP_RUN_FILE
 from launcher.follow import output_buffer
@@ -74,6 +76,20 @@ def test_a_signal_stops_the_run_in_its_grace_and_a_second_one_or_one_while_code_
         assert shown.getvalue() == f"submitted\nlauncher: stopping {told}\n"
         assert told.startswith(f"({run.read_outcome().cause})")
         assert ignored == [signal.SIGHUP] * is_nohup, "under nohup a hangup stays ignored"
+
+
+def test_a_signal_before_the_run_is_followed_is_recorded_and_nothing_is_started(make_run, on_local):
+    def submit(target: LocalTarget, plan: object) -> None:
+        raise AssertionError("started")
+
+    on_local(submit=submit)
+    run, plan = make_run(follows=True)
+    kept = keep_signals()
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+    console = Console(io.StringIO())
+    ended = follow_here(run, plan, LocalTarget(run.path.parent), console, verbose=False, kept=kept)
+    assert ended.cause is run.read_outcome().cause is Cause.INTERRUPTED
 
 
 @pytest.mark.parametrize("kind", [InputError, TargetError, None])

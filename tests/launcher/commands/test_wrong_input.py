@@ -214,6 +214,8 @@ LINES = [
     ("start job.yaml", "did you mean run?"),
     ("kill digits-0a1b2c", "did you mean stop?"),
     ("--verison", "launcher --help"),
+    ("--runs x status digits", "launcher status --runs x digits\n"),
+    ("--nnodes 2 train.py", "launcher run --nnodes 2 train.py\n"),
     ("run", "JOB is missing"),
     ("run none.yaml", "none.yaml: no such file"),
     ("run jbo.yaml", "did you mean job.yaml?"),

@@ -1,6 +1,7 @@
 """Records of the launcher's own files: read back as they were, and nothing else is."""
 
 import json
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -105,6 +106,15 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
         else:
             with pytest.raises(ValueError, match="larger than 64 MiB"):
                 read_limited(path)
+
+
+def test_a_small_file_takes_little_memory(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    tracemalloc.start()
+    read_object(tmp_path / "a.json")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
 
 
 def test_a_whole_number_is_a_number_of_the_kind_that_the_field_has():

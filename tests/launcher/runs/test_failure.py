@@ -201,6 +201,17 @@ def test_an_agent_that_never_had_workers_is_reported_by_its_own_lines(folder, ma
     assert found.console_tail[-1] == "error: unrecognized arguments"
 
 
+def test_a_crash_is_shown_by_its_stack(folder, make_plan):
+    folder.write("nodes/0/0/attempt-0/rank-0/stderr", "a warning\n")
+    folder.write("nodes/0/0/attempt-0/rank-0/crash.txt", "Segmentation fault\n" + "  File x\n" * 20)
+    end = {"attempt": 0, "rank": 0, "local_rank": 0, "exit_code": -11, "failed_at": 9.0}
+    end |= {"was_asked": False}
+    folder.write("nodes/0/0/attempt-0/rank-0/exit.json", json.dumps(end))
+    first = read_report(folder.run, make_plan(engine="agent", nproc_per_node=1)).first
+    assert first.log.endswith("rank-0/crash.txt")
+    assert first.log_tail == ("Segmentation fault", *["  File x"] * 11)
+
+
 def test_an_empty_folder_gives_an_empty_report(folder, make_plan):
     assert asdict(read_report(folder.run, make_plan())) == {
         "first": None,

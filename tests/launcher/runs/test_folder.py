@@ -145,7 +145,7 @@ def test_a_folder_without_runs_is_told_as_what_it_is(make_run, tmp_path):
     assert run.submitted_at() == 0.0
 
 
-def test_runs_are_found_by_id_beginning_or_latest(make_run, tmp_path):
+def test_runs_are_found_by_id_beginning_latest_or_path(make_run, tmp_path, monkeypatch):
     for run_id in ("digits-aa11", "digits-ab22"):
         make_run(run_id)
     assert find_run(tmp_path, "digits-aa11").run_id == "digits-aa11"
@@ -156,6 +156,10 @@ def test_runs_are_found_by_id_beginning_or_latest(make_run, tmp_path):
         find_run(tmp_path, "digits-a")
     with pytest.raises(InputError, match="no run 'x'"):
         find_run(tmp_path, "x")
+    monkeypatch.chdir(tmp_path.parent)
+    for root in (tmp_path, tmp_path / "none"):
+        found = find_run(root, f"{tmp_path.name}/digits-aa11")
+        assert found.path == tmp_path / "digits-aa11"
 
 
 def test_the_name_of_a_job_is_its_run_that_goes_on(make_run, tmp_path):

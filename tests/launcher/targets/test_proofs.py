@@ -25,7 +25,7 @@ from launcher.targets.docker.engine import ContainerEnding, OwnContainer
 from launcher.targets.docker.target import DockerTarget
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import ReadClock
+from launcher.targets.hosts.program.conversation import read_clock
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.local.target import LocalTarget
@@ -150,10 +150,10 @@ def test_a_machine_that_has_got_a_hosts_name_answers_for_nothing(
     ssh.machines = {"gpu1": machine}
     with ssh.open(Host(name="gpu1", state_dir=str(tmp_path / "gpu1"))) as session:
         if answers:
-            assert session.call(ReadClock())
+            assert session.call(read_clock)
             return
         with pytest.raises(TargetError, match="gpu1: it is another machine") as caught:
-            session.call(ReadClock())
+            session.call(read_clock)
         assert "~/.ssh/config" in caught.value.hint
 
 

@@ -17,15 +17,18 @@ from launcher.agent.node.supervisor import write_outcome
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
+from launcher.contract.look import RankLook
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
 from launcher.verdict.evidence import Evidence, LogReading, read_run
 from launcher.verdict.log_line import LogLine
+from launcher.verdict.rules.standstill import Standing
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
 from tests.faults.corpus import find_fault
+from tests.launcher.looks import write_look
 from tests.launcher.torchrun_report import report, worker
 
 TRACEBACK = """\
@@ -391,6 +394,13 @@ def test_where_nothing_is_found_the_verdict_says_what_that_means(state, missing,
     assert (told.node, told.rank, told.missing) == (None, None, missing)
 
 
+def test_of_a_run_that_goes_on_it_is_told_how_long_no_step_was_made():
+    looks = [RankLook(rank=r, pid=1, state="S", steps=7, silent_s=30.0 + r) for r in (0, 1)]
+    standing = tuple(Standing(line=LogLine(rank=one.rank), frames=(), look=one) for one in looks)
+    told = decide_verdict(Evidence(subject="a", state="running", standing=standing))
+    assert told.what.startswith("no failure so far; no step of ranks 0-1 for 30 s; launcher stacks")
+
+
 # -- torchrun -------------------------------------------------------------------------------------
 
 
@@ -495,3 +505,25 @@ def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.log")
     (tmp_path / "train.log").write_text(traceback(0, "ValueError: bad"))
     assert decide_verdict(read_folder(tmp_path)).cause is Cause.SCRIPT_ERROR
+
+
+def test_a_rank_that_waited_for_its_debugger_did_not_stand_still(tmp_path, make_plan):
+    plan = make_plan(nnodes=1, nproc_per_node=1)
+    for debugged in (None, 0):
+        run = RunFolder(tmp_path / f"run-{debugged}")
+        settings = replace(plan.agent, debug_rank=debugged)
+        run.create(replace(plan, agent=settings), "", 1.0, follows=False)
+        write_look(run.node_dir(0, 0), "stop-1", 0, why="stop")
+        assert read_run(run).stood == (debugged is None)
+
+
+def test_a_crash_without_a_line_of_its_own_has_its_place(tmp_path):
+    folder = ended_run(tmp_path).path / "nodes/0/0/attempt-0/rank-1"
+    (folder / "stderr").write_text("")
+    stack = '(most recent call first):\n  File "/code/train.py", line 9 in <module>\n'
+    (folder / "crash.txt").write_text(f"Segmentation fault\n\nCurrent thread 0x00007f01 {stack}")
+    end = json.loads((folder / "exit.json").read_text())
+    end |= {"exit_code": -11, "exception": "", "cause": "crashed"}
+    (folder / "exit.json").write_text(json.dumps(end))
+    found = decide_verdict(read_run(RunFolder(tmp_path / "run-1")))
+    assert (found.cause, found.rank, found.place) == (Cause.CRASHED, 1, "train.py:9")

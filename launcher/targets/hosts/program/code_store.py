@@ -11,12 +11,11 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import new_number, write_atomically
 from launcher.contract import protocol
-from launcher.targets.hosts.program.messages import (
-    HasCode,
-    PrepareRun,
-    RequestError,
-    StoreCode,
-)
+from launcher.targets.hosts.program.messages import RequestError
+from launcher.targets.hosts.program.wire import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 KEPT_ARCHIVES = 4
 
@@ -25,26 +24,32 @@ def _archive(state_dir: str, hash: str) -> str:
     return os.path.join(state_dir, "code", f"{hash}.tar.gz")
 
 
-def has_code(asked: HasCode) -> bool:
+def has_code(*, state_dir: str, hash: str) -> bool:
     """Whether the archive is there; marks it as new, so that archives in use are not removed."""
     try:
-        os.utime(_archive(asked.state_dir, asked.hash))
+        os.utime(_archive(state_dir, hash))
     except OSError:
         return False
     return True
 
 
-def store_code(asked: StoreCode, archive: bytes) -> bool:
-    """Keeps an archive of code by its hash, and removes the oldest ones."""
-    if asked.base:
+def store_code(
+    *, state_dir: str, hash: str, archive: bytes, base: str = "", start: int = 0, end: int = 0
+) -> bool:
+    """Keeps an archive of code by its hash, and removes the oldest ones.
+
+    With a ``base``, the first ``start`` bytes and the last ``end`` bytes are those of the archive
+    with that hash. Returns False if that archive is missing or has changed.
+    """
+    if base:
         try:
-            base = Path(_archive(asked.state_dir, asked.base)).read_bytes()
+            known = Path(_archive(state_dir, base)).read_bytes()
         except OSError:
             return False
-        archive = base[: asked.start] + archive + base[len(base) - asked.end :]
-        if hashlib.sha256(archive).hexdigest() != asked.hash:
+        archive = known[:start] + archive + known[len(known) - end :]
+        if hashlib.sha256(archive).hexdigest() != hash:
             return False
-    path = Path(_archive(asked.state_dir, asked.hash))
+    path = Path(_archive(state_dir, hash))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, archive)
     kept = sorted(path.parent.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
@@ -53,25 +58,38 @@ def store_code(asked: StoreCode, archive: bytes) -> bool:
     return True
 
 
-def prepare_run(asked: PrepareRun, agent: bytes) -> None:
-    run_dir = Path(asked.run_dir)
-    for folder in (run_dir, *map(Path, asked.folders)):
+def prepare_run(
+    *,
+    run_dir: str,
+    state_dir: str,
+    folders: Sequence[str],
+    files: Sequence[Sequence[str]],
+    agent: bytes,
+    code: str | None,
+    needed: Sequence[str],
+    token: str = "",
+) -> None:
+    """Makes a run's folder, with ``files`` (path, text), its code by the hash, and the agent.
+
+    Only the user may read the ``token``. Refused if a path of ``needed`` is missing.
+    """
+    run = Path(run_dir)
+    for folder in (run, *map(Path, folders)):
         folder.mkdir(parents=True, exist_ok=True)
-    if asked.agent and not Path(asked.agent).exists():
-        write_atomically(Path(asked.agent), agent)
-    code = run_dir / protocol.CODE_DIR
-    if asked.code and not code.exists():
-        archive = Path(_archive(asked.state_dir, asked.code))
-        temporary = run_dir / f".code.{new_number()}"
-        with tarfile.open(archive) as files:
-            files.extractall(temporary)
+    if agent and not (run / protocol.AGENT_ARCHIVE).exists():
+        write_atomically(run / protocol.AGENT_ARCHIVE, agent)
+    own = run / protocol.CODE_DIR
+    if code and not own.exists():
+        temporary = run / f".code.{new_number()}"
+        with tarfile.open(_archive(state_dir, code)) as archive:
+            archive.extractall(temporary)
         with suppress(OSError):
-            temporary.rename(code)
+            temporary.rename(own)
         shutil.rmtree(temporary, ignore_errors=True)
-    if asked.token:
-        write_atomically(run_dir / protocol.TOKEN_FILE, asked.token, mode=0o600)
-    for path, text in asked.files:
+    if token:
+        write_atomically(run / protocol.TOKEN_FILE, token, mode=0o600)
+    for path, text in files:
         write_atomically(Path(path), text.encode("utf-8", "surrogateescape"))
-    missing = [path for path in asked.needed if not os.path.exists(path)]
+    missing = [path for path in needed if not os.path.exists(path)]
     if missing:
         raise RequestError(f"{missing[0]} is not there")

@@ -13,11 +13,15 @@ from pathlib import Path
 
 from launcher.agent.addresses import addresses_of
 from launcher.contract.process_stat import name_machine
-from launcher.targets.hosts.program import leases, messages
+from launcher.targets.hosts.program import leases, processes
 from launcher.targets.hosts.program.messages import Address, HostReport
 from launcher.targets.hosts.program.reach import nearest_folder
+from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.machine import is_free, read_gpus
 from launcher.targets.short_command import read_output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 NVIDIA_HOOK = "nvidia-container-runtime-hook"
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
@@ -25,34 +29,45 @@ SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
 TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))"
 
 
-def read_host(asked: messages.ReadHost) -> HostReport:
-    """The host as the planner needs it."""
-    python = shutil.which(os.path.expanduser(asked.python or "python3")) or ""
-    gpus = read_gpus() if asked.gpus else ()
+def read_host(
+    *,
+    state_dir: str,
+    lease_dir: str,
+    python: str | None,
+    ports: Sequence[int] = (),
+    gpus: bool = True,
+    runtime: str = "none",
+    image: str = "",
+    own_image: str = "",
+) -> HostReport:
+    """The host as the planner needs it.
+
+    Tries ``ports``; looks up ``image``, or if empty ``own_image`` tagged ``cuda`` or ``cpu``.
+    """
+    python = shutil.which(os.path.expanduser(python or "python3")) or ""
+    ids = read_gpus() if gpus else ()
     names = [name for _, name in socket.if_nameindex() if not name.startswith(SKIPPED)]
     found = HostReport(
         machine=name_machine(),
         cpu_count=len(os.sched_getaffinity(0)),
-        gpus=gpus,
+        gpus=ids,
         python=python,
         python_version=sys.version.split()[0],
         # Every address that another host might reach.
         interfaces=[_address(name, address) for name in names for address in addresses_of(name)],
-        state_dir=os.path.abspath(os.path.expanduser(asked.state_dir)),
+        state_dir=os.path.abspath(os.path.expanduser(state_dir)),
         user=f"{os.getuid()}:{os.getgid()}",
-        free_ports=[port for port in asked.ports if is_free(port, "")],
-        leases=leases.read(asked.lease_dir),
+        free_ports=[port for port in ports if is_free(port, "")],
+        leases=leases.read(lease_dir),
         has_rdma=any(Path("/dev/infiniband").glob("uverbs*")),
     )
-    if asked.runtime == "docker":
+    if runtime == "docker":
         engine, runtimes = read_engine()
-        image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
-        argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, image)
-        told = ((read_output(argv) if engine else "") or "").strip()
-        id, _, torch = told.partition("\n")
+        image = image or f"{own_image}:{'cuda' if ids else 'cpu'}"
+        id, torch = processes.inspect_image(image) if engine else ("", "")
         found = found.having(image=image, image_id=id, torch_version=torch)
         return found.having(docker=engine, runtimes=runtimes)
-    if asked.runtime == "python" and python:
+    if runtime == "python" and python:
         version = read_output((python, "-c", TORCH_VERSION))
         return found.having(torch_version=(version or "").strip())
     return found
@@ -77,15 +92,24 @@ def _address(interface: str, address: str) -> Address:
     return Address(interface=interface, address=address, speed=speed)
 
 
-def run_probe(asked: messages.RunProbe, source: bytes) -> object:
-    """Runs a Python program; returns the JSON that it prints. Raises ``OSError`` if it fails."""
-    nearest = nearest_folder(asked.checkpoint_dir)
-    env = {**os.environ, **asked.env, "CHECKPOINT_DIR": str(nearest)}
-    python = shutil.which(os.path.expanduser(asked.python)) or asked.python
-    argv = (python, "-c", source.decode(), *asked.arguments)
-    printed = read_output(argv, asked.wait_s, env)
+def run_probe(
+    *,
+    program: bytes,
+    python: str,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    checkpoint_dir: str,
+    wait_s: float,
+) -> object:
+    """Runs a Python program; returns the JSON that it prints. Raises ``OSError`` if it fails.
+
+    ``checkpoint_dir`` may be missing: the program is given the nearest folder that is there.
+    """
+    env = {**os.environ, **env, "CHECKPOINT_DIR": str(nearest_folder(checkpoint_dir))}
+    python = shutil.which(os.path.expanduser(python)) or python
+    printed = read_output((python, "-c", program.decode(), *arguments), wait_s, env)
     if printed is None:
-        raise OSError(f"{python} does not start, or takes longer than {asked.wait_s:g} s")
+        raise OSError(f"{python} does not start, or takes longer than {wait_s:g} s")
     try:
         # The last line: start-up files of the user may print others before.
         answer: object = json.loads(printed.splitlines()[-1])

@@ -32,19 +32,9 @@ SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
 
 
-def keep(spec: KeeperSpec, held: list[int]) -> None:
-    """Blocks until the node has ended and none of its processes is left.
+class NodeKeeper:
+    """Starts a node, and sees to its end; ``held`` are the open files of its lease."""
 
-    ``held`` are the open files of its lease, which is then released.
-    """
-    keeper = _Keeper(spec, held)
-    signal.signal(signal.SIGTERM, keeper.on_sigterm)
-    for signum in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    keeper.run()
-
-
-class _Keeper:
     def __init__(self, spec: KeeperSpec, held: list[int]) -> None:
         self._spec, self._held = spec, held
         self._run_id, self._node = spec.run_id, spec.node_index
@@ -53,10 +43,14 @@ class _Keeper:
         self._why = ""
         self._kill_at: float | None = None
 
-    def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True
 
     def run(self) -> None:
+        """Blocks until the node has ended and none of its processes is left."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for signum in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
         processes.record_process(self._folder, os.getpid())
         try:
             code = self._follow(self._spec)

@@ -68,6 +68,15 @@ def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) 
     )
 
 
+def inspect_image(name: str) -> tuple[str, str]:
+    """The id of an image and the torch version that its label names; empty if there is none."""
+    label = '{{index . "' + protocol.LABEL_TORCH + '"}}'
+    form = "{{.Id}}\n{{with .Config.Labels}}" + label + "{{end}}"
+    told = read_output(("docker", "image", "inspect", "--format", form, name)) or ""
+    id, _, torch_version = told.strip().partition("\n")
+    return id, torch_version
+
+
 def remove_containers(*names: str) -> None:
     """Removes containers by their names or ids. Idempotent."""
     read_output(("docker", "rm", "--force", "--volumes", *names))

@@ -10,53 +10,60 @@ from pathlib import Path
 from threading import Thread
 
 from launcher.contract.waits import POLL_S
-from launcher.targets.hosts.program.messages import CallHosts, FindTokens, LeaveToken
+from launcher.targets.hosts.program.wire import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 MOST_CALLS = 256
 """So many calls at once: a quarter of the usual limit of open descriptors."""
 
 
-class Listener:
-    """An open port that greets callers with a token: they learn which addresses lead here."""
+def listen(*, token: str) -> int:
+    """Opens a port that the kernel chooses, and that greets callers with ``token``.
 
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._socket = socket.create_server(
-            ("", 0), family=family, dualstack_ipv6=dual, backlog=512
-        )
-        self.port: int = self._socket.getsockname()[1]
-        Thread(target=self._greet, daemon=True).start()
+    They learn which addresses lead here. It stays as long as the conversation.
+    """
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    server = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=512)
 
-    def _greet(self) -> None:
-        """Greets callers until the process ends."""
+    def greet() -> None:
         while True:
             with suppress(OSError):
                 # Ended by the end of the conversation, which ends the process.
-                peer, _ = self._socket.accept()
+                peer, _ = server.accept()
                 with peer:
                     # Ended by the kernel's buffer, which has room for a token.
-                    peer.sendall(self._token)
+                    peer.sendall(token.encode())
+
+    Thread(target=greet, daemon=True).start()
+    port: int = server.getsockname()[1]
+    return port
 
 
-def call_hosts(asked: CallHosts) -> dict[str, str]:
-    """Makes all calls; one that is silent for ``wait_s`` counts as not answered."""
+def call_hosts(*, calls: Sequence[Sequence[Any]], wait_s: float) -> dict[str, str]:
+    """Makes the calls (address, port, token); a call counts if it gets its token back.
+
+    Returns the address that such a call came from, by the call's place as text. One that is silent
+    for ``wait_s`` counts as not answered.
+    """
 
     def call(address: str, port: int, token: str) -> str:
-        with suppress(OSError), socket.create_connection((address, port), asked.wait_s) as peer:
+        with suppress(OSError), socket.create_connection((address, port), wait_s) as peer:
             # Ended by the limit of the connection.
             if peer.recv(256) == token.encode():
                 own: str = peer.getsockname()[0]
                 return own
         return ""
 
-    if not asked.calls:
+    if not calls:
         return {}
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(len(asked.calls), MOST_CALLS)) as pool:
-        found = list(pool.map(lambda words: call(*words), asked.calls))
+    with ThreadPoolExecutor(min(len(calls), MOST_CALLS)) as pool:
+        found = list(pool.map(lambda words: call(*words), calls))
     return {str(place): own for place, own in enumerate(found) if own}
 
 
@@ -69,24 +76,24 @@ def nearest_folder(path: str) -> Path:
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
-def leave_token(asked: LeaveToken) -> Path:
+def leave_token(folder: str, name: str) -> Path:
     """Makes a token. Raises ``OSError`` if nothing can be written there."""
-    token = nearest_folder(asked.folder) / asked.name
+    token = nearest_folder(folder) / name
     token.touch()
     return token
 
 
-def find_tokens(asked: FindTokens) -> list[str]:
-    """Looks for tokens until all are there, or the time is over."""
-    folder = nearest_folder(asked.folder)
-    deadline = time.monotonic() + asked.wait_s
+def find_tokens(*, folder: str, names: Sequence[str], wait_s: float) -> list[str]:
+    """Which of these tokens are there; waits for all of them, ``wait_s`` at most."""
+    place = nearest_folder(folder)
+    deadline = time.monotonic() + wait_s
     while True:
         # Makes NFS ask its server: what the client knows of the folder may be a minute old.
-        path = folder / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
+        path = place / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
         with suppress(OSError):
             path.touch(exist_ok=False)
             path.unlink()
-        found = [name for name in asked.names if (folder / name).exists()]
-        if len(found) == len(asked.names) or time.monotonic() > deadline:
+        found = [name for name in names if (place / name).exists()]
+        if len(found) == len(names) or time.monotonic() > deadline:
             return found
         time.sleep(POLL_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.targets.hosts.program import messages, processes
+from launcher.targets.hosts.program import processes
 from launcher.targets.hosts.program.messages import (
     CHECKPOINTS_DIR,
     OUTPUTS_DIR,
@@ -37,70 +37,85 @@ ENGINE_LIMIT_S = 10.0
 """How long an engine may take to list its containers while a run is ended."""
 
 
-def stop_nodes(asked: messages.StopNodes) -> None:
-    if asked.tell_launcher:
-        with suppress(OSError):
-            write_atomically(
-                Path(asked.run_dir, protocol.STOP_RUN_FILE), "stopped from elsewhere\n"
-            )
-    end_nodes(asked.run_id, asked.node, asked.grace_s, in_containers=asked.containers)
+def stop_launcher(*, run_dir: str) -> None:
+    """Asks the launcher that follows the run to end it."""
+    with suppress(OSError):
+        write_atomically(Path(run_dir, protocol.STOP_RUN_FILE), "stopped from elsewhere\n")
 
 
-def remove_run(asked: messages.RemoveRun) -> int:
-    run_dir, outputs = Path(asked.run_dir), Path(asked.outputs_dir)
-    code = run_dir / protocol.CODE_DIR
-    kept = split_outputs(code, asked.brought_bytes)[1] if asked.outputs_dir else []
+def remove_run(
+    *, run_dir: str, checkpoint_dir: str, outputs_dir: str, brought_bytes: int = 0
+) -> int:
+    """Removes a run's folder, and its checkpoint folder if that is empty.
+
+    Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named;
+    returns how many. Those that ``WatchRun`` sent within ``brought_bytes`` are not moved.
+    """
+    code = Path(run_dir, protocol.CODE_DIR)
+    kept = split_outputs(code, brought_bytes)[1] if outputs_dir else []
     for path in kept:
-        target = outputs / path.relative_to(code)
+        target = Path(outputs_dir) / path.relative_to(code)
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # another host of the same home has moved it
             path.replace(target)
     shutil.rmtree(run_dir, ignore_errors=True)
-    if asked.checkpoint_dir:
+    if checkpoint_dir:
         with suppress(OSError):
-            Path(asked.checkpoint_dir).rmdir()
+            Path(checkpoint_dir).rmdir()
     return len(kept)
 
 
-def find_image(asked: messages.FindImage) -> str:
-    argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
-    id = (read_output(argv) or "").strip()
-    if asked.pull and not id:
-        end = ask(("docker", "pull", "--quiet", asked.image), asked.limit_s)
+def find_image(*, image: str, pull_s: float) -> str:
+    """The id of an image, empty if the engine has none.
+
+    Pulls a missing image first, within ``pull_s`` seconds; not if that is 0.
+    """
+    id, _ = processes.inspect_image(image)
+    if pull_s and not id:
+        end = ask(("docker", "pull", "--quiet", image), pull_s)
         if end is None or end.code:
             told = end.err.strip().splitlines()[-1:] if end else ["it takes too long"]
-            raise RequestError(f"image {asked.image} could not be pulled: {''.join(told)}")
-        id = (read_output(argv) or "").strip()
+            raise RequestError(f"image {image} could not be pulled: {''.join(told)}")
+        id, _ = processes.inspect_image(image)
     return id
 
 
-def ask_launcher(asked: messages.AskLauncher) -> bool:
-    path = Path(asked.run_dir, asked.name)
-    if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
+def ask_launcher(*, run_dir: str, name: str, text: str) -> bool:
+    """Leaves the request ``name`` for the launcher that follows a run; returns if it was taken.
+
+    Refused if no launcher follows the run.
+    """
+    path = Path(run_dir, name)
+    if name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
-    write_atomically(path, asked.text)
+    write_atomically(path, text)
     deadline = time.monotonic() + ANSWER_LIMIT_S
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     return not path.exists()
 
 
-def take_look(asked: messages.TakeLook) -> dict[str, str]:
-    newest = _newest(Path(asked.run_dir, protocol.NODES_DIR, str(asked.node)))
+def take_look(*, run_dir: str, node: int, id: str, request: str, wait_s: float) -> dict[str, str]:
+    """Has a node look at its workers; returns the look's files by name, or nothing."""
+    newest = _newest(Path(run_dir, protocol.NODES_DIR, str(node)))
     if newest is None:
         return {}
-    write_atomically(newest / protocol.LOOK_REQUEST, asked.request)
-    found = newest / protocol.LOOKS_DIR / asked.id
-    deadline = time.monotonic() + asked.wait_s
+    write_atomically(newest / protocol.LOOK_REQUEST, request)
+    found = newest / protocol.LOOKS_DIR / id
+    deadline = time.monotonic() + wait_s
     while not (found / protocol.LOOK_FILE).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return {path.name: path.read_text() for path in found.glob("*.json")}
 
 
-def read_newest(asked: messages.ReadNewest) -> str:
+def read_newest(*, folder: str, name: str) -> str:
+    """The text of a file in the folder of a node's newest incarnation; empty if it has none.
+
+    ``folder`` has a folder for each incarnation.
+    """
     with suppress(OSError):
-        if newest := _newest(Path(asked.folder)):
-            return (newest / asked.name).read_text()
+        if newest := _newest(Path(folder)):
+            return (newest / name).read_text()
     return ""
 
 
@@ -109,21 +124,22 @@ def _newest(folder: Path) -> Path | None:
     return max(folder.glob("[0-9]*"), key=lambda path: int(path.name), default=None)
 
 
-def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
-    folder = Path(os.path.expanduser(asked.state_dir)) / RUNS_DIR
+def list_runs(*, state_dir: str, run_id: str) -> list[RunOnHost]:
+    """The runs whose id begins with ``run_id``."""
+    folder = Path(os.path.expanduser(state_dir)) / RUNS_DIR
     paths = sorted(folder.glob(f"*/{protocol.PLAN_FILE}"))
-    found = [_read_run(path) for path in paths if path.parent.name.startswith(asked.run_id)]
-    return messages.RunsFound(runs=found)
+    return [_read_run(path) for path in paths if path.parent.name.startswith(run_id)]
 
 
-def find_left(asked: messages.FindLeft) -> messages.LeftFound:
-    state_dir, found = Path(os.path.expanduser(asked.state_dir)), []
-    kinds = [state_dir / name for name in (RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR)]
+def find_left(*, state_dir: str, remove: str = "") -> list[LeftOnHost]:
+    """Finds what runs that do not live have left, and removes what the run ``remove`` has."""
+    state, found = Path(os.path.expanduser(state_dir)), []
+    kinds = [state / name for name in (RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR)]
     for run_id in sorted({path.name for kind in kinds for path in kind.glob("*")}):
         run, *_ = paths = [kind / run_id for kind in kinds]
         if is_followed(run) or processes.find(run_id, None, keepers=None):
             continue
-        if run_id == asked.remove:
+        if run_id == remove:
             for path in paths:
                 shutil.rmtree(path, ignore_errors=True)
             continue
@@ -134,7 +150,7 @@ def find_left(asked: messages.FindLeft) -> messages.LeftFound:
             is_cut=run.exists(),
         )
         found.append(left)
-    return messages.LeftFound(left=found)
+    return found
 
 
 def _read_run(plan: Path) -> RunOnHost:
@@ -153,7 +169,8 @@ def _read_run(plan: Path) -> RunOnHost:
 
 
 def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: bool) -> None:
-    """Ends a run's nodes here, or one: asks their keepers, and kills what is left after the grace.
+    """Ends all nodes of a run here, or one: asks their keepers, and kills what is left after the
+    grace.
 
     Processes whose keeper is gone are killed at once.
     """

@@ -60,7 +60,7 @@ class Watch:
                 self._run_dir / protocol.CODE_DIR, self._asked.beside_code_bytes
             )[0]:
                 self._send_file(path)
-            write_frame(self._out, messages.WatchEnd(followed=is_followed(self._run_dir)))
+            write_frame(self._out, messages.Answered(value=is_followed(self._run_dir)))
             return True
         self._stdin = stdin
         signal.alarm(SILENCE_LIMIT_S)

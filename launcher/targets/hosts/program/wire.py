@@ -11,21 +11,11 @@ import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Any, Generic, Self, TypeVar, dataclass_transform
-
-    Answer = TypeVar("Answer")
-
-    class Asked(Generic[Answer]):
-        """What is answered by an ``Answer``."""
+    from typing import IO, Any, Self, dataclass_transform
 else:
-    Answer = None
 
     def dataclass_transform(**_):
         return lambda cls: cls
-
-    class Asked:
-        def __class_getitem__(cls, answer):
-            return cls
 
 
 MAGIC = b"\0launcher-host 1\n"

@@ -6,6 +6,7 @@ import os
 import signal
 import urllib.request
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
+from launcher.agent.engine import torch_agent
 from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.torch_agent import Rounds, judge_error
 from launcher.agent.membership.client import ReplacedError
@@ -31,6 +33,7 @@ from launcher.contract.worker_end import WorkerExit, is_out_of_memory
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end
+from tests.waiting import StoppedClock
 
 NODE = node_plan(
     {"endpoint_host": "fd00::1", "is_host": True, "conf": (("join_timeout_s", "300"),)},
@@ -320,19 +323,69 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():
         losses.append(told)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    node = SimpleNamespace(
-        attempts=SimpleNamespace(number=-1),
-        token="",
-        roster=None,
-        had_group=True,
-        on_store_lost=on_store_lost,
-        healer=SimpleNamespace(),
-    )
+    node = node_without_group(on_store_lost)
     try:
         task = NodeTask(node=node_plan(), settings=AgentSettings(stores=STORES[1:]))
-        ended = Rounds(task, node, SystemClock()).run(lose_store)  # type: ignore[arg-type]
+        ended = Rounds(task, node, SystemClock()).run(lose_store)
     finally:
         signal.signal(signal.SIGTERM, handed)
     assert ended == Ending(cause=Cause.PREEMPTED, detail="the agent got SIGTERM (15)")
     assert len(losses) == 1
     assert not node.had_group, "none around the next store, which has not answered yet"
+
+
+def node_without_group(on_store_lost: Callable[..., object], number: int = -1) -> Any:
+    return SimpleNamespace(
+        attempts=SimpleNamespace(number=number),
+        token="t",
+        roster=None,
+        had_group=True,
+        on_store_lost=on_store_lost,
+        healer=SimpleNamespace(),
+    )
+
+
+@pytest.mark.parametrize(("number", "incarnation"), [(-1, 0), (0, 0), (-1, 1)])
+def test_a_node_goes_on_around_the_next_store_until_it_ends_otherwise(
+    monkeypatch, number, incarnation
+):
+    asked, losses = list[bool](), list[tuple[str, int]]()
+    node = node_without_group(lambda end, times: losses.append((end.detail, times)), number)
+    task = NodeTask(node=node_plan(incarnation=incarnation), settings=AgentSettings(stores=STORES))
+    done, fenced = Ending(cause=Cause.COMPLETED, detail="done"), Cause.RENDEZVOUS_CLOSED
+    ends = iter([Ending(cause=Cause.STORE_LOST, detail="gone"), Ending(cause=fenced), done])
+
+    def plan_round(*, elsewhere: bool) -> NodeTask:
+        asked.append(elsewhere)
+        return task
+
+    def run_once(planned: NodeTask) -> Ending:
+        assert planned is task
+        closed = "fenced" if len(asked) == 2 else ""
+        node.roster = SimpleNamespace(status=SimpleNamespace(closed=closed))
+        return next(ends)
+
+    made = SimpleNamespace(plan_round=plan_round)
+    monkeypatch.setattr(torch_agent, "Candidates", lambda *given: made)
+    assert Rounds(task, node, StoppedClock()).run(run_once) == done
+    assert asked == [number >= 0 or incarnation > 0, False, True]
+    assert losses == [("gone", 1), ("the job goes on around another store", 2)]
+    assert node.had_group is False, "it meets in no folder"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(OSError(28, "No space left"), "disk-full"), (OSError("odd"), "rendezvous-unreachable")],
+)
+def test_a_node_that_comes_to_no_store_ends_and_a_static_one_needs_none(monkeypatch, error, cause):
+    def refuse(*, elsewhere: bool) -> NodeTask:
+        raise error
+
+    monkeypatch.setattr(torch_agent, "Candidates", lambda *_: SimpleNamespace(plan_round=refuse))
+    node, task = node_without_group(print), NodeTask(node=node_plan())
+    ended = Rounds(task, node, StoppedClock()).run(lambda _: pytest.fail("it has no store"))
+    assert (ended.cause, str(error) in ended.detail) == (cause, True)
+    static = replace(
+        task, node=replace(task.node, rendezvous=Static(master_addr="a", master_port=1, id="r"))
+    )
+    assert Rounds(static, node, StoppedClock()).plan_next() is static

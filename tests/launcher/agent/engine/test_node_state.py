@@ -127,12 +127,13 @@ def node(attempts, tmp_path):
 
 def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_path, capfd):
     begun: list[int] = []
+    assert (node.num_nodes, node.had_group) == (0, False)
     node.on_first_round = lambda: begun.append(1)
     node._clock.now = 2.0
     node.enter("rendezvous")
     node._clock.now = 5.0
     node.on_rendezvous(1, 2)
-    assert node.had_group
+    assert (node.num_nodes, node.had_group) == (2, True)
     node.attempts.begin({0: 4, 1: 5})
     leave(node.attempts, r4=1, r5=0)
     node._clock.now = 9.0

@@ -3,14 +3,17 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from launcher.agent import engine
+from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate, open_devices, open_gauges
 from launcher.agent.engine.health_server import Health, read_metrics
-from launcher.agent.engine.vitals import (
-    Processor,
-    TrainingBook,
-    read_memory,
-)
+from launcher.agent.engine.vitals import Processor, TrainingBook, read_hardware, read_memory
+from tests.launcher.values import by_place, changeable
+from tests.waiting import StoppedClock
 
 
 def test_the_busy_share_is_that_since_the_last_question(tmp_path):
@@ -18,7 +21,70 @@ def test_the_busy_share_is_that_since_the_last_question(tmp_path):
     stat.write_text("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1\n")
     processor = Processor(stat)
     stat.write_text("cpu  160 0 115 820 5 0 0 0 0 0\ncpu0 1\n")
-    assert processor.share() == 0.75
+    assert [processor.share(), processor.share()] == [0.75, 0.0]
+
+
+def driver(starts: int = 0) -> SimpleNamespace:
+    """NVIDIA's library with devices 0 and 1; their UUIDs are GPU-0 and GPU-1."""
+
+    def find(index: int, handle: Any) -> int:
+        handle._obj.value = index + 1
+        return int(index > 1)
+
+    def tell(to: Any, **values: int) -> None:
+        for name, value in values.items():
+            setattr(to._obj, name, value)
+
+    return SimpleNamespace(
+        nvmlInit_v2=lambda: starts,
+        nvmlDeviceGetCount_v2=lambda to: tell(to, value=2),
+        nvmlDeviceGetHandleByIndex_v2=find,
+        nvmlDeviceGetHandleByUUID=lambda name, to: find(int(name[4:]), to),
+        nvmlDeviceGetMemoryInfo=lambda one, to: tell(to, total=4096, used=100 * one.value),
+        nvmlDeviceGetName=lambda one, model, size: setattr(model, "value", b"H200"),
+        nvmlDeviceGetUtilizationRates=lambda one, to: tell(to, gpu=25 * one.value),
+        nvmlDeviceGetTemperature=lambda one, of, to: tell(to, value=60 + one.value - 99 * of),
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "used"),
+    [
+        (None, {"0": 100, "1": 200}),
+        ("1", {"1": 200}),
+        ("GPU-1, 0,7", {"GPU-1": 200, "0": 100}),
+        ("", None),
+        ("7", None),
+    ],
+)
+def test_a_node_s_gpus_are_those_that_are_visible_as_their_driver_tells(monkeypatch, visible, used):
+    monkeypatch.setattr("ctypes.CDLL", lambda _: driver())
+    devices = open_devices(visible)
+    assert (devices and devices()) == used
+    place = {"model": "H200", "memory_limit_bytes": 4096}
+    gauges = [
+        {"name": name, **place, "share": busy / 400, "memory_bytes": busy, "temperature_c": warm}
+        for name, busy in (used or {}).items()
+        for warm in [60 + busy // 100]
+    ]
+    assert open_gauges(visible)() == gauges
+    told = read_hardware(visible)
+    assert told["GPUs"] == (f"{len(used)} x H200" if used else "none")
+    assert told["CPUs"] == str(len(os.sched_getaffinity(0)))
+    assert told["memory"] == f"{read_memory()[1] / (1 << 30):.0f} GiB"
+    monkeypatch.setattr("ctypes.CDLL", lambda _: driver(starts=1))
+    assert open_devices(visible) is None
+
+
+def test_gpus_are_waited_for_until_no_more_is_used_than_before_but_not_for_ever():
+    clock, used = StoppedClock(now=100.0), {"0": 7}
+    assert GpuGate(None, 5.0, clock).wait() == 0.0
+    gate = GpuGate(lambda: dict(used), 5.0, clock)
+    used |= {"0": 7 + (300 << 20), "1": 256 << 20}
+    told = r"in use 5 s after the workers ended \(device 0: 300 MiB\); see nvidia-smi"
+    with pytest.raises(GpuBusyError, match=told):
+        gate.wait()
+    assert clock.now == pytest.approx(105.1)
 
 
 def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(tmp_path):
@@ -97,3 +163,10 @@ def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_p
     last = book.read()
     told = {"step": 11, "loss": 1.5, "samples_per_s": 20.0, "saved_at": 27.5}
     assert last == {"training": told, "seconds": {**first["seconds"], "rework": 5.0}}
+    # Its workers go on in another group: nothing that was told is taken back.
+    write(own, 28.0, "train-started", heals=True)
+    assert book.read()["training"] == told
+
+
+def test_a_record_of_a_node_is_a_value():
+    assert (changeable(engine), by_place(engine)) == ({"_Worker"}, {"_Worker"})

@@ -7,18 +7,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
 
+from launcher.agent.addresses import LOOPBACK
 from launcher.agent.engine.rendezvous import describe
 from launcher.agent.membership import coordinator
 from launcher.agent.membership.client import Client, ReplacedError
-from launcher.agent.membership.group import Last
+from launcher.agent.membership.group import Last, Member, RoundCause
+from launcher.agent.membership.process import ask
+from launcher.agent.membership.wire import WireError
 from launcher.contract.generations import Fence
-from tests.launcher.agent.membership.conftest import RUN, together
+from tests.launcher.agent.membership.conftest import RUN, TOKEN, together
 from tests.waiting import wait_until
 
 
@@ -33,16 +37,69 @@ def test_all_nodes_get_ranks_by_index_and_one_master_address(make):
     assert ranks == [[3, 6, 3, 6], [0, 6, 0, 6], [1, 6, 1, 6]]
 
 
-@pytest.mark.parametrize("ends", [lambda node: node.close("finished"), Client.shutdown])
-def test_a_run_that_a_node_closes_or_completes_is_closed_for_all_who_ask(make, ends):
+def fail(node: Client) -> bool:
+    """As torch's launcher goes when workers have failed for good."""
+    try:
+        raise ChildFailedError("train.py", {0: ProcessFailure(0, 1, 1, "<N/A>")})
+    except ChildFailedError:
+        return node.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("ends", "closed"),
+    [
+        (lambda node: node.close("finished"), "finished"),
+        (Client.shutdown, "finished"),
+        (fail, "failed"),
+    ],
+)
+def test_a_run_that_a_node_closes_or_ends_is_closed_for_all_who_ask(make, ends, closed):
     bench = make()
     first, second = bench.node(), bench.node(1)
     first.meet()
     assert not first.is_closed()
-    ends(first)
-    assert first.is_closed()
-    with pytest.raises(RendezvousClosedError):
+    here = LOOPBACK, bench.served.port, RUN, 5.0, TOKEN
+    assert ask(*here) == bench.served.origin
+    assert ends(first) is True
+    assert first.status.closed == closed
+    with pytest.raises(RendezvousClosedError, match=f"the run is closed: {closed}"):
         second.meet()
+    with pytest.raises(WireError, match="the run is closed there"):
+        ask(*here)
+    for node in (first, second):
+        node.end()
+    wait_until(lambda: not {"membership", "alive"} & {one.name for one in threading.enumerate()})
+
+
+def test_who_waits_is_told_at_once_and_goes_when_it_is_woken(make):
+    bench = make(2, 2, detection_limit_s=60.0)
+    first, second = bench.node(), bench.node(1)
+    over: list[bool] = []
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(first.meet, lambda: over)
+        wait_until(lambda: first._wishes)
+        over.append(True)
+        first.wake()
+        assert waits.result(10) is None
+        told = [pool.submit(node.meet) for node in (first, second)]
+        assert [mine.result(10).rank for mine in told] == [0, 1]
+
+
+def test_a_newcomer_expects_its_place_in_a_group_that_heals(make):
+    bench = make(1, 3, last_call_s=0.0)
+    (first,) = bench.meet(0)
+    second = bench.node(1, workers=2)
+    assert not second.may_expect
+    first.say("heals")
+    wait_until(lambda: second.may_expect)
+    assert not first.may_expect
+    mine = second.expect()
+    place = (mine.generation, mine.rank, mine.size, mine.cause, mine.before, mine.workers)
+    assert place == (1, 1, 3, RoundCause.JOINED, 2, 6)
+    assert mine.first == Member(second.name, LOOPBACK, mine.first.port, 0, 2)
+    first.close("failed")
+    wait_until(second.is_closed)
+    assert not second.may_expect
 
 
 def test_the_last_membership_counts_who_has_neither_left_nor_finished(make):
@@ -103,12 +160,27 @@ def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(
         first.meet()
     joining.join(10)
     assert second.membership is not None
+    wait_until(lambda: first.is_left_behind)
+    assert not second.is_left_behind
 
 
 def test_a_fence_that_cannot_be_written_is_a_state_error(make, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RendezvousStateError, match="generation"):
         make(fence_dir=str(tmp_path / "file")).meet(0)
+
+
+def test_a_run_that_another_group_trained_to_its_end_is_not_trained_again(
+    make, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(coordinator, "RARE_LOOK_S", 100.0)
+    bench = make(fence_dir=str(tmp_path))
+    first, second = bench.node(), bench.node(port=bench.serve().port)
+    assert [node.meet().generation for node in (first, second)] == [1, 2]
+    second.shutdown()
+    wait_until(lambda: Fence(tmp_path, RUN).is_finished(2))
+    with pytest.raises(RendezvousClosedError, match="the run is closed: finished"):
+        first.meet()
 
 
 @pytest.mark.parametrize("looks", [True, False])

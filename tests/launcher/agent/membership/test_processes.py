@@ -3,17 +3,20 @@
 import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from launcher.agent import signals
 from launcher.agent.membership import client, wire
 from launcher.agent.membership.group import RoundCause
+from launcher.agent.membership.process import UnservedError, serve_forked
 from tests.launcher.agent.membership.conftest import RUN, Bench
 from tests.waiting import wait_until
 
@@ -135,6 +138,65 @@ def test_a_coordinator_that_is_gone_is_known_at_once_and_a_frozen_one_after_the_
     with pytest.raises(RendezvousConnectionError, match=why):
         wait_until(node.must_meet)
     assert time.monotonic() - began < most_s
+    assert node.shutdown() is False
+
+
+@pytest.mark.parametrize(("least", "goes_on"), [(2, True), (1, False)])
+def test_without_a_coordinator_workers_go_on_only_where_no_other_group_could_form(
+    make, least, goes_on
+):
+    bench = make(least, 2)
+    first, second = bench.meet(0, 1)
+    first.say("finish")
+    wait_until(lambda: second.status.finished)
+    bench.served.stop()
+    wait_until(lambda: second.is_gone)
+    with contextlib.nullcontext() if goes_on else pytest.raises(RendezvousConnectionError):
+        assert second.must_meet() is False
+
+
+def test_a_coordinator_that_stood_still_has_lost_nobody_and_who_did_not_look_has_not_lost_it(make):
+    bench = make(2, 2)
+    nodes = bench.meet(0, 1)
+    os.kill(bench.served.pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    os.kill(bench.served.pid, signal.SIGCONT)
+    assert [node.is_gone for node in nodes] == [False, False]
+    for node in nodes:
+        node.say("heals")
+    wait_until(lambda: all(node.status.heals for node in nodes))
+    assert [(node.must_meet(), node.take_losses()) for node in nodes] == [(False, ())] * 2
+
+
+def test_a_coordinator_keeps_nothing_of_its_agent_and_takes_as_many_connections_as_it_may(make):
+    reader, writer = os.pipe()
+    bench = make()
+    os.close(writer)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert resource.prlimit(bench.served.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    with pytest.raises(UnservedError, match=f"can listen on port {bench.served.port}: .*in use"):
+        serve_forked(bench.served.port, bench.rules, RUN)
+
+
+@pytest.mark.parametrize(
+    ("addr", "is_local"), [("127.0.0.1", True), ("localhost", True), ("203.0.113.9", False)]
+)
+def test_a_node_answers_where_the_others_reach_it_and_no_fork_answers_for_it(addr, is_local):
+    def heard(pid: int) -> list[bool]:
+        found = psutil.Process(pid).net_connections("tcp")
+        return [one.laddr.ip == "127.0.0.1" for one in found if one.laddr.port == port]
+
+    port = client.answering_port(addr)
+    assert heard(os.getpid()) == [is_local]
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    assert process.pid
+    try:
+        wait_until(lambda: not heard(process.pid))
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(
@@ -172,19 +234,24 @@ def speak(port: int, line: bytes) -> bytes:
         (b"\x00\xff garbage\n", "no message"),
         (b"[1, 2]\n", "no message"),
         (b'{"half": ', "half a message"),
+        (wire.encode({"name": "1.x"}), "'run'"),
+        (wire.encode({"name": "", "run": "other"}), "it is of run 'other', and this is 'digits-1'"),
+        (b"", None),
         (b"x" * (100 << 20) + b"\n", "limit"),
         (
             wire.encode({"name": "1.x", "run": RUN, "nonce": "n", "proof": "wrong"}),
             "it does not know the run's token",
         ),
     ],
-    ids=["garbage", "a list", "half", "100 MB", "another token"],
+    ids=["garbage", "a list", "half", "no run", "another run", "nothing", "100 MB", "no token"],
 )
 def test_who_is_no_node_is_told_once_and_disturbs_nobody(make, capfd, line, told):
     bench = make(2, 2)
     for _ in range(3):
         assert speak(bench.served.port, line) == b""
     bench.meet(0, 1)
-    (said,) = "".join(capfd.readouterr()).splitlines()
-    assert "a connection from 127.0.0.1" in said
-    assert told in said
+    said = "".join(capfd.readouterr()).splitlines()
+    assert len(said) == (told is not None)
+    for line in said:
+        assert "a connection from 127.0.0.1" in line
+        assert told in line

@@ -4,7 +4,9 @@ import ast
 
 import pytest
 
+from launcher.agent import membership
 from tests.launcher.test_layers import imports_of, modules, nodes_of, path_of
+from tests.launcher.values import by_place, changeable, records_of
 
 ROOM = "agent.membership."
 PURE = {f"{ROOM}{name}" for name in ("group", "decisions")}
@@ -27,6 +29,17 @@ def test_the_pure_part_imports_neither_torch_nor_threads_nor_time(module):
     ours = {name for name in imports_of(module) if name.startswith(ROOM)}
     assert ours <= PURE
     assert "contract.clock" not in imports_of(module)
+
+
+def test_events_and_what_is_told_are_values_and_only_the_state_is_not():
+    events = {"Gone", "Close", "Admit", "Heals", "Generation", "TakeGeneration", "Refuse", "Tell"}
+    told = {"Member", "Last", "Rules", "Membership", "Join", "Announcement", "CoordinatorProcess"}
+    state = {"GroupStatus", "GroupState", "Peer", "Coordinator"}
+    assert {kind.__name__ for kind in records_of(membership)} == events | told | state
+    assert changeable(membership) == state
+    by_name = {"Rules", "GroupStatus", "GroupState", "Membership"}
+    by_name |= {"Admit", "TakeGeneration", "Announcement", "CoordinatorProcess"}
+    assert by_place(membership) == (events | told | state) - by_name
 
 
 @pytest.mark.parametrize("module", [one for one in modules() if one.startswith(ROOM)])

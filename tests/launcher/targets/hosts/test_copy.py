@@ -54,6 +54,12 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
+def test_what_a_link_leads_to_is_not_copied(pair, tmp_path):
+    (tmp_path / "secret").write_text("of another user")
+    (pair.there / "link").symlink_to(tmp_path / "secret")
+    assert (pair.copy(), [*pair.here.iterdir()]) == (0, [])
+
+
 def test_a_growing_file_travels_once(pair):
     pair.append("nodes/0/0/stdout", b"one\n\xff\0")
     assert pair.copy() == 6

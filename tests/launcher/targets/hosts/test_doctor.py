@@ -58,6 +58,26 @@ def test_clocks_are_held_against_the_middle_one(offsets_s, backend, not_ok):
     assert [(f.status.value, f.where) for f in found if f.status is not Status.OK] == not_ok
 
 
+def test_a_clock_is_told_with_its_distance_from_the_middle_and_a_fix():
+    given = {"gpu1": 0.0004, "gpu2": -0.25, "gpu3": 61.0}
+    for backend, more in (("c10d", ", or remove engine: torchrun"), ("roster", "")):
+        told = [(f.found, f.fix) for f in doctor_judge.judge_clocks(given, backend)]
+        found = "+61.0 s" + ", and the rendezvous c10d allows 5 s" * bool(more)
+        fix = f"on gpu3: sudo timedatectl set-ntp true{more}"
+        assert told == [("+0.000 s", ""), ("-0.250 s", ""), (found, fix)]
+
+
+def test_a_host_is_reachable_or_what_ssh_says_of_it():
+    well = HostAnswer(host=HOSTS[0], found=HostReport(python_version="3.9.2", cpu_count=4))
+    away = HostAnswer(host=HOSTS[1], error=TargetError("gpu2: it does not answer", "is it on?"))
+    told = [doctor_judge.judge_reachable(one) for one in (well, away)]
+    assert rows(told) == [
+        ("ok", "gpu1", "ssh, Python 3.9.2, 4 CPU cores"),
+        ("failed", "gpu2", "it does not answer"),
+    ]
+    assert told[1].fix == "is it on?"
+
+
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
@@ -95,7 +115,12 @@ def test_without_one_here_the_hosts_must_have_the_same():
         "failed",
         "a:1: bb, others have aa",
     )
-    assert [status for status, _ in images("", "", "", "")] == ["warning"] * 3
+    assert images("", "", "", "") == [("warning", "a:1 is not there")] * 3
+    here = answer(HOSTS[0], image_id="sha256:bb"), answer(HOSTS[1], image_id="", docker="")
+    for own, fix in (("", ""), ("sha256:aa", "docker save a:1 | ssh gpu1 docker load, or")):
+        told = doctor_judge.judge_images(here, Image(name="a:1", id=own), "ssh {0.name}".format)
+        (one,) = [finding.fix for finding in told]
+        assert one.startswith(fix)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +136,16 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(make_job, nnode
         ("ok", "gpu2", "GPUs 0,1 free"),
         ("ok", "gpu3", "GPUs 0,1 free"),
     ]
-
-
-def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(make_job):
-    job = make_job(nnodes=1, nproc_per_node=4)
-    slots = answer(replace(HOSTS[1], slots=2), gpus=[])
-    found = rows(list(doctor_judge.judge_leases([answer(HOSTS[0]), slots], job)))
-    assert found == [
-        ("failed", "gpu1", "has 2 GPUs, and the job wants 4 of each node"),
-        ("failed", "gpu2", "has 2 slots, and the job wants 4 of each node"),
+    answers[0] = answer(HOSTS[0], leases=[LEASE])
+    lacking = HostAnswer(host=replace(HOSTS[1], slots=1)), HostAnswer(host=HOSTS[2])
+    told = list(doctor_judge.judge_leases([answers[0], *lacking], job))
+    assert [one.found for one in told[1:]] == [
+        "has 1 slots, and the job wants 2 of each node",
+        "free",
     ]
+    assert told[0].fix.startswith("wait, or name other hosts, or if it is yours: launcher stop ")
+    assert told[0].fix.endswith("stop digits-1 --hosts gpu1")
+    assert told[1].fix == "lower --nproc-per-node, or correct gpus: or slots: of the host"
 
 
 def ways(reached: dict[tuple[int, int, str], str], candidates: Any = CANDIDATES) -> list[Finding]:
@@ -193,6 +218,24 @@ def test_a_folder_that_cannot_be_written_is_told_once():
     ]
 
 
+@pytest.mark.parametrize(
+    ("folder", "seen", "told"),
+    [
+        (None, ({0, 1, 2},) * 3, ("warning", "job", "checkpoint_dir is not set: ")),
+        ("/mnt/c", ({0, 1, 2},) * 3, ("ok", "all hosts", "/mnt/c is one folder")),
+        (
+            "/mnt/c",
+            ({0, 1}, {0, 1}, {2}),
+            ("failed", "gpu3", "/mnt/c there is not the folder of the others"),
+        ),
+    ],
+)
+def test_one_checkpoint_folder_is_seen_by_all_or_who_is_outside_is_named(folder, seen, told):
+    ((status, where, found),) = rows(list(doctor_judge.judge_folder(HOSTS, met(seen=seen), folder)))
+    assert (status, where) == told[:2]
+    assert found.startswith(told[2])
+
+
 NAMES = ["gpu1", "gpu2", "gpu3", "gpu4"]
 
 
@@ -210,3 +253,8 @@ def test_the_host_that_is_slow_with_both_neighbours_is_named(slow, expected):
     ring = dict(zip(zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True), slow, strict=True))
     found = rows(doctor_judge.judge_neighbours(NAMES, ring))
     assert [(status, where) for status, where, _ in found] == expected
+    pairs = ", ".join(f"{one} - {other}" for (one, other), is_slow in ring.items() if is_slow)
+    if expected[0][0] == "warning":
+        assert found[0][2] == (
+            f"slow or hanging: {pairs}" if pairs else "every pair is fast by itself"
+        )

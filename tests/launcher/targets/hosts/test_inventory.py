@@ -11,6 +11,7 @@ from launcher.targets.hosts.inventory import (
     parse_host_list,
     parse_inventory,
     read_inventory,
+    read_inventory_of,
 )
 from launcher.targets.hosts.settings import Host
 
@@ -147,13 +148,21 @@ def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label():
         ("hosts:\n  - {host: gpu1, interface: 'a b'}", "hosts.0.interface: found 'a b'"),
         ("hosts:\n  - {host: gpu1, labels: x}", "f:2: hosts.0.labels: found 'x'"),
         ("hosts: [gpu1, gpu1]", "f:1: gpu1 is named twice"),
+        ("hosts: [gpu1]\nhsots: 1", "; fix: one of: hosts, defaults, ssh_config, order_by"),
+        ("hosts: [{host: a, prot: 1}]", "; fix: one of: user, port, identity, slots, gpus, "),
+        ("hosts: [{host: gpu1, slots: 4097}]", "found 4097; it should be less than or equal to"),
         ("hosts: [gpu1", "f:1"),
     ],
 )
 def test_a_bad_inventory_file_is_refused_by_line_and_key(text, what):
     with pytest.raises(InputError) as error:
         parse_inventory(text, "f")
-    assert what in error.value.what
+    assert what in f"{error.value.what}; fix: {error.value.hint}".replace("\n  fix:", "; fix:")
+
+
+def test_the_least_inventory_is_one_host():
+    for text in ("hosts: [gpu1]", "hosts: [{host: gpu1, slots: 4096, port: 65535}]"):
+        assert [host.name for host in parse_inventory(text, "f").hosts] == ["gpu1"]
 
 
 HOSTS = (Host(name="gpu1", gpus=("0", "1", "2")), Host(name="gpu2", slots=2), Host(name="fd00::1"))
@@ -184,6 +193,13 @@ def test_a_filter_that_fits_nothing_is_refused(include, exclude, what):
     with pytest.raises(InputError) as error:
         filter_hosts(HOSTS, include, exclude)
     assert what in error.value.what
+
+
+def test_a_job_names_its_hosts_or_is_refused(make_job):
+    told = read_inventory_of(make_job(hosts={"inventory": "gpu[1-2]"}), exclude="gpu1")
+    assert told.hosts == (Host(name="gpu2"),)
+    with pytest.raises(InputError, match="no hosts are named"):
+        read_inventory_of(make_job())
 
 
 def test_what_is_given_is_a_file_where_one_is_there(tmp_path):

@@ -6,12 +6,12 @@ import json
 import pytest
 
 from launcher.targets.hosts.program.messages import (
+    Answered,
+    FunctionCall,
     KeeperSpec,
     Lease,
-    LeaseTaken,
     NodeSeen,
     NodesSeen,
-    StartNode,
 )
 from launcher.targets.hosts.program.wire import read_frame, write_frame
 
@@ -34,8 +34,8 @@ SPEC = KeeperSpec(
     "message",
     [
         LEASE,
-        LeaseTaken(held=[LEASE, LEASE.having(node_index=1)]),
-        StartNode(node=SPEC, limit_s=3.0),
+        Answered(value=[LEASE, LEASE.having(node_index=1)]),
+        FunctionCall(function="m.f", arguments={"node": SPEC, "n": 1}, limit_s=3.0),
         NodesSeen(nodes={"0.0": NodeSeen(state="exited", exit_code=137, detail="\udcff")}),
     ],
     ids=lambda message: type(message).__name__,

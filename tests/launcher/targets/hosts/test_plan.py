@@ -4,10 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,28 +17,26 @@ from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
-from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
 from launcher.targets.agent_archive import read_archive
-from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts.plan import (
     check_clocks,
     check_shared,
     check_versions,
     decide_addresses,
-    decide_hosts,
+    describe_hosts,
     find_caller,
-    plan_facts,
 )
 from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
-from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
+from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.agent_sources import sources_in
+from tests.launcher.targets.hosts.conftest import TWO, host
 from tests.launcher.worker_ends import worker_end
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
@@ -73,71 +69,11 @@ def test_a_pair_that_does_not_meet_is_named_and_an_interface_that_a_host_lacks()
     with pytest.raises(TargetError) as error:
         decide_addresses(HOSTS, ADDRESSES, {})
     assert error.value.what == "gpu1: gpu2 cannot reach it at 10.0.0.1 (eth0), 10.1.0.1 (ib0)"
+    three, of_three = (*HOSTS, Host(name="gpu3")), (*ADDRESSES, ADDRESSES[1])
+    with pytest.raises(TargetError, match=r"^gpu1: gpu3 cannot reach it at "):
+        decide_addresses(three, of_three, ALL)
     with pytest.raises(TargetError, match="gpu1: found no wg0"):
         decide_addresses((replace(HOSTS[0], interface="wg0"), HOSTS[1]), ADDRESSES, ALL)
-
-
-def host(name: str, address: str, **fields: Any) -> HostFacts:
-    return HostFacts(
-        **{
-            "host": Host(name=name),
-            "address": address,
-            "interface": "ib0",
-            "cpu_count": 8,
-            "python": "/opt/venv/bin/python",
-            "torch_version": "2.13.0",
-            "state_dir": f"/home/{name}/.launcher",
-            **fields,
-        }
-    )
-
-
-TWO = (host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", interface="ib1"))
-
-
-@pytest.fixture
-def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan]:
-    def make(
-        found: tuple[HostFacts, ...] = TWO,
-        *,
-        image: str | None = None,
-        inner: str | None = None,
-        run_root: str = "/home/me/runs",
-        hold: str = "",
-        detached: bool = False,
-        **fields: Any,
-    ) -> LaunchPlan:
-        inner = inner if image or inner else "examples"
-        given = {"nnodes": 2, "nproc_per_node": 1, "hosts": {"runtime": "python"}, **fields}
-        job = make_job(**given)
-        own = HostsSettings(
-            hosts=found,
-            ssh_config=None,
-            containers=plan_containers(job, None),
-            hold=hold,
-        )
-        facts = plan_facts(
-            job,
-            own,
-            image=image,
-            torch_version="2.13.0",
-            port=23456,
-            run_root=run_root,
-            cwd="/home/me",
-            inner=inner,
-            names=[f"{hold}-{index}" for index in range(len(found))] if hold else (),
-        )
-        place = CodePlace(root=Path("/home/me"), inner=inner or "", command=job.command)
-        return plan_run(
-            job,
-            facts,
-            run_id="digits-0a1b2c",
-            detached=detached,
-            place=None if inner is None else place,
-            code_hash="" if inner is None else "c0de",
-        )
-
-    return make
 
 
 def test_each_node_has_the_address_interface_and_folders_of_its_host(make_host_plan):
@@ -173,6 +109,20 @@ def test_gpus_are_those_that_are_free_on_each_host(make_host_plan):
         make_host_plan(hosts, nproc_per_node=3)
 
 
+def test_the_place_of_a_run_is_told_with_what_was_checked():
+    found = tuple(host(f"gpu{n}", f"10.0.0.{n}") for n in range(1, 11))
+    assert describe_hosts(found[:1], None, shared=True) == (
+        "hosts gpu1 (checked: ssh, torch, ports, leases, clocks)"
+    )
+    assert describe_hosts(found, "a:1", shared=True) == (
+        f"hosts {', '.join(one.name for one in found[:8])} and 2 more (checked: ssh, Docker, "
+        "ports, leases, the way of each to gpu1, one checkpoint folder)"
+    )
+    assert describe_hosts(found[:8], "a:1", shared=False).endswith(
+        "gpu8 (checked: ssh, Docker, ports, leases, the way of each to gpu1)"
+    )
+
+
 def test_only_a_folder_that_the_job_names_is_taken_for_shared(make_host_plan):
     own = make_host_plan(nnodes="1:2")
     assert own.checkpoint_dir == "/home/gpu1/.launcher/checkpoints/digits-0a1b2c"
@@ -188,14 +138,6 @@ def test_clocks_that_differ_are_refused_for_c10d_alone():
         check_clocks(hosts, "c10d")
     check_clocks(hosts, "roster")
     check_clocks(TWO, "c10d")
-
-
-def test_hosts_that_are_held_are_left_out(make_job):
-    busy = {"gpu1": "all its GPUs are held by other-1"}
-    assert decide_hosts(TWO, busy, make_job(nnodes="1:2")) == TWO[1:]
-    with pytest.raises(TargetError) as error:
-        decide_hosts(TWO, busy, make_job(nnodes=2))
-    assert "1 of 2 hosts can be used\n  gpu1: all its GPUs are held by other-1" in error.value.what
 
 
 def test_the_script_of_a_plan_on_hosts_is_as_recorded(make_host_plan, expect_golden):
@@ -260,10 +202,8 @@ def test_a_run_in_held_containers_has_the_folders_of_their_hosts_and_starts_none
     plan = make_host_plan(gpus, image="fabric-train:cuda", inner="examples", hold="dev-1")
     node = render_hosts(plan).nodes[1]
     run_dir = "/home/gpu2/.launcher/runs/digits-0a1b2c"
-    words = list(node.spec.argv)
-    assert words[:2] == ["docker", "exec"]
-    assert words[-4:-2] == ["dev-1-1", "python3"]
-    assert words[-1] == f"{run_dir}/nodes/1/0/node-plan.json"
+    assert "docker" not in node.spec.argv
+    assert node.spec.argv[-1] == f"{run_dir}/nodes/1/0/node-plan.json"
     assert node.node.mounts == ()
     assert node.node.workdir == f"{run_dir}/code/examples"
     assert node.spec.env["CUDA_VISIBLE_DEVICES"] == "0"

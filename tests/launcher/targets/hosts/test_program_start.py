@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program import __main__ as program
-from launcher.targets.hosts.program.messages import (
-    HostRequest,
-    ReadClock,
-    ReadHost,
-    StopNodes,
-    WatchRun,
-)
+from launcher.targets.hosts.program.conversation import read_clock
+from launcher.targets.hosts.program.messages import FunctionCall, WatchRun
 from launcher.targets.hosts.program.wire import Record, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh, host_program
@@ -52,7 +46,7 @@ def test_the_program_travels_only_to_a_host_that_does_not_have_it(tmp_path, monk
     sizes = []
     for _ in range(3):
         with ssh.open(host) as session:
-            assert session.call(ReadClock()) > 0
+            assert session.call(read_clock) > 0
         (sent,) = tmp_path.glob("sent.*")
         sizes.append(sent.stat().st_size)
         sent.unlink()
@@ -66,6 +60,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program") / "bin/host"
     zipfile.ZipFile(io.BytesIO(host_program()[0])).extractall(folder)
     return folder
+
+
+def call(function: str, **arguments: object) -> FunctionCall:
+    return FunctionCall(function=function, arguments=arguments)
 
 
 def imported_for(folder: Path, *asked: Record) -> set[str]:
@@ -83,7 +81,7 @@ def imported_for(folder: Path, *asked: Record) -> set[str]:
 
 
 def test_a_conversation_that_asks_for_little_imports_little(folder):
-    imported = imported_for(folder, ReadClock())
+    imported = imported_for(folder, call("conversation.read_clock"))
     assert "os" in imported
     assert not imported & (SLOW | OF_PROCESSES | OF_FILES)
 
@@ -97,28 +95,14 @@ def test_a_watch_imports_nothing_that_starts_processes(folder, tmp_path):
 
 
 def test_what_a_host_has_is_read_without_what_no_answer_needs(folder, tmp_path):
-    asked = ReadHost(state_dir=str(tmp_path), lease_dir=str(tmp_path), python=None, gpus=False)
+    own = str(tmp_path)
+    asked = call("facts.read_host", state_dir=own, lease_dir=own, python=None, gpus=False)
     imported = imported_for(folder, asked)
     assert "socket" in imported
     assert not imported & {"ctypes", "dataclasses", "inspect", "tempfile"}
 
 
 def test_a_conversation_that_ends_nodes_does_not_import_what_only_a_keeper_needs(folder, tmp_path):
-    asked = StopNodes(
-        run_id="none",
-        node=None,
-        grace_s=0.0,
-        run_dir=str(tmp_path),
-        tell_launcher=False,
-        containers=False,
-    )
+    asked = call("requests.end_nodes", run_id="none", node=None, grace_s=0.0, in_containers=False)
     imported = imported_for(folder, asked)
     assert not {name.rpartition(".")[2] for name in imported} & {"keeper", "leases", "children"}
-
-
-@pytest.mark.parametrize("kind", HostRequest.__subclasses__(), ids=lambda kind: kind.__name__)
-def test_every_request_has_an_answer(kind):
-    conversation = program.HostConversation("program")
-    if kind not in {WatchRun, *conversation.handlers}:
-        module, _, name = program.HANDLERS[kind].partition(".")
-        assert callable(getattr(program._module(module), name))

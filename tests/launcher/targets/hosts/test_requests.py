@@ -20,17 +20,7 @@ from launcher.code.files import list_files
 from launcher.contract import protocol
 from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, leases, processes, requests
-from launcher.targets.hosts.program.messages import (
-    FindLeft,
-    HasCode,
-    KeeperSpec,
-    Lease,
-    PrepareRun,
-    RemoveRun,
-    StoreCode,
-    TakeLook,
-    WatchRun,
-)
+from launcher.targets.hosts.program.messages import KeeperSpec, Lease, WatchRun
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.watch import Watch
 from launcher.targets.hosts.program.wire import read_frame
@@ -62,13 +52,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def remove(run_dir: Path, brought_bytes: int = 0) -> int:
-    asked = RemoveRun(
+    return requests.remove_run(
         run_dir=str(run_dir),
         checkpoint_dir="",
         outputs_dir=str(run_dir.parents[1] / "outputs/r"),
         brought_bytes=brought_bytes,
     )
-    return requests.remove_run(asked)
 
 
 def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
@@ -126,13 +115,16 @@ def test_small_files_that_a_training_wrote_beside_its_code_are_brought(run_dir, 
 
 def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path):
     def is_there(name: str) -> bool:
-        return code_store.has_code(HasCode(state_dir=str(tmp_path), hash=name))
+        return code_store.has_code(state_dir=str(tmp_path), hash=name)
+
+    def store(name: str) -> None:
+        code_store.store_code(state_dir=str(tmp_path), hash=name, archive=b"")
 
     for number in range(code_store.KEPT_ARCHIVES):
-        code_store.store_code(StoreCode(state_dir=str(tmp_path), hash=f"h{number}"), b"")
+        store(f"h{number}")
         os.utime(tmp_path / f"code/h{number}.tar.gz", (number, number))
     assert is_there("h0")
-    code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), b"")
+    store("new")
     assert is_there("h0")
     assert not is_there("h1")
 
@@ -151,14 +143,24 @@ def test_code_that_changed_in_one_file_is_kept_from_that_and_from_the_archive_be
     assert len(changed) < 5000
 
     hashes = [hash_of(data) for data in packed]
-    asked = StoreCode(state_dir=state, hash=hashes[1], base=hashes[0], start=start, end=end)
-    assert not code_store.store_code(asked, changed), "the archive before is not there"
-    assert code_store.store_code(StoreCode(state_dir=state, hash=hashes[0]), packed[0])
-    assert code_store.store_code(asked, changed)
+
+    def store_change() -> bool:
+        return code_store.store_code(
+            state_dir=state,
+            hash=hashes[1],
+            archive=changed,
+            base=hashes[0],
+            start=start,
+            end=end,
+        )
+
+    assert not store_change(), "the archive before is not there"
+    assert code_store.store_code(state_dir=state, hash=hashes[0], archive=packed[0])
+    assert store_change()
     before, kept = (tmp_path / f"code/{hash}.tar.gz" for hash in hashes)
     assert kept.read_bytes() == packed[1]
     before.write_bytes(packed[0][:-1])
-    assert not code_store.store_code(asked, changed), "the archive before is cut"
+    assert not store_change(), "the archive before is cut"
 
 
 def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path):
@@ -172,18 +174,17 @@ def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path):
     # Threads have one process id, as processes of two hosts may.
     def make_ready(number: int) -> None:
         start.wait(20)
-        code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="h"), archive)
+        code_store.store_code(state_dir=str(tmp_path), hash="h", archive=archive)
         run_dir = str(tmp_path / "runs/r")
-        asked = PrepareRun(
+        code_store.prepare_run(
             run_dir=run_dir,
             state_dir=str(tmp_path),
             folders=[],
             files=[[f"{run_dir}/plan.json", "{}"]],
-            agent=f"{run_dir}/agent.pyz",
+            agent=b"the agent",
             code="h",
             needed=[f"{run_dir}/code/m49.py"],
         )
-        code_store.prepare_run(asked, b"the agent")
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(make_ready, range(8))) == [None] * 8
@@ -292,18 +293,21 @@ def test_a_node_whose_launcher_is_not_heard_saves_ends_and_gives_back_what_it_he
     assert leases.read(str(tmp_path / "leases")) == []
 
 
+def take_look(run_dir: Path, wait_s: float) -> dict[str, str]:
+    request = '{"id": "x"}'
+    return requests.take_look(run_dir=str(run_dir), node=2, id="x", request=request, wait_s=wait_s)
+
+
 def test_a_node_s_look_is_answered_with_its_files(run_dir):
     node_dir = run_dir / "nodes/2/1"
-    asked = TakeLook(run_dir=str(run_dir), node=2, id="x", request='{"id": "x"}', wait_s=30)
     with answering(node_dir, 5):
-        files = requests.take_look(asked)
+        files = take_look(run_dir, 30)
     assert sorted(files) == ["look.json", "rank-5.stacks.json"]
 
 
 def test_a_node_that_does_not_look_in_time_is_answered_for_with_nothing(run_dir):
     (run_dir / "nodes/2/0").mkdir(parents=True)
-    asked = TakeLook(run_dir=str(run_dir), node=2, id="x", request='{"id": "x"}', wait_s=0.2)
-    assert requests.take_look(asked) == {}
+    assert take_look(run_dir, 0.2) == {}
 
 
 def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_path):
@@ -313,11 +317,12 @@ def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_
     followed = tmp_path / "runs/followed"
     (followed / "nodes/0").mkdir(parents=True)
     mark_followed(followed, 0)
-    asked = FindLeft(state_dir=str(tmp_path))
-    found = [(one.run_id, one.size_bytes, one.is_cut) for one in requests.find_left(asked).left]
+    state = str(tmp_path)
+    told = requests.find_left(state_dir=state)
+    found = [(one.run_id, one.size_bytes, one.is_cut) for one in told]
     assert found == [("cut", 20, True), ("ended", 10, False)]
     for run_id in ("cut", "followed"):
-        requests.find_left(asked.having(remove=run_id))
-    assert [one.run_id for one in requests.find_left(asked).left] == ["ended"]
+        requests.find_left(state_dir=state, remove=run_id)
+    assert [one.run_id for one in requests.find_left(state_dir=state)] == ["ended"]
     assert followed.exists()
     assert not (tmp_path / "checkpoints/cut").exists()

@@ -16,8 +16,9 @@ from launcher.contract.errors import TargetError
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import leases
-from launcher.targets.hosts.program.__main__ import HELD_LIMIT_S
-from launcher.targets.hosts.program.messages import Lease, ReadClock, TakeLease
+from launcher.targets.hosts.program.code_store import has_code, store_code
+from launcher.targets.hosts.program.conversation import HELD_LIMIT_S, read_clock, take_lease
+from launcher.targets.hosts.program.messages import Lease
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 
@@ -49,7 +50,7 @@ def hosts(tmp_path: Path) -> list[Host]:
 
 
 def answers(session: Session) -> bool:
-    return session.call(ReadClock()) > 0
+    return session.call(read_clock) > 0
 
 
 def test_every_host_is_talked_to_or_it_is_said_why_not(tmp_path, monkeypatch, hosts):
@@ -150,18 +151,31 @@ def test_a_conversation_may_be_ended_by_several_threads_at_once():
         assert sorted(ended) == [(0, "")] * 7 + [(0, "why\n")]
 
 
+def test_a_call_brings_its_bytes_and_a_refusal_names_the_host(ssh, hosts, tmp_path):
+    state = str(tmp_path / "state")
+    with ssh.open(hosts[0]) as session:
+        assert not session.call(has_code, state_dir=state, hash="h")
+        assert session.call(store_code, state_dir=state, hash="h", archive=b"bytes")
+        assert session.call(has_code, state_dir=state, hash="h")
+        with pytest.raises(TargetError, match=r"^gpu1: /proc/x"):
+            session.call(store_code, state_dir="/proc/x", hash="h", archive=b"bytes")
+    assert (tmp_path / "state/code/h.tar.gz").read_bytes() == b"bytes"
+
+
 def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
     lease = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
-    asked = TakeLease(
-        lease=lease,
-        lease_dir=str(tmp_path / "leases"),
-        run_dir=str(tmp_path / "runs/r"),
-        slots_limit=None,
-        containers=False,
-    )
+    lease_dir = str(tmp_path / "leases")
     with ssh.open(hosts[0]) as session:
-        assert not session.call(asked).held
-        assert [held.run_id for held in leases.read(asked.lease_dir)] == ["r"]
+        in_the_way = session.call(
+            take_lease,
+            lease=lease,
+            lease_dir=lease_dir,
+            run_dir=str(tmp_path / "runs/r"),
+            slots_limit=None,
+            containers=False,
+        )
+        assert not in_the_way
+        assert [held.run_id for held in leases.read(lease_dir)] == ["r"]
         assert answers(session)
         # As after a loss of power: the connection stays, and nothing comes.
         long_ago_ns = time.monotonic_ns() - int(HELD_LIMIT_S * 1e9)
@@ -170,4 +184,4 @@ def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
         )
         with pytest.raises(TargetError):
             session.receive(limit_s=20.0)
-        assert leases.read(asked.lease_dir) == []
+        assert leases.read(lease_dir) == []

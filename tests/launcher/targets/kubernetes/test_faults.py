@@ -435,11 +435,8 @@ def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(server, start
     ("status", "message", "is_final"),
     [
         (403, 'pods "x" is forbidden: exceeded quota: q, requested: pods=1', False),
-        (403, 'pods "x" is forbidden: status unknown for quota: q, resources: pods', False),
-        (403, 'admission webhook "policy" denied the request: pods need an owner', False),
         (400, 'admission webhook "policy" does not support dry run', False),
         (500, "Internal error occurred", False),
-        (403, 'pods "x" is forbidden: maximum memory usage per Container is 1Gi', True),
         (403, 'pods "x" is forbidden: error looking up service account team/trainer', True),
     ],
 )

@@ -8,8 +8,8 @@ from launcher.contract.causes import Cause
 from launcher.follow.endings import judge_part
 from launcher.targets.kubernetes.missing_pods import tell_reasons
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit, same_words
-from launcher.targets.kubernetes.pod_states import PodView, parse_pod
-from launcher.targets.kubernetes.refusals import find_fix
+from launcher.targets.kubernetes.pod_states import WORDS, PodView, parse_pod
+from launcher.targets.kubernetes.refusals import find_fix, is_for_good
 from tests.launcher.fake_cluster import ended, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -55,7 +55,26 @@ def test_failures_to_start_for_different_reasons_are_not_equal():
 def test_containers_of_one_pod_count_each():
     limit = StartLimit(600, min_nodes=1)
     again = failed_start("a", restarts=1, last=NOT_FOUND)
-    assert limit.find([again], 0.0) is not None
+    found = limit.find([again], 0.0)
+    assert found.words.startswith("d-0-a: StartError, 2 times: exec: ")
+    assert found.words.endswith(f"; {WORDS['StartError'].fix}")
+    limit = StartLimit(600, min_nodes=1)
+    # The node ran in another pod: what had failed by then is no reason to end.
+    assert limit.find([failed_start("a"), view(uid="z")], 0.0) is None
+    later = view(0, "a", state={"waiting": {}}, restarts=1, last=NOT_FOUND, phase="Pending")
+    assert limit.find([later, failed_start("b")], 1.0) is None
+
+
+def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_too():
+    limit = StartLimit(60, min_nodes=1)
+    assert limit.find([], 5.0, refused="no account") is None
+    assert limit.find([], 64.5, refused="no account") is None
+    found = limit.find([], 65.0, refused="no account")
+    assert found.words == "no account; it lasted 60 s (kubernetes.start_limit_s)"
+    assert found.cause is Cause.NOT_ALLOWED
+    blocked = StartLimit(60, min_nodes=1)
+    assert blocked.find([waits(NO_IMAGE)], 0.0) is None
+    assert blocked.find([waits(NO_IMAGE)], 60.0).cause is Cause.IMAGE_PULL
 
 
 def test_failures_to_start_before_the_job_ran_after_all_end_nothing_later():
@@ -212,17 +231,31 @@ def test_conditions_that_are_true_and_no_end_are_told():
 
 
 @pytest.mark.parametrize(
-    ("message", "fix"),
+    ("message", "lasts", "fix"),
     [
-        ('violates PodSecurity "restricted:latest"', "take out of the job what it names"),
-        ("maximum memory usage per Container is 1Gi", "kubectl describe limits -n team"),
+        (
+            'pods "x" is forbidden: violates PodSecurity "restricted:latest"',
+            True,
+            "take out of the",
+        ),
+        (
+            'Pod "x" is invalid: maximum memory usage per Container is 1Gi',
+            True,
+            "kubectl describe limits -n team",
+        ),
         (
             'pods "x" is forbidden: error looking up service account team/default: serviceaccount '
             '"default" not found',
+            True,
             "kubectl create serviceaccount default -n team",
         ),
-        ("something else", ""),
+        ('pods "x" is forbidden: exceeded quota: q', False, "kubectl describe quota -n team; "),
+        ('admission webhook "w" denied the request: pods is forbidden: x', False, ""),
+        ('pods "x" is forbidden: status unknown for quota: q, resources: pods', False, ""),
+        ("something else", False, ""),
     ],
 )
-def test_what_refuses_a_pod_has_a_fix(message, fix):
+def test_what_refuses_a_pod_has_a_fix_and_lasts_unless_it_passes_by_itself(message, lasts, fix):
+    assert is_for_good(message) is lasts
     assert find_fix(message, "team").startswith(fix)
+    assert bool(find_fix(message, "team")) == bool(fix)

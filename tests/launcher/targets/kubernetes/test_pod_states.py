@@ -1,5 +1,6 @@
 """What a cluster says of pods and jobs, in this project's words."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,12 +9,18 @@ from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.states import NodeState
 from launcher.follow.endings import judge_parts
+from launcher.targets import kubernetes
 from launcher.targets.kubernetes.pod_states import (
     OOM,
     WORDS,
+    ContainerEnd,
     JobEnd,
+    PodView,
+    count_wanted,
     describe_trouble,
+    event_time,
     find_parts,
+    is_suspended,
     newest_of_each,
     parse_job_end,
     parse_pod,
@@ -21,6 +28,7 @@ from launcher.targets.kubernetes.pod_states import (
 )
 from tests.launcher.cluster_run import agents_outcome
 from tests.launcher.fake_cluster import ended, pod
+from tests.launcher.values import by_place, changeable
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 WAITING: dict[str, Any] = {"phase": "Pending"}
@@ -46,6 +54,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "message": "preempted
         (waiting("ContainerCreating"), NodeState.PENDING, None, None),
         ({}, NodeState.RUNNING, None, None),
         ({"phase": "Succeeded", "state": ended(0)}, NodeState.EXITED, 0, None),
+        ({"phase": "Succeeded", "state": {}}, NodeState.EXITED, None, None),
         # The kubelet tells the container's end first, and the pod's phase a moment later.
         ({"phase": "Running", "state": ended(0)}, NodeState.EXITED, 0, None),
         ({"phase": "Failed", "state": ended(3)}, NodeState.EXITED, 3, None),
@@ -101,9 +110,91 @@ def test_the_newest_pod_of_a_node_is_that_made_last_and_of_two_of_one_second_the
         assert newest_of_each(map(parse_pod, pods))[0].name == "digits-0-aaa"
 
 
+def test_a_record_of_a_cluster_is_a_value_and_is_built_by_name():
+    assert (changeable(kubernetes), by_place(kubernetes)) == (set(), set())
+
+
 def test_an_object_that_is_hardly_there_is_pending():
     view = parse_pod({"metadata": {"name": "a"}})
-    assert (view.state, view.node_index, view.has_started) == (NodeState.PENDING, None, False)
+    assert view == PodView(
+        **dict.fromkeys(("uid", "created", "container"), ""),
+        name="a",
+        node_index=None,
+        state=NodeState.PENDING,
+    )
+    assert (view.has_started, view.waits, view.restarts) == (False, "", 0)
+    unseen = parse_pod({"metadata": {"name": "a"}, "spec": {"schedulerName": "volcano"}})
+    assert unseen.waits == "a: its scheduler volcano has not looked at it: does it run?"
+    for seen in ({"conditions": [UNSCHEDULABLE]}, {"containerStatuses": [{"name": "node"}]}):
+        assert not parse_pod({"spec": {"schedulerName": "volcano"}, "status": seen}).scheduler
+
+
+def test_all_that_a_pod_says_is_in_its_view():
+    when = "2026-01-01T00:00:0{}Z".format
+    conditions = [
+        {**DISRUPTED, "lastTransitionTime": when(5)},
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": when(1)},
+        {**UNSCHEDULABLE, "reason": "", "lastTransitionTime": when(0)},
+        {"type": "Ready", "status": "True", "lastTransitionTime": when(3)},
+        {"type": "PodScheduled", "status": "True"},
+    ]
+    last = ended(1, startedAt=when(1), finishedAt=when(2), message="why\n")
+    item = pod("d-0", {}, uid="u", restarts=2, last=last, conditions=conditions)
+    item["metadata"] |= {"annotations": {INDEX: "0"}, "creationTimestamp": when(0)}
+    item["spec"]["nodeName"] = "n1"
+    assert parse_pod(item, 1) == PodView(
+        name="d-0",
+        uid="u",
+        node_index=0,
+        created=when(0),
+        container="node",
+        state=NodeState.RUNNING,
+        restarts=2,
+        trouble=WORDS["DisruptionTarget"],
+        message="preempted",
+        has_started=True,
+        ending_before=ContainerEnd(
+            exit_code=1, word="Error", message="why", started=when(1), finished=when(2)
+        ),
+        started=when(0),
+        conditions=(
+            (when(5), "disrupted: preempted"),
+            (when(1), "placed on n1"),
+            (when(0), f"cannot be placed: {UNSCHEDULABLE['message']}"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "pods"),
+    [
+        ("PyTorchJob", {"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 3}}}, 4),
+        ("TrainJob", {"trainer": {"numNodes": 3}}, 3),
+        ("TrainJob", {}, 1),
+        ("JobSet", {"replicatedJobs": [{"template": {"spec": {"parallelism": 3}}}] * 2}, 6),
+        ("JobSet", {"replicatedJobs": [{"template": {"spec": {}}}]}, 1),
+        ("Job", {"parallelism": 3}, 3),
+        ("Job", {}, 1),
+    ],
+)
+def test_a_job_asks_for_so_many_pods_or_for_none_while_it_is_suspended(kind, spec, pods):
+    assert count_wanted({"kind": kind, "spec": spec}) == pods
+    for suspended, said in ((False, {}), (True, {"suspend": True})):
+        for one in (said, {"runPolicy": said}):
+            assert is_suspended({"kind": kind, "spec": spec | one}) is suspended
+
+
+@pytest.mark.parametrize(
+    ("stamps", "seen_s"),
+    [
+        ({}, 0.0),
+        ({"metadata": {"creationTimestamp": "1970-01-01T00:00:01Z"}}, 1.0),
+        ({"firstTimestamp": "1970-01-01T00:00:02Z", "lastTimestamp": None}, 2.0),
+        ({"firstTimestamp": "1970-01-01T00:00:02Z", "eventTime": "1970-01-01T00:00:03.5Z"}, 3.5),
+    ],
+)
+def test_an_event_was_seen_when_it_says_so_last(stamps, seen_s):
+    assert event_time(stamps) == seen_s
 
 
 @pytest.mark.parametrize(
@@ -159,6 +250,10 @@ def test_conditions_of_every_kind_tell_the_end(kind, succeeded):
     item = {"status": {"conditions": [{"type": kind, "status": "True", "reason": "R"}]}}
     end = parse_job_end(item)
     assert (None if end is None else end.exit_code == 0) is succeeded
+    assert end is None or end.ended_at == math.inf
+    item["status"]["conditions"][0] |= {"lastTransitionTime": "1970-01-01T00:00:02Z"}
+    if end := parse_job_end(item):
+        assert (end.word, end.words, end.ended_at) == ("R", "" if succeeded else "R", 2.0)
     item["status"]["conditions"][0]["status"] = "False"
     assert parse_job_end(item) is None
 

@@ -32,7 +32,7 @@ from tests.k8s.manifests_table import (
     without_archive,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests/golden"
 WHOLE = (
     *("pytorchjob-plain", "pytorchjob-elastic", "pytorchjob-static", "pytorchjob-everything"),

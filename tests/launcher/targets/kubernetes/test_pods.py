@@ -103,13 +103,7 @@ def test_workers_follow_from_what_a_pod_is_given(fields, workers):
     assert plan_of(**fields).nodes[0].nproc_per_node == workers
 
 
-# -- stopping and probes ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grace_s", [1, 30, 600])
-def test_a_pod_has_longer_than_the_job_s_grace(grace_s):
-    pod = pod_of(**{**FIXED, "stop_grace_s": grace_s})
-    assert pod["terminationGracePeriodSeconds"] > grace_s + 10
+# -- probes ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if not name.endswith("everything")])
@@ -176,11 +170,3 @@ def test_what_cannot_work_is_refused_before_it_costs_anything(fields, says):
         plan_of(**fields)
     assert says in str(caught.value)
     assert "fix: " in str(caught.value)
-
-
-def test_only_what_all_nodes_see_fences_a_group():
-    ephemeral = plan_of(**{**ELASTIC, "kubernetes": {"checkpoint": "ephemeral"}})
-    assert "fence_dir" not in dict(ephemeral.nodes[0].rendezvous.conf)  # type: ignore[union-attr]
-    durable = plan_of(**ELASTIC)
-    conf = dict(durable.nodes[0].rendezvous.conf)  # type: ignore[union-attr]
-    assert conf["fence_dir"] == "/launcher/checkpoints/digits"

@@ -1,0 +1,124 @@
+"""Hosts that are not there: facts and plans of them, and what they answer."""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.code.place import CodePlace
+from launcher.contract.errors import TargetError
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.targets.docker_options import plan_containers
+from launcher.targets.hosts.plan import plan_facts
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
+from launcher.targets.hosts.ssh import Ssh
+
+Answers = Mapping[Callable[..., Any], Any]
+
+
+def host(name: str, address: str, **fields: Any) -> HostFacts:
+    return HostFacts(
+        **{
+            "host": Host(name=name),
+            "address": address,
+            "interface": "ib0",
+            "cpu_count": 8,
+            "python": "/opt/venv/bin/python",
+            "torch_version": "2.13.0",
+            "state_dir": f"/home/{name}/.launcher",
+            **fields,
+        }
+    )
+
+
+TWO = (host("gpu1", "10.1.0.1"), host("gpu2", "10.1.0.2", interface="ib1"))
+
+
+@pytest.fixture
+def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan]:
+    def make(
+        found: tuple[HostFacts, ...] = TWO,
+        *,
+        image: str | None = None,
+        inner: str | None = None,
+        run_root: str = "/home/me/runs",
+        hold: str = "",
+        detached: bool = False,
+        **fields: Any,
+    ) -> LaunchPlan:
+        inner = inner if image or inner else "examples"
+        given = {"nnodes": 2, "nproc_per_node": 1, "hosts": {"runtime": "python"}, **fields}
+        job = make_job(**given)
+        own = HostsSettings(
+            hosts=found,
+            ssh_config=None,
+            containers=plan_containers(job, None),
+            hold=hold,
+        )
+        facts = plan_facts(
+            job,
+            own,
+            image=image,
+            torch_version="2.13.0",
+            port=23456,
+            run_root=run_root,
+            cwd="/home/me",
+            inner=inner,
+            names=[f"{hold}-{index}" for index in range(len(found))] if hold else (),
+        )
+        place = CodePlace(root=Path("/home/me"), inner=inner or "", command=job.command)
+        return plan_run(
+            job,
+            facts,
+            run_id="digits-0a1b2c",
+            detached=detached,
+            place=None if inner is None else place,
+            code_hash="" if inner is None else "c0de",
+        )
+
+    return make
+
+
+class Said:
+    """A session to a host, which answers by the function that is called; ``heard`` are all calls.
+
+    An answer may be a function of the call's arguments.
+    """
+
+    def __init__(self, host: Host, answers: Answers) -> None:
+        self.host, self._answers = host, answers
+        self.heard: list[tuple[Callable[..., Any], Namespace]] = []
+
+    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        asked = Namespace(**arguments)
+        self.heard.append((function, asked))
+        answer = self._answers[function]
+        return answer(asked) if callable(answer) else answer
+
+    def call_within(self, _limit_s: float, function: Callable[..., Any], **arguments: Any) -> Any:
+        return self.call(function, **arguments)
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> "Said":
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+@pytest.fixture
+def hosts_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What hosts answer, by their names; all others are away."""
+
+    def say(**answers: Answers) -> None:
+        def open_session(self: Ssh, host: Host) -> Said:
+            if host.name not in answers:
+                raise TargetError(f"{host.name}: it does not answer", "is it on?")
+            return Said(host, answers[host.name])
+
+        monkeypatch.setattr(Ssh, "open", open_session)
+
+    return say
