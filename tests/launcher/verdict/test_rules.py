@@ -156,6 +156,8 @@ def test_a_rank_computes_if_it_used_a_core_and_did_not_spin_in_a_wait():
          "script-error", Weight.LIKELY, "exit code 3: ends here"),
         ({"exception": "exit code 3", "log": ""}, "script-error", Weight.SIGN, "exit code 3"),
         ({"exception": "SIGKILL (9)", "exit_code": -9}, "killed", Weight.LIKELY, "SIGKILL (9)"),
+        ({"exception": "ended by its agent", "exit_code": 143, "cause": "terminated"}, "killed",
+         Weight.SIGN, "ended by its agent"),
         ({"exception": "x", "exit_code": -64}, "killed", Weight.LIKELY, "x"),
         ({"exception": "x", "exit_code": -2}, "stopped-by-user", Weight.LIKELY, "x"),
         ({"exception": "x", "exit_code": -11}, "crashed", Weight.LIKELY, "x"),
