@@ -34,9 +34,10 @@ def test_a_line_means_its_cause(cause, text):
     assert found.cause == cause
 
 
+@pytest.mark.parametrize("where", ["job 19 waits in the queue:", "pending;"])
 @pytest.mark.parametrize("why", ["PartitionConfig", "JobHeldUser", "job requeued in held state"])
-def test_a_job_that_slurm_does_not_start_by_itself_has_no_room(why):
-    found = judge_line(LogLine(file="launcher", text=f"job 19 waits in the queue: {why}"))
+def test_a_job_that_slurm_does_not_start_by_itself_has_no_room(why, where):
+    found = judge_line(LogLine(file="launcher", text=f"{where} {why}"))
     assert found is not None
     assert (found.cause, found.weight) == ("no-room", Weight.ROOT)
     assert ("scontrol release" in found.fix) == ("Partition" not in why)
