@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from launcher.api.choose_target import Choice, choose_target
 from launcher.code.place import CodePlace, find_code
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.contract.generations import FOLDER as OF_AGENTS
 from launcher.follow.target import Target
@@ -27,7 +27,7 @@ from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.devices import describe_crowd
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
-from launcher.runs.folder import RunFolder, find_run
+from launcher.runs.folder import RunFolder, find_run, list_runs
 from launcher.targets.preflight import (
     check_own_disks,
     describe_left_behind,
@@ -134,6 +134,8 @@ def plan_job(
         code_hash=choice.target.code.hash if choice.target.code else "",
         purpose=purpose,
     )
+    if job.checkpoint_dir and plan.agent and not preview:
+        _refuse_shared(plan, choice.target, run_root)
     choice.target.notes += _describe_surprises(choice, job, plan, place)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.traits.sends_code or not read_code
@@ -143,6 +145,32 @@ def plan_job(
         choice.target.notes.append(f"starts in {where}: {left}")
     return PlannedRun(
         choice=choice, job=ran, plan=plan, read_code=read_code, copy=None if in_place else copy
+    )
+
+
+def _refuse_shared(plan: LaunchPlan, target: Target, run_root: Path) -> None:
+    """Raises ``InputError`` if a run that goes on saves into the plan's folder.
+
+    Only the newest generation of nodes may save there: each run would start the other's anew.
+    """
+    # They import what manages runs, which a render does not need.
+    from launcher.api.listing import GOES_ON, read_state
+
+    hosts = {machine.name for machine in plan.machines}
+    for run in list_runs(run_root):
+        if run.run_id == plan.run_id or run.is_elsewhere or run.read_outcome() is not None:
+            continue
+        with contextlib.suppress(InputError):  # a damaged plan
+            other = run.read_plan()
+            is_same = (other.target, other.checkpoint_dir) == (plan.target, plan.checkpoint_dir)
+            is_shared = not target.traits.sends_code or hosts & {one.name for one in other.machines}
+            if is_same and is_shared and not other.is_hold and read_state(run, other)[0] in GOES_ON:
+                break
+    else:
+        return
+    raise InputError(
+        f"{run.run_id} goes on, and saves its checkpoints in {plan.checkpoint_dir} too",
+        f"{typed.command('stop', run.run_id)}, wait for its end, or --set checkpoint_dir=DIR",
     )
 
 

@@ -96,6 +96,7 @@ def _complete(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) ->
     """Adds what was seen, of all ranks or of one, and what is wrong between their collectives."""
     if rank is not None and rank not in seen.traces and seen.traces:
         raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(seen.traces)} there")
+    idle = {node: "no worker runs there" for node, one in seen.looks.items() if not one.ranks}
     newest = max((one.at for one in seen.looks.values()), default=begun.at)
     return replace(
         begun,
@@ -103,6 +104,7 @@ def _complete(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) ->
             node: replace(one, ranks=tuple(r for r in one.ranks if rank in (None, r.rank)))
             for node, one in seen.looks.items()
         },
+        silent={**idle, **begun.silent},
         stacks={r: one for r, one in seen.stacks.items() if rank in (None, r)},
         findings=join_recorders(
             {r: one for r, one in seen.traces.items() if one},

@@ -12,7 +12,13 @@ from dataclasses import replace
 
 from launcher.contract.causes import Cause
 from launcher.contract.errors import name_ending
-from launcher.contract.worker_end import WorkerEnd, cause_of_ending, is_own_failure, last_of
+from launcher.contract.worker_end import (
+    ENDED_BY_AGENT,
+    WorkerEnd,
+    cause_of_ending,
+    is_own_failure,
+    last_of,
+)
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
 from launcher.verdict.rules.rule import FOLLOWS, LIKELY, ROOT, SIGN, SURE, Meaning
@@ -126,8 +132,12 @@ def judge_end(end: WorkerEnd) -> Meaning:
     # An exit code alone says little if the worker's log was not read.
     # SIGABRT is how C++ ends a process, whatever the reason is.
     weight = LIKELY if end.log and end.exit_code != -6 else SIGN
+    if end.exception == ENDED_BY_AGENT:  # which only followed what ended the node
+        weight = SIGN
     by_ctrl_c = end.exit_code == -signal.SIGINT
-    cause = Cause.STOPPED_BY_USER if by_ctrl_c else cause_of_ending(end.exit_code)
+    # A script that answers SIGTERM may end with a code of its own.
+    code = -signal.SIGTERM if end.cause is Cause.TERMINATED else end.exit_code
+    cause = Cause.STOPPED_BY_USER if by_ctrl_c else cause_of_ending(code)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
     told, own_fix = judge_line(line), _OF_SIGNAL.get(-end.exit_code, "")
     if told and (end.is_collateral or told.weight >= min(weight, LIKELY)):

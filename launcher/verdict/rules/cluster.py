@@ -38,7 +38,7 @@ no-room root
   (?:pending|\bPD\b|reason=|in the queue).*\b(?:Resources|Priority|QOS\w+|Assoc\w+|Max\w+Per\w+)\b
   (?:\bPD\b|in the queue).*Partition\w+Limit => fewer nodes or less time: scontrol show partition
   \bJobHeld\w+|\brequeued (?:in )?held\b => scontrol release JOB; scontrol show job JOB tells more
-  (?:\bPD\b|in the queue).*(?:Partition(?:Down|Inactive|Config)|NodeDown|DependencyNeverS)
+  (?:pending|\bPD\b|in the queue).*(?:Partition(?:Down|Inactive|Config)|NodeDown|DependencyNev)
 no-room sign
   submitted, and no node has started
 not-allowed root

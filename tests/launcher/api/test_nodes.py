@@ -15,10 +15,18 @@ from launcher.api.why import read_named_run, read_path
 from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import OWNER_FILE
-from launcher.contract.look import LOOK_REQUEST, Look, LookRequest, RankLook, RankStacks
+from launcher.contract.look import (
+    LOOK_FILE,
+    LOOK_REQUEST,
+    Look,
+    LookRequest,
+    RankLook,
+    RankStacks,
+    look_dir,
+)
 from launcher.contract.look import ThreadStack as Thread
 from launcher.contract.protocol import SCALE_REQUEST
-from launcher.contract.records import parse_record, read_object
+from launcher.contract.records import dump_record, parse_record, read_object
 from launcher.contract.states import NodeState
 from launcher.follow.target import Door, NodeObservation, Observation
 from launcher.runs.folder import BORROWED_FILE, RunFolder
@@ -137,6 +145,15 @@ def test_a_look_tells_who_stands_where_and_what_is_missing(run, expect_golden):
     with pytest.raises(InputError, match=f"--rank 7: {NAME} has ranks 0-1 there"):
         take_stacks(run, answering(run, 0, 1), rank=7)
     assert take_stacks(run, answering(run), rank=7).stacks == {}
+
+
+def test_a_node_without_workers_is_told(make_run):
+    run, _ = make_run(ended=Cause.NODE_LOST)
+    folder = look_dir(run.node_dir(0, 0), "a")
+    folder.mkdir(parents=True)
+    (folder / LOOK_FILE).write_text(dump_record(Look(id="a", at=1.0, why="loss", attempt=-1)))
+    told = render_stacks(take_stacks(run, StoppedClock()))
+    assert told.splitlines()[1:] == ["node 0: no look: no worker runs there"]
 
 
 def test_of_a_run_that_has_ended_the_last_look_is_shown(make_run):

@@ -18,11 +18,13 @@ from launcher.api.planning import (
 )
 from launcher.code import files
 from launcher.code.record import read_kept_code
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError
 from launcher.follow.target import Traits
 from launcher.job.spec import JobSpec
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.runs.outcome import Outcome
 from launcher.targets.local.target import LocalTarget
 
 Plan = Callable[..., PlannedRun]
@@ -185,6 +187,19 @@ def test_a_run_is_resumed_from_the_checkpoints_of_another(make_run, make_job, tm
     on_local(traits=Traits(own_checkpoints="kubernetes.checkpoints"))
     with pytest.raises(InputError, match="--resume a: on Local a job goes on from its own check"):
         resume_job(make_job(), tmp_path, "a", LocalTarget(tmp_path))
+
+
+def test_a_run_that_goes_on_shares_its_checkpoints_with_no_other(plan, tmp_path):
+    saves = {"checkpoint_dir": str(tmp_path / "saved")}
+    living = plan(**saves).create()
+    with pytest.raises(InputError, match=f"{living.run_id} goes on, and saves its checkpoints in"):
+        plan(**saves)
+    apart = Traits(sends_code=True)  # this machine's folders are not those of the nodes
+    for given in ({}, {**saves, "engine": "torchrun"}, {**saves, "traits": apart}):
+        plan(**given)
+    plan(**saves, options={"preview": True})
+    living.write_outcome(Outcome(cause=Cause.COMPLETED))
+    plan(**saves)
 
 
 @pytest.mark.parametrize(

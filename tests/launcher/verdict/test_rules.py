@@ -34,9 +34,10 @@ def test_a_line_means_its_cause(cause, text):
     assert found.cause == cause
 
 
+@pytest.mark.parametrize("where", ["job 19 waits in the queue:", "pending;"])
 @pytest.mark.parametrize("why", ["PartitionConfig", "JobHeldUser", "job requeued in held state"])
-def test_a_job_that_slurm_does_not_start_by_itself_has_no_room(why):
-    found = judge_line(LogLine(file="launcher", text=f"job 19 waits in the queue: {why}"))
+def test_a_job_that_slurm_does_not_start_by_itself_has_no_room(why, where):
+    found = judge_line(LogLine(file="launcher", text=f"{where} {why}"))
     assert found is not None
     assert (found.cause, found.weight) == ("no-room", Weight.ROOT)
     assert ("scontrol release" in found.fix) == ("Partition" not in why)
@@ -156,6 +157,8 @@ def test_a_rank_computes_if_it_used_a_core_and_did_not_spin_in_a_wait():
          "script-error", Weight.LIKELY, "exit code 3: ends here"),
         ({"exception": "exit code 3", "log": ""}, "script-error", Weight.SIGN, "exit code 3"),
         ({"exception": "SIGKILL (9)", "exit_code": -9}, "killed", Weight.LIKELY, "SIGKILL (9)"),
+        ({"exception": "ended by its agent", "exit_code": 143, "cause": "terminated"}, "killed",
+         Weight.SIGN, "ended by its agent"),
         ({"exception": "x", "exit_code": -64}, "killed", Weight.LIKELY, "x"),
         ({"exception": "x", "exit_code": -2}, "stopped-by-user", Weight.LIKELY, "x"),
         ({"exception": "x", "exit_code": -11}, "crashed", Weight.LIKELY, "x"),
