@@ -22,8 +22,8 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        error.filename, error.filename2 = str(path), None  # a write's error names no file
-        raise
+        # A write's error names no file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def new_number() -> int:

@@ -134,7 +134,9 @@ def plan_job(
         code_hash=choice.target.code.hash if choice.target.code else "",
         purpose=purpose,
     )
-    if job.checkpoint_dir and plan.agent and not preview:
+    # A run that waits in a queue may be meant to follow the one that goes on.
+    is_at_once = not choice.target.traits.goes_on_alone
+    if job.checkpoint_dir and plan.agent and is_at_once and not preview:
         _refuse_shared(plan, choice.target, run_root)
     choice.target.notes += _describe_surprises(choice, job, plan, place)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})

@@ -176,7 +176,7 @@ def test_a_host_that_stands_still_is_not_waited_for(
     frozen_session, host, tmp_path, monkeypatch, way
 ):
     monkeypatch.setattr(host_line, "COPY_SILENCE_S", 0.5)
-    asked = messages.Call(function="conversation.read_clock", arguments={})
+    asked = messages.FunctionCall(function="conversation.read_clock", arguments={})
     talk: dict[str, Callable[[], object]] = {
         "question": lambda: frozen_session.call_within(0.5, read_clock),
         "bytes": lambda: frozen_session.send(asked, bytes(1 << 20), limit_s=0.5),

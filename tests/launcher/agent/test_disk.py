@@ -56,7 +56,7 @@ def test_a_file_that_a_full_disk_refuses_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", refuse)
     path = tmp_path / "outcome.json"
-    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'$"):
         write_atomically(path, "")
     assert list(tmp_path.iterdir()) == []
 
