@@ -195,7 +195,9 @@ def test_a_run_that_goes_on_shares_its_checkpoints_with_no_other(plan, tmp_path)
     with pytest.raises(InputError, match=f"{living.run_id} goes on, and saves its checkpoints in"):
         plan(**saves)
     apart = Traits(sends_code=True)  # this machine's folders are not those of the nodes
-    for given in ({}, {**saves, "engine": "torchrun"}, {**saves, "traits": apart}):
+    queues = Traits(goes_on_alone=True)  # it may be meant to follow
+    others = {"engine": "torchrun"}, {"traits": apart}, {"traits": queues}
+    for given in ({}, *({**saves, **other} for other in others)):
         plan(**given)
     plan(**saves, options={"preview": True})
     living.write_outcome(Outcome(cause=Cause.COMPLETED))
