@@ -134,9 +134,7 @@ def plan_job(
         code_hash=choice.target.code.hash if choice.target.code else "",
         purpose=purpose,
     )
-    # A run that waits in a queue may be meant to follow the one that goes on.
-    is_at_once = not choice.target.traits.goes_on_alone
-    if job.checkpoint_dir and plan.agent and is_at_once and not preview:
+    if job.checkpoint_dir and not preview:
         _refuse_shared(plan, choice.target, run_root)
     choice.target.notes += _describe_surprises(choice, job, plan, place)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
@@ -158,6 +156,9 @@ def _refuse_shared(plan: LaunchPlan, target: Target, run_root: Path) -> None:
     # They import what manages runs, which a render does not need.
     from launcher.api.listing import GOES_ON, read_state
 
+    if plan.agent is None or target.traits.goes_on_alone:
+        # A run that waits in a queue may be meant to follow the one that goes on.
+        return
     hosts = {machine.name for machine in plan.machines}
     for run in list_runs(run_root):
         if run.run_id == plan.run_id or run.is_elsewhere or run.read_outcome() is not None:
