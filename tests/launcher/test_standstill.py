@@ -28,7 +28,7 @@ from launcher.targets.hosts import connection as host_line
 from launcher.targets.hosts import ssh
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import messages, requests
-from launcher.targets.hosts.program.conversation import read_clock
+from launcher.targets.hosts.program.session import read_clock
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from tests.waiting import wait_until
@@ -176,7 +176,7 @@ def test_a_host_that_stands_still_is_not_waited_for(
     frozen_session, host, tmp_path, monkeypatch, way
 ):
     monkeypatch.setattr(host_line, "COPY_SILENCE_S", 0.5)
-    asked = messages.FunctionCall(function="conversation.read_clock", arguments={})
+    asked = messages.FunctionCall(function="session.read_clock", arguments={})
     talk: dict[str, Callable[[], object]] = {
         "question": lambda: frozen_session.call_within(0.5, read_clock),
         "bytes": lambda: frozen_session.send(asked, bytes(1 << 20), limit_s=0.5),

@@ -16,8 +16,8 @@ from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.code_store import has_code, prepare_run, store_code
-from launcher.targets.hosts.program.conversation import take_lease
 from launcher.targets.hosts.program.requests import end_nodes, remove_run, stop_launcher
+from launcher.targets.hosts.program.session import take_lease
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program import reach as program
-from launcher.targets.hosts.program.conversation import leave_token
+from launcher.targets.hosts.program.session import leave_token
 from launcher.targets.hosts.ssh import Session, Ssh
 
 REACH_LIMIT_S = 3.0

@@ -24,8 +24,8 @@ from launcher.targets.hosts.plan import (
     wanted_addresses,
 )
 from launcher.targets.hosts.program import facts
-from launcher.targets.hosts.program.conversation import read_clock
 from launcher.targets.hosts.program.messages import HostReport
+from launcher.targets.hosts.program.session import read_clock
 from launcher.targets.hosts.reach import Reachability, meet
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh, joined

@@ -35,9 +35,9 @@ from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
-from launcher.targets.hosts.program.conversation import start_node
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
 from launcher.targets.hosts.program.requests import ask_launcher, take_look
+from launcher.targets.hosts.program.session import start_node
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh, joined

@@ -10,7 +10,7 @@ import os
 import sys
 from signal import alarm
 
-from launcher.targets.hosts.program import conversation, messages
+from launcher.targets.hosts.program import messages, session
 from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Refusal, RequestError
 from launcher.targets.hosts.program.wire import (
     MAGIC,
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     if argv[1:2] == ["keep"]:
         # The session that started this sends the spec at once, unless it hangs.
         alarm(SPEC_LIMIT_S)
-        keeper = conversation.module("keeper")
+        keeper = session.module("keeper")
         spec = parse_json(sys.stdin.buffer.read())
         alarm(0)
         keeper.NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
@@ -59,10 +59,10 @@ def converse() -> None:
             elif isinstance(asked, messages.FunctionCall):
                 write_frame(stdout, answer(asked, blob))
             # Python's own buffer, which select does not see, holds at most beats: others follow.
-            elif not conversation.module("watch").Watch(asked, stdout).run(stdin.fileno()):
+            elif not session.module("watch").Watch(asked, stdout).run(stdin.fileno()):
                 return
     finally:
-        conversation.end()
+        session.end()
 
 
 def refuse_as_another(wanted: str) -> Refusal | None:
@@ -84,7 +84,7 @@ def answer(asked: messages.FunctionCall, blob: bytes) -> Record:
     module, _, name = asked.function.partition(".")
     brought = {asked.blob: blob} if asked.blob else {}
     try:
-        told = getattr(conversation.module(module), name)(**asked.arguments, **brought)
+        told = getattr(session.module(module), name)(**asked.arguments, **brought)
     except RequestError as error:
         return Refusal(error=str(error))
     except OSError as error:

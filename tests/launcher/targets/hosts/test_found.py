@@ -19,7 +19,7 @@ from launcher.targets import hosts
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, localise
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
-from launcher.targets.hosts.program import code_store, conversation, facts, reach, requests
+from launcher.targets.hosts.program import code_store, facts, reach, requests
 from launcher.targets.hosts.program.messages import (
     Address,
     HostReport,
@@ -27,6 +27,7 @@ from launcher.targets.hosts.program.messages import (
     LeftOnHost,
     RunOnHost,
 )
+from launcher.targets.hosts.program.session import leave_token, read_clock, take_lease
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
@@ -107,7 +108,7 @@ def survey(hosts_say: Any, job: Any, names: str = "gpu[1-4]", **free: slice) -> 
 
         own = {str(n): ADDRESSES[name] for n in range(name == "gpu2")}
         return {
-            conversation.read_clock: lambda _: time.time() + 30.0 * (name == "gpu2"),
+            read_clock: lambda _: time.time() + 30.0 * (name == "gpu2"),
             facts.read_host: report,
             reach.listen: 7,
             reach.call_hosts: lambda asked: own if asked.calls else {},
@@ -169,7 +170,7 @@ def test_a_host_that_cannot_write_to_the_shared_folder_is_told_and_the_others_ar
         raise TargetError("gpu2: Permission denied")
 
     def session(name: str, leave: Any) -> Said:
-        answers = {reach.listen: 7, reach.call_hosts: {}, conversation.leave_token: leave}
+        answers = {reach.listen: 7, reach.call_hosts: {}, leave_token: leave}
         answers[reach.find_tokens] = lambda asked: asked.names
         return Said(Host(name=name), answers)
 
@@ -337,7 +338,7 @@ def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan)
         facts = tuple(replace(one, device_ids=gpus) for one in TWO)
         plan = make_host_plan(facts, nproc_per_node=2, detached=detached, engine="agent")
         node = render_hosts(plan).nodes[1]
-        session = Said(TWO[1].host, {conversation.take_lease: []})
+        session = Said(TWO[1].host, {take_lease: []})
         nodes.take(plan, node, session)
         ((_, asked),) = session.heard
         wanted = {"gpus": gpus, "slots": 0 if gpus else 2, "detached": detached}
@@ -347,7 +348,7 @@ def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan)
     held = [ON_GPUS, ON_SLOTS]
     told = "gpu2: held by anna@desk with digits-1 (GPUs 0), bob@desk with b-2 (3 slots)"
     with pytest.raises(TargetError, match=f"^{re.escape(told)}"):
-        nodes.take(plan, node, Said(TWO[1].host, {conversation.take_lease: held}))
+        nodes.take(plan, node, Said(TWO[1].host, {take_lease: held}))
 
 
 CHANGE = Change(base="earlier", start=1, end=2, data=b"part")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.conversation import read_clock
 from launcher.targets.hosts.program.messages import FunctionCall, WatchRun
+from launcher.targets.hosts.program.session import read_clock
 from launcher.targets.hosts.program.wire import Record, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Ssh, host_program
@@ -81,7 +81,7 @@ def imported_for(folder: Path, *asked: Record) -> set[str]:
 
 
 def test_a_conversation_that_asks_for_little_imports_little(folder):
-    imported = imported_for(folder, call("conversation.read_clock"))
+    imported = imported_for(folder, call("session.read_clock"))
     assert "os" in imported
     assert not imported & (SLOW | OF_PROCESSES | OF_FILES)
 

@@ -17,8 +17,8 @@ from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import leases
 from launcher.targets.hosts.program.code_store import has_code, store_code
-from launcher.targets.hosts.program.conversation import HELD_LIMIT_S, read_clock, take_lease
 from launcher.targets.hosts.program.messages import Lease
+from launcher.targets.hosts.program.session import HELD_LIMIT_S, read_clock, take_lease
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 

@@ -1,6 +1,6 @@
-"""What one conversation holds on this host: a lease and tokens, which end with it.
+"""What one session of a launcher holds on this host: a lease and tokens, which end with it.
 
-Each conversation is a process of its own. What only some calls need is imported when they come.
+Each session is a process of its own. What only some calls need is imported when they come.
 """
 
 from __future__ import annotations
