@@ -3,11 +3,8 @@
 ``from launcher import Job, run`` starts a job from Python: docs/python.md.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a Ctrl-C while typing is imported would show a traceback
     from launcher.api.python import Job, Nodes, RunHandle, find, hold, list_runs, run
     from launcher.contract.errors import InputError, LauncherError, TargetError
     from launcher.runs.outcome import Outcome

@@ -1,14 +1,16 @@
 """``python -m launcher``, the command ``launcher``, and kubectl's plugin."""
 
-from __future__ import annotations
-
+# Nothing that takes long: before ``main`` a Ctrl-C shows a traceback.
 import contextlib
 import gc
 import io
 import os
 import signal
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -32,12 +34,13 @@ def main(*, is_plugin: bool = False) -> None:
     try:
         if hears:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = run_command(sys.argv[1:], is_plugin=is_plugin)
+        try:
+            code = run_command(sys.argv[1:], is_plugin=is_plugin)
+        except SystemExit as ending:  # argparse's: --help, --version, or an error that it has told
+            code = ending.code if isinstance(ending.code, int) else 0
+        code = _flush(code)
     except KeyboardInterrupt:  # before the command, or after all that it does
         _end_at_once()
-    except SystemExit as ending:  # argparse's: --help, --version, or an error that it has told
-        code = ending.code if isinstance(ending.code, int) else 0
-    code = _flush(code)
     # Not sys.exit: taking pydantic's classes apart, one by one, lasts as long as the planning.
     os._exit(code)
 
@@ -47,7 +50,7 @@ def kubectl_main() -> None:
     main(is_plugin=True)
 
 
-def _end_at_once(*_: object) -> NoReturn:
+def _end_at_once(*_: object) -> "NoReturn":
     """Ctrl-C while modules are imported, which takes a tenth of a second: nothing was started."""
     with contextlib.suppress(OSError):
         os.write(2, b"interrupted\n")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 STOP_FILE, DISK_FULL, PREEMPTED = "LAUNCHER_STOP_FILE", 198, "preempted"
+STOPPED, UNREACHABLE = 143, 3
 STARTS_AGAIN = "launcher: the job starts again"
 """As ``contract`` has them, which such Pythons cannot read."""
 OVER, REQUEUED, FAULT = "over", "requeued", "fault"
@@ -28,9 +29,14 @@ SRUN_SLACK_S = 20
 LOOK_S = 5.0
 """Seconds between two looks at the folder for agents that have ended while srun goes on."""
 TRIES = 30
-"""How often a controller that is away is asked to requeue."""
+"""How often a controller that is away is asked to start the nodes, or to requeue."""
 TRY_S = 20
 """Seconds between two of these tries."""
+AWAY = "ontact|onnect|imed out"
+"""In what commands say whose controller is away."""
+NOT_STARTED = re.compile(f"Unable to (?:confirm|create) .*(?:{AWAY})".encode())
+"""What srun says if it is away before any node has started."""
+SAID_BYTES = 4000
 SIGNALS = frozenset((signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD))
 OUTER = (
     *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP"),
@@ -98,7 +104,7 @@ class BatchJob:
         self.nodes, self.listed = int(environ["SLURM_JOB_NUM_NODES"]), environ["SLURM_JOB_NODELIST"]
         self.env = {k: v for k, v in environ.items() if not k.startswith(OUTER)}
         self.env[STOP_FILE] = str(self.stop)
-        self.is_signalled = False
+        self.is_signalled, self.said = False, b""
 
     def each(self, kind: str) -> List[Path]:
         """The files of this kind of all starts of the run, or of its node in all arrays."""
@@ -162,7 +168,7 @@ class BatchJob:
         """The exit code of a start that has nothing to do; None if the nodes are to be started."""
         asked = {read(path) for path in self.files.glob(f"{self.id}.*.stop")}
         if asked & {"stop-requested", "interrupted"}:
-            return 143
+            return STOPPED
         if self.element:
             ended = {read(path) for path in self.files.glob("[0-9]*.ended")}
             over = ended & {"0 over", "1 over"}
@@ -205,28 +211,39 @@ class BatchJob:
         """Starts the nodes, and waits for them; returns the exit code of this start."""
         if self.options.early:
             self.ask_to_stop()
-        try:
-            srun = subprocess.Popen(
-                self.options.srun,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) and None,
-            )
-        except OSError as error:
-            say(f"error: {error}")
-            return 127
-        code = self.wait(srun)
-        return fold_codes(self.told(), code if code >= 0 else 128 - code)
+        for number in range(1, TRIES + 1):
+            try:
+                code = self.wait(self.start_srun())
+            except OSError as error:
+                say(f"error: {error}")
+                return 127
+            if not NOT_STARTED.search(self.said):
+                return fold_codes(self.told(), code if code >= 0 else 128 - code)
+            say(f"Slurm's controller is away: no node was started, try {number} of {TRIES}")
+            if self.is_asked_within(TRY_S):
+                return STOPPED
+        say("error: no node could be started; fix: scontrol ping; ask an admin")
+        return UNREACHABLE
+
+    def start_srun(self) -> "subprocess.Popen[bytes]":
+        srun = subprocess.Popen(
+            self.options.srun,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) and None,
+        )
+        self.said = b""
+        os.set_blocking(srun.stderr.fileno(), False)  # type: ignore[union-attr]
+        return srun
 
     def wait(self, srun: "subprocess.Popen[bytes]") -> int:
         """Waits for srun; ends one that hangs, or that waits for Slurm to notice a lost node."""
         look_at = asked_at = over_at = 0.0
         while srun.poll() is None:
-            seen = signal.sigtimedwait(SIGNALS, 1.0)
-            signum, now = seen and seen.si_signo, time.monotonic()
-            if signum == signal.SIGUSR1:
-                self.ask_to_stop()
-            self.is_signalled |= signum == signal.SIGTERM
+            self.hear(1.0)
+            self.pass_on(srun)
+            now = time.monotonic()
             if now < look_at:
                 continue
             look_at = now + LOOK_S + self.nodes // 20  # A look reads the folders of all nodes.
@@ -237,8 +254,32 @@ class BatchJob:
             if over_at and now - over_at >= SRUN_SLACK_S:
                 say("srun goes on without its agents: killed")
                 srun.kill()
+        self.pass_on(srun)
         # Ended by SIGKILL, sent in the loop above, or it has ended.
         return srun.wait()
+
+    def hear(self, limit_s: float) -> None:
+        """Waits for a signal, and notes what it asks for."""
+        seen = signal.sigtimedwait(SIGNALS, limit_s)
+        signum = seen and seen.si_signo
+        if signum == signal.SIGUSR1:
+            self.ask_to_stop()
+        self.is_signalled |= signum == signal.SIGTERM
+
+    def pass_on(self, srun: "subprocess.Popen[bytes]") -> None:
+        """Writes what srun has said, and keeps the end of it."""
+        new = srun.stderr.read() or b""  # type: ignore[union-attr]
+        self.said = (self.said + new)[-SAID_BYTES:]
+        with contextlib.suppress(OSError):
+            sys.stderr.buffer.write(new)
+            sys.stderr.buffer.flush()
+
+    def is_asked_within(self, limit_s: float) -> bool:
+        """Lets this time pass; whether this start is asked to end meanwhile."""
+        end = time.monotonic() + limit_s
+        while not self.is_signalled and not read(self.stop) and time.monotonic() < end:
+            self.hear(min(1.0, limit_s))
+        return self.is_signalled or bool(read(self.stop))
 
     # -- whether the job comes back ----------------------------------------------------------------
 
@@ -267,7 +308,7 @@ class BatchJob:
             failed, said = ask("scontrol", "requeue", self.id)
             if not failed or "pending execution" in said:
                 return REQUEUED
-            if not re.search("ontact|onnect|imed out", said):
+            if not re.search(AWAY, said):
                 say(f"{said}; another job follows instead")
                 if self.submit():
                     return REQUEUED

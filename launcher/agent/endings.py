@@ -264,12 +264,19 @@ def may_meet_again(
 
 
 def judge_node(
-    told: NodeOutcome | None, silent: NodeOutcome, code: int, stop: Cause | None, *, killed: bool
+    told: NodeOutcome | None,
+    silent: NodeOutcome,
+    code: int,
+    stop: Cause | None,
+    *,
+    killed: bool,
+    had_begun: bool,
 ) -> NodeOutcome:
     """The node's outcome once its agent has ended with ``code``, negative for a signal.
 
     ``told`` is what the agent said; without it, ``silent`` gets a cause. ``stop`` is why the node
-    was asked to end. ``killed``: the kernel has killed for memory since it began.
+    was asked to end. ``killed``: the kernel has killed for memory since it began; ``had_begun``: it
+    had started workers.
     """
     if stop and (told is None or told.cause is not Cause.COMPLETED):
         return replace(told or silent, cause=stop, detail="")
@@ -281,4 +288,8 @@ def judge_node(
         )
     cause = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
     detail = f"the agent ended with {name_ending(code)} and without a report"
+    by_library = cause_of_ending(code) is not Cause.KILLED and code != ExitCode.AGENT_FAILED
+    if by_library and not had_begun:
+        # Such as torch in too small an address space: to start the node again would change nothing.
+        cause, detail = Cause.BAD_INPUT, f"{detail}, while it imported torch"
     return replace(silent, cause=cause, detail=detail)

@@ -73,9 +73,8 @@ def follow_here(
     once.
     """
     follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
-    _stop_on_signals(follower, target, kept)
     with notices(run, plan, console.note):
-        return follower.follow(on_submitted)
+        return follower.follow(on_submitted, lambda: _stop_on_signals(follower, target, kept))
 
 
 def keep_signals() -> list[int]:
@@ -122,11 +121,11 @@ def follow_in_background(
 def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, tell: Tell) -> None:
     console = _LogConsole()
     follower = Follower(run, plan, target, console, SystemClock())
-    _stop_on_signals(follower, target)
     try:
         with notices(run, plan, console.note):
             follower.follow(
-                lambda: tell(json.dumps({"notes": console.take_notes(), "error": None}))
+                lambda: tell(json.dumps({"notes": console.take_notes(), "error": None})),
+                lambda: _stop_on_signals(follower, target),
             )
     except LauncherError as error:
         notes = console.take_notes()

@@ -105,7 +105,7 @@ class RankLook:
 
     ``state`` is of its main thread, as ``/proc`` has it: R runs, S sleeps, D waits in the kernel
     for a disk or a driver, T was stopped by a signal, Z has ended; empty where it is gone.
-    ``waits_in`` is where in the kernel a D waits, as far as the kernel tells it.
+    ``waits_in`` is where in the kernel it waits, as far as the kernel tells it.
     ``silent_s`` are the seconds since its last beat, at its start and after each optimizer step.
     ``cpu_share`` of a core is what its processes used before they were to be ended; else 0.
     ``wrote_s`` are the seconds since its last output; -1 if it has written nothing.
@@ -230,7 +230,8 @@ _STATES = {
 
 def tell_state(one: RankLook) -> str:
     """Why a worker makes no progress, if its process state alone says so; else empty. Pure."""
-    return _STATES.get(one.state, "") + (f": {one.waits_in}" if one.waits_in else "")
+    told = _STATES.get(one.state, "")
+    return f"{told}: {one.waits_in}" if one.state == "D" and one.waits_in else told
 
 
 def render_thread(thread: ThreadStack) -> tuple[str, ...]:

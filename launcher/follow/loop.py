@@ -112,15 +112,21 @@ class Follower:
         self.stop_reason, self._at_once = reason, at_once
         self._console.is_ending = True
 
-    def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
+    def follow(
+        self,
+        on_submitted: Callable[[], None] = lambda: None,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> Outcome:
         """Submits the plan and stays until the run has ended and nothing of it is left.
 
+        From ``on_begin`` on, which may raise, whatever is raised is recorded as the run's end.
         Raises ``TargetError`` if the plan could not be submitted (then nothing runs), or if the run
         could not be ended (then there is no outcome).
         """
-        self._run.write_launcher()
         submitted = False
         try:
+            on_begin()
+            self._run.write_launcher()
             if self.stop_reason is not None:
                 # Before the submission nothing is there to be ended.
                 return self._record_as(Ending(cause=self.stop_reason))

@@ -324,8 +324,10 @@ def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path
          "preempted 143: the agent ended with SIGTERM (15) and without a report"),
         (None, None, 196, False,
          "agent-failed 196: the agent ended with exit code 196 and without a report"),
-        (None, None, 0, False,
-         "agent-failed 196: the agent ended with exit code 0 and without a report"),
+        (None, None, 1, False,
+         "agent-failed 196: the agent ended with exit code 1 and without a report"),
+        (None, None, -6, False,
+         "killed 137: the agent ended with SIGABRT (6) and without a report"),
         ("preempted", None, -9, False, "preempted 143: "),
         ("interrupted", "training-failed", 1, False, "interrupted 130: "),
         ("stop-requested", "preempted", 143, False, "stop-requested 143: "),
@@ -335,8 +337,22 @@ def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path
 def test_a_stopped_or_silent_agent_has_a_cause_too(stop, told, code, oom, expected):
     end = told and NodeOutcome(node_index=0, incarnation=0, cause=Cause(told), detail="as told")
     silent = NodeOutcome(node_index=0, incarnation=0, cause=Cause.AGENT_FAILED)
-    judged = judge_node(end, silent, code, stop and Cause(stop), killed=oom)
+    judged = judge_node(end, silent, code, stop and Cause(stop), killed=oom, had_begun=True)
     assert f"{judged.cause} {judged.exit_code}: {judged.detail}" == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (0, "bad-input"), (1, "bad-input"), (-6, "bad-input"), (-11, "bad-input"),
+        (196, "agent-failed"), (-9, "killed"), (-15, "preempted"),
+    ],
+)  # fmt: skip
+def test_an_agent_that_a_library_ends_before_it_has_workers_would_end_so_again(code, cause):
+    silent = NodeOutcome(node_index=0, incarnation=0, cause=Cause.AGENT_FAILED)
+    judged = judge_node(None, silent, code, None, killed=False, had_begun=False)
+    assert judged.cause == cause
+    assert judged.detail.endswith("while it imported torch") == (cause == "bad-input")
 
 
 SEVERAL = [

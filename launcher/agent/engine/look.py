@@ -193,7 +193,7 @@ def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
         rank=rank,
         pid=beat.pid,
         state=state,
-        waits_in=wait_channel(beat.pid) if state == "D" else "",
+        waits_in=wait_channel(beat.pid),
         steps=beat.steps,
         silent_s=max(0.0, now - beat.at),
     )

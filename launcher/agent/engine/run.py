@@ -150,8 +150,8 @@ def refuse_torch() -> str:
     """Why this torch cannot be used; empty if it can. The launcher cannot see an image's torch."""
     try:
         import torch
-    except ImportError as error:  # to start the node again would change nothing
-        return f"{sys.executable}: {error}"
+    except Exception as error:  # to start the node again would change nothing
+        return f"{sys.executable}: {str(error) or type(error).__name__}"
     oldest = protocol.OLDEST_TORCH
     if tuple(map(int, torch.__version__.split(".")[:2])) >= oldest:
         return ""

@@ -167,7 +167,10 @@ class Supervisor:
             say(f"{RENEW}: torch is imported anew")
             return self._run_agent()
         stop = self._stop.reason if self._stop else None
-        return judge_node(told, self._outcome, code, stop, killed=read_oom_kills() > oom_kills)
+        killed = read_oom_kills() > oom_kills
+        return judge_node(
+            told, self._outcome, code, stop, killed=killed, had_begun=self._has_begun()
+        )
 
     def _fork_agent(self, file: int) -> int:
         supervisor_pid = os.getpid()
@@ -259,13 +262,17 @@ class Supervisor:
     def _read_beats(self) -> list[WorkerBeat]:
         return [*filter(None, map(read_heartbeat, self._scratch.glob("heartbeat-*")))]
 
+    def _has_begun(self) -> bool:
+        """Whether it has started workers; one that is held starts them elsewhere."""
+        return self._task.settings.hold_idle_s > 0 or any(self._scratch.glob("heartbeat-*"))
+
     def _go_on_stopping(self, stop: Stop) -> None:
-        answer, holds = self._files.read_answer(), self._task.settings.hold_idle_s > 0
+        answer = self._files.read_answer()
         step = stop.decide(
             self._clock.monotonic(),
             speaks=self._files.training_speaks(),
             acknowledged=answer is not None,
-            has_begun=holds or any(self._scratch.glob("heartbeat-*")),
+            has_begun=self._has_begun(),
         )
         if step is Step.KILL:
             if stop.killed_at is None:

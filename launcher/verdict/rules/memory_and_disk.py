@@ -25,10 +25,10 @@ shm-too-small sure
 host-out-of-memory sure
   heap out of memory
 # The process was refused memory; a container's limit kills instead.
-  ^MemoryError\b|ArrayMemoryError|std::bad_alloc => ulimit -v there: raise it, or hold less
-  OpenBLAS error: Memory allocation => ulimit -v there: raise it, or hold less
-  failed to map segment from => ulimit -v there: raise it; or the file's disk is mounted noexec
-  ^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory => ulimit -v there: raise it, or hold less
+  (?:^|: )MemoryError\b|ArrayMemoryError|std::bad_alloc => ulimit -v unlimited there, or hold less
+  OpenBLAS error: Memory allocation => ulimit -v unlimited there, or hold less
+  failed to map segment from => ulimit -v unlimited there; or the file's disk is mounted noexec
+  ^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory => ulimit -v unlimited there, or hold less
 disk-full root
   low on resource: ephemeral-storage|DiskPressure\b(?!.*False)|FreeDiskSpaceFailed
   ephemeral.* storage (?:usage exceeds|limit)|EmptyDir volume .* exceeds the limit

@@ -34,7 +34,8 @@ _KINDS = {
     "collective": re.compile(r"/torch/distributed/"),
     "data": re.compile(r"/torch/utils/data/"),
     "device": re.compile(r"/torch/(?:cuda|autograd|_tensor)|/torch/nn/parallel"),
-    "wait": re.compile(r"/(?:threading|queue|subprocess|selectors|socket|ssl|connection)\.py$"),
+    "thread": re.compile(r"/(?:threading|queue)\.py$"),
+    "outside": re.compile(r"/(?:subprocess|selectors|socket|ssl|connection)\.py$"),
 }
 """What a rank does, by the files of the calls that the user's code made; the first match."""
 
@@ -43,6 +44,8 @@ _BUSY_SHARE = 0.05
 """Of a core. A rank that used more before it was to be ended did not stand still."""
 _OF_TWO = {"recv", "send", "recv_object_list", "send_object_list"}
 """Calls that wait for one other rank, not for all."""
+_SLEEPS = "nanosleep"
+"""In the kernel's function for a sleep."""
 _OF_GPU = re.compile(r"^_?(?:nv|rm_|uvm|amdgpu|kfd)")
 """Functions of GPU drivers in the kernel."""
 
@@ -50,7 +53,8 @@ _OF_GPU = re.compile(r"^_?(?:nv|rm_|uvm|amdgpu|kfd)")
 def judge_standing(standing: Sequence[Standing], *, stood: bool = False) -> Iterator[Meaning]:
     """Who keeps the others waiting: a rank outside of the collective that they are in.
 
-    ``stood``: no rank was computing, so that those outside of collectives wait for something too.
+    ``stood``: no rank was computing as they were to be ended, so that those outside of collectives
+    may wait for something too.
     """
     places: dict[str, list[Standing]] = defaultdict(list)
     for one in standing:
@@ -58,13 +62,23 @@ def judge_standing(standing: Sequence[Standing], *, stood: bool = False) -> Iter
     waiting = [*places.pop("collective", ()), *places.pop("device", ())]
     if places and (waiting or stood or len(standing) == 1 or "state" in places):
         for kind, ranks in places.items():
-            yield _blame(ranks[0], kind, waiting)
+            late = [one for one in ranks if waiting or not stood or _waits(one, kind)]
+            yield from (_blame(one, kind, waiting) for one in late[:1])
     elif len({_name(one) for one in waiting}) > 1:
         odd = min(waiting, key=lambda one: sum(_name(other) == _name(one) for other in waiting))
         other = next(one for one in waiting if _name(one) != _name(odd))
         calls = {_name(one).partition(" ")[0] for one in waiting}
         cause = Cause.DEADLOCK if calls <= _OF_TWO else Cause.MISMATCHED_COLLECTIVE
         yield _find(cause, odd, f"rank {other.line.rank}: {_name(other)}")
+
+
+def _waits(one: Standing, kind: str) -> bool:
+    """Whether a rank that nobody waits for, and that is to be ended, waits for something itself.
+
+    One that sleeps, or that has made no step and waits for a program or a peer, may do its work.
+    """
+    is_at_work = kind in ("code", "outside")
+    return not is_at_work or (one.look.steps > 0 and _SLEEPS not in one.look.waits_in)
 
 
 def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:

@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from launcher.api import launch
 from launcher.api.launch import (
     ended_if_interrupted,
     follow_here,
@@ -90,6 +92,23 @@ def test_a_signal_before_the_run_is_followed_is_recorded_and_nothing_is_started(
     console = Console(io.StringIO())
     ended = follow_here(run, plan, LocalTarget(run.path.parent), console, verbose=False, kept=kept)
     assert ended.cause is run.read_outcome().cause is Cause.INTERRUPTED
+
+
+def test_signals_just_before_and_just_as_the_run_is_followed_end_it_on_the_record(
+    make_run, on_local, monkeypatch
+):
+    handle = launch._handle_ends
+
+    def handle_and_hear(handler: Any) -> None:
+        handle(handler)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    run, plan = make_run(follows=True)
+    target, console = LocalTarget(run.path.parent), Console(io.StringIO())
+    monkeypatch.setattr(launch, "_handle_ends", handle_and_hear)
+    with pytest.raises(KeyboardInterrupt):
+        follow_here(run, plan, target, console, verbose=False, kept=[signal.SIGINT])
+    assert run.read_outcome().cause is Cause.INTERRUPTED
 
 
 @pytest.mark.parametrize("kind", [InputError, TargetError, None])

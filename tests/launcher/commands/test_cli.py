@@ -32,6 +32,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_what_is_imported_before_a_ctrl_c_is_heard_takes_no_time():
+    code = (
+        "import sys; was = {*sys.modules}; import launcher.__main__; print(*{*sys.modules} - was)"
+    )
+    # Without site: what it has imported already, here or elsewhere, would not be seen.
+    argv = [sys.executable, "-S", "-c", code]
+    done = run_program(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    heavy = {
+        "argparse",
+        "dataclasses",
+        "inspect",
+        "pathlib",
+        "re",
+        "typing",
+        "launcher.commands.cli",
+    }
+    assert not heavy & {*done.stdout.split()}, done.stdout
+    assert "launcher.__main__" in done.stdout.split(), done.stderr
+
+
 def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path):
     (tmp_path / "обучение.py").touch()
     argv = ("render", "обучение.py", "--on", "local", "--json")

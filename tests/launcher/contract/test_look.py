@@ -90,8 +90,8 @@ def test_a_collective_is_open_until_it_is_completed(recorded, is_open):
     ("state", "waits_in", "told"),
     [
         ("R", "", ""),
-        ("S", "", ""),
-        ("T", "", "stopped by a signal; kill -CONT continues it"),
+        ("S", "futex_do_wait", ""),
+        ("T", "do_signal_stop", "stopped by a signal; kill -CONT continues it"),
         ("D", "nfs_wait", "waits in the kernel, for a disk or a driver: nfs_wait"),
         ("Z", "", "has ended"),
         ("", "", "has ended"),

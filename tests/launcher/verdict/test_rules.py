@@ -75,6 +75,7 @@ RECEIVES = (Frame(function="recv", file=f"{LIBRARY}/distributed/c10d.py", line=3
 SENDS = (Frame(function="send", file=f"{LIBRARY}/distributed/c10d.py", line=3), OWN)
 LOADS = (Frame(function="_next", file=f"{LIBRARY}/utils/data/dataloader.py"), OWN)
 LOCKS = (Frame(function="acquire", file="/usr/lib/python3.11/threading.py"), OWN)
+POLLS = (Frame(function="select", file="/usr/lib/python3.11/selectors.py"), OWN)
 COPIES = (Frame(function="item", file=f"{LIBRARY}/_tensor.py"), OWN)
 
 
@@ -96,7 +97,12 @@ def stand(rank: int, frames: tuple[Frame, ...], state: str = "S", **fields: Any)
         ([(0, REDUCES), (1, LOADS)], False, "data-stall", 1,
          "rank 1 stands at _next <- train.py:9; rank 0: all_reduce <- train.py:9"),
         ([(0, (OWN,)), (1, (OWN,))], False, None, None, ""),
-        ([(0, (OWN,)), (1, LOCKS)], True, "deadlock", 0, "rank 0 stands at train.py:9"),
+        ([(0, (OWN,)), (1, LOCKS)], True, "deadlock", 1,
+         "rank 1 stands at acquire <- train.py:9"),
+        ([(0, (OWN,)), (1, (OWN,))], True, None, None, ""),
+        ([(0, (OWN,)), (1, POLLS)], True, None, None, ""),
+        ([(0, REDUCES), (1, (OWN,))], True, "deadlock", 1,
+         "rank 1 stands at train.py:9; rank 0: all_reduce <- train.py:9"),
         ([(3, LOCKS)], False, "deadlock", 3, "rank 3 stands at acquire <- train.py:9"),
         ([(0, REDUCES), (1, REDUCES)], True, None, None, ""),
         ([(0, REDUCES), (1, REDUCES), (2, RECEIVES)], False, "mismatched-collective", 2,
@@ -117,6 +123,18 @@ def test_the_rank_outside_of_what_the_others_wait_in_is_blamed(standing, stood, 
         assert (first.rank, first.line.text, first.weight) == (rank, text, Weight.LIKELY)
         assert first.line.frame == ("train.py:9" if standing[-1][1] else first.line.frame)
         assert bool(first.fix) == (cause == "data-stall")
+
+
+@pytest.mark.parametrize(
+    ("steps", "waits_in", "is_blamed"),
+    [(9, "futex_do_wait", True), (9, "", True), (9, "hrtimer_nanosleep", False), (0, "", False)],
+)
+def test_a_rank_that_is_stopped_while_it_sleeps_or_before_any_step_stands_still_for_nobody(
+    steps, waits_in, is_blamed
+):
+    own = [stand(rank, (OWN,), steps=steps, waits_in=waits_in) for rank in (0, 1)]
+    assert bool([*judge_standing(own, stood=True)]) == is_blamed
+    assert [*judge_standing([*own, stand(2, REDUCES)], stood=True)]
 
 
 def test_a_rank_that_waits_in_the_kernel_blames_its_driver_or_its_disk():

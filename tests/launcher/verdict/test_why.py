@@ -68,7 +68,7 @@ def test_the_fix_fits_what_ran_the_workers_and_what_limited_them(launcher):
         "bytearray(1 << 31)\n"
     )
     assert "host-out-of-memory (certain)" in last_line(said := launcher(*LOCAL).stderr)
-    assert "fix: ulimit -v there: raise it, or hold less;" in last_line(said)
+    assert "fix: ulimit -v unlimited there, or hold less;" in last_line(said)
 
 
 def test_what_a_side_thread_raised_is_not_why_its_process_ended_by_itself(launcher):

@@ -27,6 +27,19 @@ def test_a_run_ends_well_while_the_controller_is_away(typist):
     typist.cluster.wait_idle()
 
 
+def test_a_controller_that_is_restarted_just_before_the_nodes_start_costs_no_run(typist):
+    setup = "slurm: {setup: ['touch $SLURM_SUBMIT_DIR/set-up; sleep 4']}\n"
+    typist.write("pass", PREFIX + setup)
+    typist.start("run", "job.yaml", "--on", "slurm")
+    wait_until((typist.folder / "set-up").exists)
+    typist.cluster.stop_controller()
+    log = typist.run / f"slurm/{typist.job}.log"
+    wait_until(lambda: "no node was started" in log.read_text())
+    typist.cluster.start_controller()
+    code, _, err = typist.finish(120)
+    assert code == 0, err
+
+
 def test_a_failing_line_of_the_setup_is_told_where_the_run_fails(typist):
     typist.write("raise SystemExit(3)", "slurm: {setup: [no-such-module load cuda]}\n" + PREFIX)
     told = typist.fails(1, "run", "job.yaml", "--on", "slurm")

@@ -120,6 +120,13 @@ def test_a_torch_that_is_too_old_or_missing_is_refused_in_the_node(monkeypatch):
     assert refuse_torch().startswith(f"{sys.executable}: import of torch halted")
 
 
+def test_a_torch_for_which_there_is_no_memory_is_refused_by_the_errors_name(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise MemoryError\n")
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refuse_torch() == f"{sys.executable}: MemoryError"
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

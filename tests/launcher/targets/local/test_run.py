@@ -9,6 +9,7 @@ import pytest
 
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import PREFIX, WAITING, Runner, hear_hangups
+from tests.programs import run_program
 from tests.waiting import wait_until
 
 BYTES = """
@@ -62,6 +63,16 @@ def test_a_launcher_that_is_interrupted_while_its_nodes_begin_leaves_nothing(lau
     assert process.returncode == 130, stderr
     assert not is_up(launcher)
     assert launcher.processes() == []
+
+
+def test_an_address_space_that_is_too_small_for_torch_ends_the_run_at_its_first_start(launcher):
+    launcher.write(WAITING)
+    limited = ("sh", "-c", 'ulimit -v 500000; exec "$@"', "sh")
+    command = (*limited, *launcher.argv("run", "job.yaml", "--on", "local"))
+    done = run_program(command, cwd=launcher.folder, env=launcher.env, timeout=launcher.limit_s)
+    assert (done.returncode, launcher.outcome["attempts"]) == (2, 1), done.stderr
+    assert "host-out-of-memory" in (why := done.stderr.splitlines()[-1])
+    assert "fix: ulimit -v unlimited there" in why
 
 
 def test_a_secret_reaches_the_workers_and_nothing_else(launcher):

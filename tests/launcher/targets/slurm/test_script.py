@@ -338,6 +338,36 @@ def test_a_controller_that_is_away_is_asked_again(tmp_path):
     assert job.calls("sbatch") == []
 
 
+AWAY = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
+
+
+def test_nodes_start_once_a_controller_that_is_away_has_come_back(tmp_path):
+    job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2), TRY_S=0.1)
+    job.does("srun", f'[ -e "$DOES/once" ] || {{ touch "$DOES/once"; echo "{AWAY}" >&2; exit 1; }}')
+    job.agents_end(0, 0)
+    assert job.run_once() == "0 over"
+    assert len(job.calls("srun")) == 2
+    assert f"{AWAY}\nlauncher: Slurm's controller is away: no node was started" in job.log()
+
+
+def test_a_controller_that_stays_away_is_no_failure_of_the_training(tmp_path):
+    job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2), TRY_S=0, TRIES=2)
+    job.does("srun", f'echo "{AWAY}" >&2; exit 1')
+    assert job.run_once() == "3 over"
+    assert len(job.calls("srun")) == 2
+    assert "error: no node could be started" in job.log()
+
+
+def test_a_start_that_waits_for_the_controller_can_be_ended(tmp_path):
+    job = Job(tmp_path, plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2), TRY_S=60)
+    job.does("srun", f'echo "{AWAY}" >&2; exit 1')
+    script = job.start()
+    wait_until(lambda: "no node was started" in job.log())
+    job.write("7.0.stop", "stop-requested")
+    assert script.wait(30) == 143
+    assert job.ended() == "143 over"
+
+
 @pytest.mark.parametrize("words", ["0 over", "1 over"])
 def test_an_element_that_slurm_starts_after_the_runs_end_has_nothing_to_do(element, words):
     element.write("7_0.0.ended", words)
