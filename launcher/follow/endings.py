@@ -416,7 +416,11 @@ def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | Non
     if told.cause is Cause.DISK_FULL:
         # The node names the disk, which an exit code does not.
         return replace(seen, detail=f"node {told.node_index}: {told.detail}")
-    return replace(seen, cause=told.cause, detail=seen.detail or told.detail)
+    # What the node says of its end tells more than that somebody found it.
+    detail = (
+        told.detail or seen.detail if seen.detail == FOUND_LATER else seen.detail or told.detail
+    )
+    return replace(seen, cause=told.cause, detail=detail)
 
 
 def _saw_the_end(node: NodeOutcome) -> bool:
