@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.agent.disk import says_full
-from launcher.agent.membership.group import FENCED_OUT
+from launcher.agent.membership.group import FENCED_OUT, OTHER_RUN
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause, cause_of_exit_code
@@ -142,6 +142,11 @@ class AttemptJudge:
         """
         if closed == "finished":
             return OTHERS_FINISHED
+        if closed.startswith(OTHER_RUN):
+            # Permanent: a further start would end the other run.
+            who = closed.removeprefix(OTHER_RUN)
+            told = f"run {who} began later, and saves its checkpoints in the same folder"
+            return Ending(cause=Cause.BAD_INPUT, detail=told)
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
         if closed == "stranded" and by_fault and has_failed:
             why = TOO_FEW_LEFT if self.max_restarts > 0 else ""

@@ -28,6 +28,7 @@ from launcher.targets.background import Tell, in_background
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What ends a run that is followed in this process."""
+CLOSED_TERMINAL = "the terminal of its launcher was closed; one with --detach goes on"
 
 
 @contextlib.contextmanager
@@ -164,7 +165,8 @@ def _stop_on_signals(follower: Follower, target: Target, kept: Sequence[int] = (
         typed = signum == signal.SIGINT
         # A program that sends SIGTERM expects its exit code.
         reason = Cause.STOP_REQUESTED if signum == signal.SIGTERM else Cause.INTERRUPTED
-        follower.interrupt("; Ctrl-C again ends it at once" if typed else "", reason)
+        detail = CLOSED_TERMINAL if signum == signal.SIGHUP else ""
+        follower.interrupt("; Ctrl-C again ends it at once" if typed else "", reason, detail)
 
     _handle_ends(on_signal)
     for signum in kept[:1]:

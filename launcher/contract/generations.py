@@ -22,10 +22,11 @@ FINISHED = ".finished"
 
 @dataclass(frozen=True, kw_only=True)
 class TakenGeneration:
-    """A generation that was taken; ``origin`` names the coordinator that took it, if known."""
+    """A generation that was taken: by a coordinator of a run. Both are empty if not known."""
 
     number: int
     origin: str
+    run_id: str
 
 
 class Fence:
@@ -69,12 +70,13 @@ class Fence:
         )
 
     def newest(self) -> TakenGeneration | None:
-        """The last generation taken; its origin is empty while it is being written."""
+        """The last generation taken; who took it is empty while it is being written."""
         number = self._newest_number()
         if number == 0:
             return None
-        origin = str(read_object(self._path(number)).get("origin", ""))
-        return TakenGeneration(number=number, origin=origin)
+        told = read_object(self._path(number))
+        origin, run_id = str(told.get("origin", "")), str(told.get("run_id", ""))
+        return TakenGeneration(number=number, origin=origin, run_id=run_id)
 
     def _newest_number(self) -> int:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -139,6 +141,8 @@ def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     check, free = "checkpoint folder", facts.checkpoint_free_bytes
     if facts.checkpoint_error:
         fix = "chown the folder that checkpoint_dir names, or name another one"
+        if os.strerror(errno.EROFS) in facts.checkpoint_error:
+            fix = "dmesg -T | tail there tells why; mount -o remount,rw, or name another folder"
         yield failed(check, where, f"cannot be written: {facts.checkpoint_error}", fix)
     elif free is not None and free < LEAST_FREE_BYTES:
         yield warning(check, where, f"{_gib(free)} free", "free space, or name another folder")

@@ -26,6 +26,7 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 _OF_WORKERS = (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.BAD_INPUT)
 """Causes of runs that a worker has ended."""
 FOUND_LATER = "found after its launcher had gone"
+UNHEARD = "its hosts heard no launcher for 10 s, and ended it; one that wakes soon starts it again"
 FOLDER_REMOVED = Ending(cause=Cause.STOP_REQUESTED, detail="its folder was removed while it ran")
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
@@ -282,7 +283,7 @@ def judge_left(plan: LaunchPlan, observation: Observation) -> Ending:
     if all(code == 0 for code in codes):
         return Ending(cause=Cause.COMPLETED)
     if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
-        return Ending(cause=Cause.LAUNCHER_LOST, detail="its launcher died, and its hosts ended it")
+        return Ending(cause=Cause.LAUNCHER_LOST, detail=UNHEARD)
     if all(code is None for code in codes):
         lost = "its launcher died, and its processes with it"
         return Ending(cause=Cause.LAUNCHER_LOST, detail=lost)
@@ -416,7 +417,11 @@ def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | Non
     if told.cause is Cause.DISK_FULL:
         # The node names the disk, which an exit code does not.
         return replace(seen, detail=f"node {told.node_index}: {told.detail}")
-    return replace(seen, cause=told.cause, detail=seen.detail or told.detail)
+    # What the node says of its end tells more than that somebody found it.
+    detail = (
+        told.detail or seen.detail if seen.detail == FOUND_LATER else seen.detail or told.detail
+    )
+    return replace(seen, cause=told.cause, detail=detail)
 
 
 def _saw_the_end(node: NodeOutcome) -> bool:

@@ -84,6 +84,7 @@ class Follower:
         show_agents: bool = False,
     ) -> None:
         self.stop_reason: Cause | None = None
+        self._stop_detail = ""
         self._at_once = ""
         self._run, self._target, self._console, self._clock = run, target, console, clock
         self._driver = target.drive(run, plan, console, clock, self._show_new)
@@ -107,9 +108,11 @@ class Follower:
             self._poll_s = min(LONGEST_POLL_S, POLL_ALONE_S * share)
         self._outcome: Outcome | None = None
 
-    def interrupt(self, at_once: str = "", reason: Cause = Cause.INTERRUPTED) -> None:
+    def interrupt(
+        self, at_once: str = "", reason: Cause = Cause.INTERRUPTED, detail: str = ""
+    ) -> None:
         """Ends the run as Ctrl-C does; ``at_once`` is text on how to end it at once."""
-        self.stop_reason, self._at_once = reason, at_once
+        self.stop_reason, self._at_once, self._stop_detail = reason, at_once, detail
         self._console.is_ending = True
 
     def follow(
@@ -129,7 +132,7 @@ class Follower:
             self._run.write_launcher()
             if self.stop_reason is not None:
                 # Before the submission nothing is there to be ended.
-                return self._record_as(Ending(cause=self.stop_reason))
+                return self._record_as(Ending(cause=self.stop_reason, detail=self._stop_detail))
             try:
                 self._target.submit(self._driver.plan)
             finally:
@@ -173,7 +176,7 @@ class Follower:
             grace_s = self._driver.plan.stop_grace_s
             self._console.is_ending = True
             self._console.note(f"stopping ({reason}), at most {grace_s} s{self._at_once}")
-            return Ending(cause=reason)
+            return Ending(cause=reason, detail=self._stop_detail)
         if (nodes := take_scale_request(self._run)) is not None:
             self._scale(nodes)
         return self._driver.turn()

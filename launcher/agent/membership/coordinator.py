@@ -21,6 +21,7 @@ from launcher.agent.membership import decisions, wire
 from launcher.agent.membership.group import (
     FENCED_OUT,
     FINISHED,
+    OTHER_RUN,
     GroupState,
     Join,
     Member,
@@ -312,7 +313,9 @@ class Coordinator:
             newest, group = await asyncio.to_thread(self._fence.newest), self._group
             is_of_another = newest is not None and newest.origin not in ("", self.origin)
             if newest and is_of_another and group.members and newest.number > group.generation:
-                self._post(decisions.Close(FENCED_OUT))
+                is_own = newest.run_id == self.run_id
+                why = FENCED_OUT if is_own else f"{OTHER_RUN}{newest.run_id}"
+                self._post(decisions.Close(why))
             elif take:
                 number = await asyncio.to_thread(self._fence.take, self.origin)
                 self._post(decisions.Generation(number))

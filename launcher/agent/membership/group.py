@@ -135,7 +135,9 @@ FAILED = "failed"
 STRANDED = "stranded"
 """Some nodes have finished, and those that have not are too few to form a group."""
 FENCED_OUT = "fenced"
-"""Another coordinator has taken a later generation."""
+"""Another coordinator of this run has taken a later generation."""
+OTHER_RUN = "other run: "
+"""What comes before the id of another run that has taken a later generation."""
 
 
 @dataclass(kw_only=True)

@@ -357,7 +357,7 @@ class HostsTarget(Target):
                 found, followed = self._copy(plan, host, index)
             except TargetError as error:
                 errors.append(error)
-                silent = NodeSeen(state="missing", detail=f"{host.name} does not answer")
+                silent = NodeSeen(state="missing", detail=error.what)
                 found = {nodes.key_of(n): silent for n in plan.nodes if n.node_index == index}
                 followed = False
             states.update(found)

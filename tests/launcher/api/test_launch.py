@@ -77,6 +77,8 @@ def test_a_signal_stops_the_run_in_its_grace_and_a_second_one_or_one_while_code_
     else:
         assert shown.getvalue() == f"submitted\nlauncher: stopping {told}\n"
         assert told.startswith(f"({run.read_outcome().cause})")
+        is_closed = "terminal" in run.read_outcome().detail
+        assert is_closed == (signal.SIGHUP in signals)
         assert ignored == [signal.SIGHUP] * is_nohup, "under nohup a hangup stays ignored"
 
 

@@ -10,6 +10,7 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.follow.console import Console
+from launcher.follow.endings import UNHEARD
 from launcher.follow.nodes import FolderWatch, NodeDriver, find_end
 from launcher.follow.requests import write_size
 from launcher.follow.target import LiveRun, Observation
@@ -76,7 +77,7 @@ def test_hosts_that_ended_a_run_for_its_lost_launcher_say_so(tmp_path, make_plan
     (node,) = observe(143).nodes
     seen = Observation(run_id="r", nodes=(replace(node, detail=protocol.LAUNCHER_GONE),))
     end = find_end(RunFolder(tmp_path), make_plan(nnodes=1, engine="agent"), Target(seen))
-    assert end.detail == "its launcher died, and its hosts ended it"
+    assert end.detail == UNHEARD
 
 
 def test_nodes_go_and_come_back_as_their_next_lives(tmp_path, make_plan):

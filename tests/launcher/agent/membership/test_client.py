@@ -183,6 +183,16 @@ def test_a_run_that_another_group_trained_to_its_end_is_not_trained_again(
         first.meet()
 
 
+def test_a_group_is_closed_with_the_name_of_another_run_that_takes_its_folder(
+    make, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(coordinator, "RARE_LOOK_S", 0.05)
+    (node,) = make(fence_dir=str(tmp_path)).meet(0)
+    Fence(tmp_path, "array-2").take("another coordinator")
+    wait_until(node.must_meet)
+    assert node.status.closed == "other run: array-2"
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
     make, tmp_path, monkeypatch, looks
