@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.agent.disk import says_full
-from launcher.agent.membership.group import FENCED_OUT
+from launcher.agent.membership.group import EXHAUSTED, FAILED, FENCED_OUT, FINISHED, STRANDED
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause, cause_of_exit_code
@@ -136,19 +136,19 @@ class AttemptJudge:
         return Again(cause=Cause.HANG if first.cause is Cause.HANG else Cause.WORKER_FAULT)
 
     def judge_closing(self, closed: str, ends: Sequence[WorkerEnd], *, by_fault: bool) -> Ending:
-        """Why this node ends once the group is ``closed``, as the coordinator said.
+        """Why this node ends once the group is ``closed``, as ``GroupStatus`` says.
 
         ``ends`` are those of this node's last attempt; ``by_fault``: a worker's failure came first.
         """
-        if closed == "finished":
+        if closed == FINISHED:
             return OTHERS_FINISHED
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
-        if closed == "stranded" and by_fault and has_failed:
+        if closed == STRANDED and by_fault and has_failed:
             why = TOO_FEW_LEFT if self.max_restarts > 0 else ""
             return Ending(cause=Cause.TRAINING_FAILED, detail=why)
-        if closed not in ("failed", Cause.RESTARTS_EXHAUSTED):
+        if closed not in (FAILED, EXHAUSTED):
             return TELLS_NOT_WHY
-        used_up = closed == Cause.RESTARTS_EXHAUSTED and self.max_restarts > 0
+        used_up = closed == EXHAUSTED and self.max_restarts > 0
         cause = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
         return Ending(cause=cause, detail="" if ends else TELLS_NOT_WHY.detail)
 
@@ -233,7 +233,7 @@ def judge_raised(
 
 
 def judge_finished(end: Ending, closed: str | None) -> Ending:
-    """The end of a node whose group was ``closed`` so; empty: was not, None: there is none."""
+    """The end of a node whose group was ``closed`` so (``GroupStatus``); None: it has no group."""
     if end.cause is Cause.COMPLETED and closed in ("", FENCED_OUT):
         return replace(end, detail=protocol.OTHERS_GO_ON)
     return end
