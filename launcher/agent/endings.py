@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.agent.disk import says_full
-from launcher.agent.membership.group import FENCED_OUT, OTHER_RUN
+from launcher.agent.membership.group import (
+    EXHAUSTED,
+    FAILED,
+    FENCED_OUT,
+    FINISHED,
+    OTHER_RUN,
+    STRANDED,
+)
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause, cause_of_exit_code
@@ -136,11 +143,11 @@ class AttemptJudge:
         return Again(cause=Cause.HANG if first.cause is Cause.HANG else Cause.WORKER_FAULT)
 
     def judge_closing(self, closed: str, ends: Sequence[WorkerEnd], *, by_fault: bool) -> Ending:
-        """Why this node ends once the group is ``closed``, as the coordinator said.
+        """Why this node ends once the group is ``closed``, as ``GroupStatus`` says.
 
         ``ends`` are those of this node's last attempt; ``by_fault``: a worker's failure came first.
         """
-        if closed == "finished":
+        if closed == FINISHED:
             return OTHERS_FINISHED
         if closed.startswith(OTHER_RUN):
             # Permanent: a further start would end the other run.
@@ -148,12 +155,12 @@ class AttemptJudge:
             told = f"run {who} began later, and saves its checkpoints in the same folder"
             return Ending(cause=Cause.BAD_INPUT, detail=told)
         has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
-        if closed == "stranded" and by_fault and has_failed:
+        if closed == STRANDED and by_fault and has_failed:
             why = TOO_FEW_LEFT if self.max_restarts > 0 else ""
             return Ending(cause=Cause.TRAINING_FAILED, detail=why)
-        if closed not in ("failed", Cause.RESTARTS_EXHAUSTED):
+        if closed not in (FAILED, EXHAUSTED):
             return TELLS_NOT_WHY
-        used_up = closed == Cause.RESTARTS_EXHAUSTED and self.max_restarts > 0
+        used_up = closed == EXHAUSTED and self.max_restarts > 0
         cause = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
         return Ending(cause=cause, detail="" if ends else TELLS_NOT_WHY.detail)
 
@@ -238,7 +245,7 @@ def judge_raised(
 
 
 def judge_finished(end: Ending, closed: str | None) -> Ending:
-    """The end of a node whose group was ``closed`` so; empty: was not, None: there is none."""
+    """The end of a node whose group was ``closed`` so (``GroupStatus``); None: it has no group."""
     if end.cause is Cause.COMPLETED and closed in ("", FENCED_OUT):
         return replace(end, detail=protocol.OTHERS_GO_ON)
     return end

@@ -5,8 +5,9 @@ from __future__ import annotations
 from launcher.api.choose_target import target_of
 from launcher.api.stopping import read_outcome_now
 from launcher.contract import typed
-from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.waits import SOON_S, wait_until
 from launcher.follow.requests import check_scale, count_nodes, request_scale
 from launcher.runs.folder import RunFolder
 
@@ -19,7 +20,6 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     Raises ``InputError`` if the run cannot have that many, ``TargetError`` if its launcher does
     not answer. Idempotent.
     """
-    clock = clock or SystemClock()
     plan = run.read_plan()
     target = target_of(plan, run.path.parent)
     check_scale(plan, nodes, own_checkpoints=bool(target.traits.own_checkpoints))
@@ -30,14 +30,9 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     if is_over or run.launcher_pid() is None:
         raise _has_ended(run)
     request = request_scale(run, nodes)
-    deadline = clock.monotonic() + ANSWER_LIMIT_S
-    while request.exists():
-        if clock.monotonic() > deadline:
-            raise TargetError(
-                f"the launcher of {run.run_id} has not answered for {ANSWER_LIMIT_S:g} s",
-                typed.command("status", run.run_id),
-            )
-        clock.sleep(0.05)
+    if not wait_until(lambda: not request.exists(), ANSWER_LIMIT_S, SOON_S, clock):
+        what = f"the launcher of {run.run_id} has not answered for {ANSWER_LIMIT_S:g} s"
+        raise TargetError(what, typed.command("status", run.run_id))
     return f"{answer}; {typed.command('status', run.run_id)} shows them"
 
 

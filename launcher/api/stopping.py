@@ -16,6 +16,7 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.process_stat import is_stopped
 from launcher.contract.states import RunState
+from launcher.contract.waits import wait_until
 from launcher.follow.loop import fold, is_out_of_sight, write_outcome
 from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_kept, request_stop
 from launcher.follow.target import Suspension, Target
@@ -122,11 +123,9 @@ def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: floa
     Raises ``TargetError`` if it does not answer.
     """
     request_stop(run, keep=False)
-    deadline = clock.monotonic() + max(grace_s, plan.stop_grace_s) + MARGIN_S
-    while clock.monotonic() < deadline:
-        if outcome := run.read_outcome():
-            return f"{run.run_id}: {outcome.state}, {outcome.cause}"
-        clock.sleep(0.1)
+    wait_until(run.read_outcome, max(grace_s, plan.stop_grace_s) + MARGIN_S, clock=clock)
+    if outcome := run.read_outcome():
+        return f"{run.run_id}: {outcome.state}, {outcome.cause}"
     raise TargetError(
         f"STILL RUNNING: {run.run_id}: its launcher, on another machine, does not answer",
         f"there: {typed.command('stop', run.run_id)}",

@@ -44,6 +44,8 @@ it is missing, a SIGTERM came from elsewhere, such as Slurm's to all processes o
 request follows, and after the commit the agent's own SIGTERM."""
 GENERATION = "LAUNCHER_GENERATION"
 """The generation of this membership, set by the agent; absent in a static group."""
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""``1`` always: else a restart reuses the old store, and 11 of 11 quick ones hung or failed."""
 RUN_DIR = "RUN_DIR"
 """The run folder as the node sees it."""
 CHECKPOINT_DIR = "CHECKPOINT_DIR"
@@ -59,9 +61,13 @@ POD_IP = "POD_IP"
 NNODES = "PET_NNODES"
 NPROC_PER_NODE = "PET_NPROC_PER_NODE"
 NODE_RANK = "PET_NODE_RANK"
-STALE_VARIABLES = (
+PLACE_VARIABLES = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+)
+"""They tell a worker its place. torchrun sets them, so no job may."""
+STALE_VARIABLES = (
+    *PLACE_VARIABLES,
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
     *("PET_STANDALONE", NNODES, NPROC_PER_NODE, NODE_RANK),

@@ -173,16 +173,8 @@ def parse_host_path(path: str) -> str:
 
 # -- variables ------------------------------------------------------------------------------
 
-_BY_TORCHRUN = frozenset(
-    [
-        *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE"),
-        *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    ]
-)
-_BY_LAUNCHER = frozenset(
-    {protocol.RUN_DIR, protocol.CHECKPOINT_DIR, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
-)
+_BY_TORCHRUN = {*protocol.PLACE_VARIABLES, "ROLE_NAME"}
+_BY_LAUNCHER = {protocol.RUN_DIR, protocol.CHECKPOINT_DIR, protocol.OWN_STORE}
 _KEY_INSTEAD = {
     "MASTER_PORT": "rdzv.port",
     "WORLD_SIZE": "nnodes and nproc_per_node",

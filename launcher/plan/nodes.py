@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 ENVIRONMENT: Env = (
-    # Without it restarts reuse the old store: 11 of 11 quick restarts hung or failed.
-    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),
+    (protocol.OWN_STORE, "1"),
     # torchrun sets it only for several workers, so that a shrink to one would change results.
     ("OMP_NUM_THREADS", "1"),
     ("PYTHONUNBUFFERED", "1"),

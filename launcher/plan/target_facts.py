@@ -92,7 +92,6 @@ class NodeFacts:
 SHELL_WINS = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that the plan sets too. Whoever has set one has a reason, and none breaks a run that
 would work under torchrun."""
-_SHARES_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def parse_shell(environ: Mapping[str, str]) -> Env:
@@ -103,7 +102,7 @@ def parse_shell(environ: Mapping[str, str]) -> Env:
 def describe_ignored(environ: Mapping[str, str]) -> str | None:
     """One line on the shell's variables that do not reach the workers; None if there are none."""
     names = [name for name in protocol.STALE_VARIABLES if name in environ]
-    names += [_SHARES_STORE] if environ.get(_SHARES_STORE, "1") != "1" else []
+    names += [protocol.OWN_STORE] if environ.get(protocol.OWN_STORE, "1") != "1" else []
     if not names:
         return None
     what = f"{', '.join(names)} of this shell {'do' if len(names) > 1 else 'does'} not count"

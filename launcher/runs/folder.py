@@ -28,10 +28,6 @@ from launcher.runs.outcome import Outcome
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid, and when that process started."""
-POD_LEDGER = "pods.jsonl"
-"""What launchers saw of the run's nodes, and what agents said on their consoles. ``source`` and
-``event`` are POD_SOURCE, ``text`` is a sentence."""
-POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 BORROWED_FILE = "borrowed"

@@ -19,7 +19,7 @@ from launcher.contract import protocol
 from launcher.contract.causes import with_cause
 from launcher.contract.records import parse_object, read_object
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.folder import RunFolder
 from launcher.runs.heals import Heal, find_heals
 
 
@@ -38,6 +38,10 @@ class LedgerEvent:
     values: Mapping[str, Any]
 
 
+LAUNCHER_LEDGER = "pods.jsonl"
+"""The launchers' part: what they saw of nodes on any target, or read on nodes' consoles. ``source``
+and ``event`` are LAUNCHER_SOURCE, ``text`` is a sentence."""
+LAUNCHER_SOURCE = "cluster"
 SILENT_S = 3 * protocol.VITALS_S
 """A running node without vitals for this long counts as a node with trouble."""
 JUMP_S = 5.0
@@ -82,20 +86,25 @@ def tell_moment(
     """
     event = {
         "schema": protocol.LEDGER_SCHEMA,
-        "source": POD_SOURCE,
+        "source": LAUNCHER_SOURCE,
         "node_index": node_index,
         "incarnation": incarnation,
-        "event": POD_SOURCE,
+        "event": LAUNCHER_SOURCE,
         "at": at,
         "monotonic_s": at,
         "key": key,
         "text": text,
     }
-    path = run.path / protocol.LEDGER_DIR / POD_LEDGER
+    path = run.path / protocol.LEDGER_DIR / LAUNCHER_LEDGER
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps(event) + "\n")
+
+
+def read_moments(run: RunFolder) -> tuple[LedgerEvent, ...]:
+    """What launchers told of the run's nodes by ``tell_moment``."""
+    return read_ledger(run.path / protocol.LEDGER_DIR / LAUNCHER_LEDGER, LAUNCHER_SOURCE)
 
 
 def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:

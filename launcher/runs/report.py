@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from launcher.code.record import CodeRecord, read_record
-from launcher.contract import protocol, typed
+from launcher.contract import typed
 from launcher.contract.states import OVER, NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput, measure_goodput
 from launcher.runs.heals import Heal, find_heals
 from launcher.runs.ledger import (
@@ -20,6 +20,7 @@ from launcher.runs.ledger import (
     by_launchers_clock,
     clock_offsets,
     read_ledger,
+    read_moments,
     read_restarts,
     read_train_ledger,
 )
@@ -126,7 +127,6 @@ def read_postmortem(
     events = [event for events in ledgers.values() for event in events]
     # If the time of submission is lost, count from the first event.
     submitted_at = run.submitted_at() or min((event.at for event in events), default=now)
-    of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
     nodes = _read_nodes(run, ledgers, states, None if over else now)
     # For a run that goes on: the failure of its present attempt, if there is one.
     failure = outcome.failure if outcome else read_report(run, plan)
@@ -157,7 +157,7 @@ def read_postmortem(
         clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
         phases_s={phase: round(spent_s, 3) for phase, spent_s in phases_s.items()},
         goodput=measure_goodput(trained, events, submitted_at, ended_at),
-        timeline=tell_timeline([*events, *of_pods], submitted_at),
+        timeline=tell_timeline([*events, *read_moments(run)], submitted_at),
         folder="" if run.is_borrowed else str(run.path),
         code=read_record(run.path),
     )

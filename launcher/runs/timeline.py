@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.contract.errors import name_ending
-from launcher.runs.folder import POD_SOURCE
-from launcher.runs.ledger import LedgerEvent
+from launcher.runs.ledger import LAUNCHER_SOURCE, LedgerEvent
 
 PHASES = ("starting", "rendezvous", "running")
 _PHASE_FROM = {
@@ -137,7 +136,7 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "node-lost": "{detail}",
     "store-lost": _tell_store_lost,
     "agent-ended": "agent ended: {cause}, exit code {exit_code}",
-    POD_SOURCE: "{text}",
+    LAUNCHER_SOURCE: "{text}",
 }
 """Formats of an event's values, or functions of them."""
 

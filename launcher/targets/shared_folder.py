@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.causes import Cause
-from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.loop import fold
@@ -145,21 +144,6 @@ def ask_to_stop(path: Path) -> None:
             return
     with contextlib.suppress(OSError):
         path.write_text(f"{Cause.STOP_REQUESTED.value}\n")
-
-
-def wait_until(
-    is_done: Callable[[], object],
-    limit_s: float,
-    longest_s: float = 0.1,
-    clock: Clock | None = None,
-) -> bool:
-    """Waits at most ``limit_s``; returns whether it is done. Looks at least every ``longest_s``."""
-    clock = clock or SystemClock()
-    deadline, pause_s = clock.monotonic() + limit_s, min(0.5, longest_s)
-    while not (done := is_done()) and clock.monotonic() < deadline:
-        clock.sleep(pause_s)
-        pause_s = min(longest_s, 2 * pause_s)
-    return bool(done)
 
 
 def changed_at(path: Path) -> float:

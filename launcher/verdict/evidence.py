@@ -24,9 +24,17 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
+from launcher.runs.folder import SUBMITTED_FILE, RunFolder
 from launcher.runs.heals import Heal, find_survived
-from launcher.runs.ledger import agent_ledger, find_jump, read_agents, read_heals, read_ledger
+from launcher.runs.ledger import (
+    LAUNCHER_LEDGER,
+    agent_ledger,
+    find_jump,
+    read_agents,
+    read_heals,
+    read_ledger,
+    read_moments,
+)
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.fixes import fit_fixes
@@ -338,9 +346,9 @@ def _tell_of_nodes(
     run: RunFolder, nodes: Mapping[int, str], newest: Mapping[int, int]
 ) -> Iterable[LogLine]:
     """What the target and the cluster said of the nodes, clock jumps and installed versions."""
-    name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
+    name = f"{protocol.LEDGER_DIR}/{LAUNCHER_LEDGER}"
     began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
-    said_of = read_ledger(run.path / name, POD_SOURCE)
+    said_of = read_moments(run)
     texts = [show_line(str(event.values.get("text", ""))) for event in said_of]
     killed = Counter(
         event.node_index

@@ -25,11 +25,11 @@ _OF_OTHERS = (
 )
 """Causes by which a worker blames others."""
 _OF_HANG = (
-    *("deadlock", "endless-loop", "data-stall", "gpu-fault", "missing-collective"),
-    *("mismatched-collective", "shape-mismatch-in-collective"),
+    *(Cause.DEADLOCK, Cause.ENDLESS_LOOP, Cause.DATA_STALL, Cause.GPU_FAULT),
+    *(Cause.MISSING_COLLECTIVE, Cause.MISMATCHED_COLLECTIVE, Cause.SHAPE_MISMATCH_IN_COLLECTIVE),
 )
 _OF_PLACE = (Cause.NO_ROOM, Cause.IMAGE_PULL, Cause.CONTAINER_START)
-OF_STOP = ("stopped-by-user", "preempted", "time-limit", "killed")
+OF_STOP = (Cause.STOPPED_BY_USER, Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.KILLED)
 """Causes that a stop of ranks that stand still looks like, but is not."""
 MOST_SHOWN = 12
 MOST_HEALED = 3

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.targets.agent_archive import HOST_NAMES
+
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 ROOMS = (
@@ -35,13 +37,8 @@ NOT_A_TARGET = {
 BUILDS_IN_DOCKER = ("commands.build",)
 """``launcher build`` makes an image, for every target that takes one."""
 HOST = "targets.hosts.program"
-OF_HOSTS = ("protocol", "keeper_record", "process_stat", "waits")
-"""Modules of ``contract`` that hosts have."""
-SHARED_WITH_HOSTS = {
-    *("agent.addresses", "agent.atomic_write"),
-    *("targets.children", "targets.held_child", "targets.machine", "targets.process_table"),
-    "targets.short_command",
-}
+OF_HOSTS = {name.removesuffix(".py").replace("/", ".") for name in HOST_NAMES}
+"""Modules that the hosts' archive has beside its program."""
 
 
 @functools.cache
@@ -245,10 +242,9 @@ def test_planning_and_rendering_for_docker_never_import_torch_or_docker():
 def test_the_program_on_a_host_imports_the_standard_library_and_what_it_brings_alone():
     program = [m for m in modules() if m.startswith(HOST)]
     assert program
-    brought = {f"contract.{name}" for name in OF_HOSTS} | SHARED_WITH_HOSTS
-    for module in (*program, *sorted(SHARED_WITH_HOSTS)):
+    for module in (*program, *sorted(OF_HOSTS & {*modules()})):
         others = {n for n in imports_of(module) if not n.startswith(HOST)}
-        assert others <= brought, module
+        assert others <= OF_HOSTS, module
 
 
 AGENT = [module for module in modules() if room_of(module) in ("agent", "contract")]

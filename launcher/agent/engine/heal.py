@@ -22,7 +22,7 @@ from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
-from launcher.contract.waits import LOOK_S
+from launcher.contract.waits import LOOK_S, wait_until
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
@@ -232,9 +232,7 @@ class Healer:
             self._tell_lost(f"the group has to form again: {status.cause}")
             # One that does not leave its world may be about to end by itself: then torch's agent
             # meets the others, with new workers.
-            until = self._clock.monotonic() + LOOK_S
-            while not self.waits and self._clock.monotonic() < until:
-                self._clock.sleep(LEAVE_LOOK_S)
+            wait_until(lambda: self.waits, LOOK_S, LEAVE_LOOK_S, self._clock)
             if not self.waits or self._is_taken_over:
                 return
         try:

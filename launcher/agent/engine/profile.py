@@ -14,7 +14,7 @@ from launcher.contract import look, protocol
 from launcher.contract.clock import Clock
 from launcher.contract.look import Look, LookRequest, RankLook
 from launcher.contract.records import dump_record
-from launcher.contract.waits import POLL_S
+from launcher.contract.waits import wait_until
 
 NO_TRAINING = "no training with fabric_train answers here yet (it does once its steps have begun)"
 
@@ -45,13 +45,10 @@ def _ask_training(
     asked = node_dir / protocol.PROFILE_REQUEST
     write_atomically(asked, json.dumps({"id": request.id, "steps": request.steps}))
     waits = {rank: folder / protocol.TRACE.format(rank=rank) for rank in pids}
-    end = clock.monotonic() + request.seconds
-    while waits and clock.monotonic() < end:
-        clock.sleep(POLL_S)
-        waits = {rank: path for rank, path in waits.items() if not path.exists()}
+    wait_until(lambda: all(path.exists() for path in waits.values()), request.seconds, clock=clock)
     asked.unlink(missing_ok=True)
     why = f"it has not made {request.steps} steps in {request.seconds:g} s"
-    return dict.fromkeys(waits, why)
+    return {rank: why for rank, path in waits.items() if not path.exists()}
 
 
 def _record(

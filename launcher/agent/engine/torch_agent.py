@@ -52,7 +52,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import name_signal
 from launcher.contract.node_plan import Elastic, Static
-from launcher.contract.waits import SOON_S
+from launcher.contract.waits import SOON_S, wait_until
 
 REQUEST_LIMIT_S = 2.0
 """How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
@@ -231,7 +231,8 @@ class NodeHandler(RosterHandler):
         """Ends the node, or counts a restart; returns whether all that failed blame a peer."""
         node = self._node
         if node.attempts.were_signalled():
-            _wait_for_request(self._files)
+            # The supervisor may have got the same signal, and will ask.
+            wait_until(self._files.is_asked, REQUEST_LIMIT_S, SOON_S, SystemClock())
         if self._files.is_asked() and not self._files.is_for_resize():
             # Not an error: the others re-form, so the rendezvous must stay open.
             raise SignalException("asked to stop", signal.SIGTERM)
@@ -283,14 +284,6 @@ class NodeHandler(RosterHandler):
             self._node.looker.take("loss", stacks=False)
         self._regroups = self._regroups or waiting > 0
         return waiting
-
-
-def _wait_for_request(files: StopFiles) -> None:
-    """Waits for the supervisor's request: it may have got the same signal as the workers."""
-    clock = SystemClock()
-    end = clock.monotonic() + REQUEST_LIMIT_S
-    while not files.is_asked() and clock.monotonic() < end:
-        clock.sleep(SOON_S)
 
 
 _MEANING: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Cause], ...] = (

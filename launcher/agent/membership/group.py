@@ -147,7 +147,7 @@ class GroupStatus:
     sealed: bool = False
     """Whether a group is formed; while none is, one forms."""
     closed: str = ""
-    """Why the run is over; empty while it goes on."""
+    """Why the run is over, by the words above; empty while it goes on."""
     cause: RoundCause = RoundCause.FIRST
     generation: int = 0
     newcomers: int = 0

@@ -20,6 +20,7 @@ from launcher.contract.hold import StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
+from launcher.contract.waits import wait_until
 from launcher.follow.target import (
     Door,
     NodeObservation,
@@ -44,7 +45,7 @@ from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
 from launcher.targets.processes import ProcessSettings
-from launcher.targets.shared_folder import MEET_DIR, folders_of, wait_until
+from launcher.targets.shared_folder import MEET_DIR, folders_of
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

@@ -18,6 +18,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.records import read_object
 from launcher.contract.states import NodeState
+from launcher.contract.waits import wait_until
 from launcher.follow.endings import Part
 from launcher.follow.requests import read_withdrawn, write_size
 from launcher.follow.target import Observation
@@ -330,17 +331,17 @@ class ClusterJob:
         waited for. Raises ``TargetError`` if some are left ``STOP_MARGIN_S`` after their grace.
         """
         selector = selector_of(self.plan.run_id)
-        deadline = self._clock.monotonic() + math.ceil(grace_s) + STOP_MARGIN_S
-        while any(
-            not is_done or parse_pod(pod).state is NodeState.EXITED
-            for pod in self.cluster.list_objects("v1", "Pod", selector)["items"]
-        ):
-            if self._clock.monotonic() > deadline:
-                raise TargetError(
-                    f"pods of {self.plan.run_id} are still ending",
-                    f"{self.cluster.kubectl} get pods -n {self.cluster.namespace} -l {selector}",
-                )
-            self._clock.sleep(0.5)
+
+        def are_gone() -> bool:
+            pods = self.cluster.list_objects("v1", "Pod", selector)["items"]
+            return all(is_done and parse_pod(pod).state is not NodeState.EXITED for pod in pods)
+
+        limit_s = math.ceil(grace_s) + STOP_MARGIN_S
+        if not wait_until(are_gone, limit_s, 0.5, self._clock):
+            raise TargetError(
+                f"pods of {self.plan.run_id} are still ending",
+                f"{self.cluster.kubectl} get pods -n {self.cluster.namespace} -l {selector}",
+            )
         self.pods.close()
 
     # -- the same by hand ------------------------------------------------------------------------

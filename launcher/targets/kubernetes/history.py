@@ -20,8 +20,8 @@ from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.hold import READY_SAYS
 from launcher.contract.look import STANDS
 from launcher.contract.states import NodeState
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
-from launcher.runs.ledger import read_ledger, tell_moment
+from launcher.runs.folder import RunFolder, make_folders, write_atomically
+from launcher.runs.ledger import read_moments, tell_moment
 from launcher.targets.kubernetes.logs import LogSource, containers_of
 from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView, seconds_of
 
@@ -69,8 +69,7 @@ class PodRecorder:
         self._run, self._incarnations, self._clock = run, incarnations, clock
         self._done: set[str] = set()
         """Uids of pods that are gone and fully recorded."""
-        events = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
-        self._told = {str(event.values.get("key")) for event in events}
+        self._told = {str(event.values.get("key")) for event in read_moments(run)}
         self._lock = threading.Lock()
 
     def save(self, pods: Iterable[PodView], there: Iterable[PodView]) -> None:

@@ -243,14 +243,13 @@ def plan_kubernetes(
     run_id: str,
     run_root: str,
     cwd: str,
-    extra_args: tuple[str, ...] = (),
     place: CodePlace | None = None,
     code: PackedCode | None = None,
 ) -> LaunchPlan:
     """Plans a job without asking a cluster."""
     facts = plan_facts(job, run_root=run_root, cwd=cwd, code=code)
     hash = code.hash if code else ""
-    return plan_run(job, facts, run_id=run_id, extra_args=extra_args, place=place, code_hash=hash)
+    return plan_run(job, facts, run_id=run_id, place=place, code_hash=hash)
 
 
 def plan_facts(

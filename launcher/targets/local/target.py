@@ -20,6 +20,7 @@ from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.process_stat import lives, parent_of, start_of
 from launcher.contract.states import NodeState
+from launcher.contract.waits import SOON_S, wait_until
 from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
@@ -146,10 +147,8 @@ class LocalTarget(Target):
     def _end(self, run_id: str, index: int | None, grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
         # that gets SIGTERM from elsewhere as failed.
-        deadline = time.monotonic() + grace_s
         process_table.send(find_agents(self._find(run_id, index)), signal.SIGTERM)
-        while find_agents(self._find(run_id, index)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not find_agents(self._find(run_id, index)), grace_s, SOON_S)
         deadline = time.monotonic() + SWEEP_LIMIT_S
         while (left := self._find(run_id, index)) and time.monotonic() < deadline:
             process_table.send(left, signal.SIGKILL)

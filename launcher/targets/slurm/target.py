@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol, typed
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, KeyInputError, TargetError
+from launcher.contract.waits import wait_until
 from launcher.follow.requests import request_stop, write_size
 from launcher.follow.target import Door, Driver, Observation, ScriptArtifact, Traits
 from launcher.plan.launch_plan import LaunchPlan
@@ -27,7 +28,7 @@ from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
-from launcher.targets.shared_folder import SharedFolderTarget, ask_to_stop, wait_until
+from launcher.targets.shared_folder import SharedFolderTarget, ask_to_stop
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,

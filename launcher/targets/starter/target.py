@@ -18,6 +18,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.states import NodeState
+from launcher.contract.waits import wait_until
 from launcher.follow.endings import Part, decide_parts
 from launcher.follow.target import Observation, Traits
 from launcher.plan.launch_plan import LaunchPlan
@@ -30,7 +31,6 @@ from launcher.targets.shared_folder import (
     SharedFolderTarget,
     changed_at,
     observe_folder,
-    wait_until,
 )
 from launcher.targets.starter.agreement import last_start, request_stop
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts

@@ -135,7 +135,8 @@ def judge_end(end: WorkerEnd) -> Meaning:
     if end.exception == ENDED_BY_AGENT:  # which only followed what ended the node
         weight = SIGN
     by_ctrl_c = end.exit_code == -signal.SIGINT
-    # A script that answers SIGTERM may end with a code of its own.
+    # By its code, as records of older runs have no finer cause of an end than "signal". A script
+    # that answers SIGTERM may end with a code of its own.
     code = -signal.SIGTERM if end.cause is Cause.TERMINATED else end.exit_code
     cause = Cause.STOPPED_BY_USER if by_ctrl_c else cause_of_ending(code)
     cause, weight = _OF_END.get(end.cause, (cause, weight))

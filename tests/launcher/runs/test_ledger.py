@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import (
+    LAUNCHER_SOURCE,
     LedgerEvent,
     by_launchers_clock,
     count_restarts,
     find_jump,
     parse_event,
     read_ledger,
+    read_moments,
     read_train_ledger,
     tell_moment,
 )
@@ -60,8 +62,8 @@ def test_an_event_has_its_place_its_times_and_the_whole_line():
 def test_a_told_moment_is_read_back_and_a_failed_write_ends_nothing(tmp_path):
     for text in ("starts", "ends"):
         tell_moment(RunFolder(tmp_path), 1, 2, at=9.5, text=text, key="k")
-    first, second = read_ledger(tmp_path / "ledger" / POD_LEDGER, POD_SOURCE)
-    assert (first.name, first.node_index, first.incarnation) == (POD_SOURCE, 1, 2)
+    first, second = read_moments(RunFolder(tmp_path))
+    assert (first.name, first.node_index, first.incarnation) == (LAUNCHER_SOURCE, 1, 2)
     assert (first.at, first.monotonic_s, first.values["key"]) == (9.5, 9.5, "k")
     assert [one.values["text"] for one in (first, second)] == ["starts", "ends"]
     assert first.values["schema"] == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
+from launcher.contract.waits import SOON_S, wait_until
 from launcher.targets.hosts.program import processes
 from launcher.targets.hosts.program.messages import (
     CHECKPOINTS_DIR,
@@ -89,10 +90,7 @@ def ask_launcher(*, run_dir: str, name: str, text: str) -> bool:
     if name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
     write_atomically(path, text)
-    deadline = time.monotonic() + ANSWER_LIMIT_S
-    while path.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not path.exists()
+    return wait_until(lambda: not path.exists(), ANSWER_LIMIT_S)
 
 
 def take_look(*, run_dir: str, node: int, id: str, request: str, wait_s: float) -> dict[str, str]:
@@ -102,9 +100,7 @@ def take_look(*, run_dir: str, node: int, id: str, request: str, wait_s: float) 
         return {}
     write_atomically(newest / protocol.LOOK_REQUEST, request)
     found = newest / protocol.LOOKS_DIR / id
-    deadline = time.monotonic() + wait_s
-    while not (found / protocol.LOOK_FILE).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((found / protocol.LOOK_FILE).exists, wait_s, SOON_S)
     return {path.name: path.read_text() for path in found.glob("*.json")}
 
 
@@ -180,15 +176,15 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
             folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
             (folder / processes.GRACE_FILE).write_text(str(grace_s))
     send(keepers, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s + KEEPER_LIMIT_S
-    while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
-        time.sleep(0.03)
+    limit_s = grace_s + KEEPER_LIMIT_S
+    killed_by = time.monotonic() + limit_s + KILL_LIMIT_S
+    wait_until(lambda: not processes.find(run_id, node, keepers=True), limit_s, SOON_S)
     left = processes.find(run_id, node, keepers=None)
     # Then no keeper is left to remove its container.
     is_alone = bool(left) or not keepers
     while left:
         send(left, signal.SIGKILL)
-        if time.monotonic() > deadline + KILL_LIMIT_S:
+        if time.monotonic() > killed_by:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
         left = processes.find(run_id, node, keepers=None)

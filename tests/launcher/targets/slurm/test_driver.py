@@ -11,7 +11,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import TargetError
 from launcher.follow.console import Console
-from launcher.runs.ledger import POD_LEDGER
+from launcher.runs.ledger import LAUNCHER_LEDGER
 from launcher.targets.slurm import queue_watch
 from launcher.targets.slurm.follow import SlurmDriver
 from launcher.targets.slurm.queue_watch import QueueWatch
@@ -100,7 +100,7 @@ def test_each_step_of_a_job_is_told_once_and_a_wait_is_in_the_timeline(folder, c
         f"squeue: {error}; the run goes on",
         "the controller answers again",
     ]
-    assert why in (folder.run.path / protocol.LEDGER_DIR / POD_LEDGER).read_text()
+    assert why in (folder.run.path / protocol.LEDGER_DIR / LAUNCHER_LEDGER).read_text()
     assert "scontrol update JobId=7 StartTime=now+15" in commands.calls("scontrol")
 
 
