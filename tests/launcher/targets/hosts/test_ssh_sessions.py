@@ -22,27 +22,6 @@ from launcher.targets.hosts.program.session import HELD_LIMIT_S, read_clock, tak
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 
-CLIENT = """#!/bin/sh
-for word; do :; done
-{before}
-exec sh -c "$word"
-"""
-
-
-@pytest.fixture
-def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return open_ssh(tmp_path, monkeypatch)
-
-
-def open_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") -> Ssh:
-    client = tmp_path / "bin/ssh"
-    client.parent.mkdir()
-    client.write_text(CLIENT.format(before=before))
-    client.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
-    return Ssh(Inventory(hosts=()))
-
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> list[Host]:
@@ -53,10 +32,9 @@ def answers(session: Session) -> bool:
     return session.call(read_clock) > 0
 
 
-def test_every_host_is_talked_to_or_it_is_said_why_not(tmp_path, monkeypatch, hosts):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_every_host_is_talked_to_or_it_is_said_why_not(ssh_here, hosts):
     client = "case \"$*\" in *gpu1*) echo 'Permission denied (publickey).' >&2; exit 255;; esac"
-    ssh = open_ssh(tmp_path, monkeypatch, client)
+    ssh = ssh_here(client)
     with pytest.raises(TargetError, match="gpu1"), ssh.sessions(hosts):
         pass
     away: dict[str, TargetError] = {}
@@ -66,24 +44,23 @@ def test_every_host_is_talked_to_or_it_is_said_why_not(tmp_path, monkeypatch, ho
     assert list(away) == ["gpu1"]
 
 
-def test_what_a_shell_prints_in_place_of_an_answer_is_told(tmp_path, monkeypatch, hosts):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    ssh = open_ssh(tmp_path, monkeypatch, "echo This account is not available.; read -r _; exit 1")
+def test_what_a_shell_prints_in_place_of_an_answer_is_told(ssh_here, hosts):
+    ssh = ssh_here("echo This account is not available.; read -r _; exit 1")
     with pytest.raises(TargetError, match=r"failed: This account is not available\."):
         ssh.open(hosts[0])
 
 
-def test_a_client_that_talks_much_is_never_in_its_own_way(tmp_path, monkeypatch, hosts):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_client_that_talks_much_is_never_in_its_own_way(ssh_here, hosts):
     talk = "yes debug1: channel 0: rcvd adjust | head -n 100000 >&2"
-    with open_ssh(tmp_path, monkeypatch, talk).open(hosts[0]) as session:
+    with ssh_here(talk).open(hosts[0]) as session:
         assert answers(session)
 
 
-def test_a_folder_of_log_ins_that_is_not_there_is_not_needed(tmp_path, monkeypatch, hosts):
+def test_a_folder_of_log_ins_that_is_not_there_is_not_needed(ssh_here, monkeypatch, hosts):
+    ssh = ssh_here()
     # As after su, which leaves the variable as it was.
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
-    with open_ssh(tmp_path, monkeypatch).open(hosts[0]) as session:
+    with ssh.open(hosts[0]) as session:
         assert answers(session)
 
 
@@ -102,20 +79,16 @@ def test_a_host_whose_python_is_too_old_says_so_in_one_line(ssh, hosts, tmp_path
     assert "first on PATH" in error.value.hint
 
 
-def test_a_program_that_does_not_fit_on_a_host_leaves_nothing_of_itself(
-    tmp_path, monkeypatch, hosts
-):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_program_that_does_not_fit_on_a_host_leaves_nothing_of_itself(tmp_path, ssh_here, hosts):
     with pytest.raises(TargetError, match="File too large"):
         # As a full disk, for files above 4 kB.
-        open_ssh(tmp_path, monkeypatch, "ulimit -f 8").open(hosts[0])
+        ssh_here("ulimit -f 8").open(hosts[0])
     assert list((tmp_path / "gpu1/bin").iterdir()) == []
 
 
-def test_the_client_asks_for_no_password_in_a_window_either(tmp_path, monkeypatch, hosts):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_the_client_asks_for_no_password_in_a_window_either(ssh_here, hosts):
     client = 'test "$SSH_ASKPASS_REQUIRE" = never || exit 9'
-    with open_ssh(tmp_path, monkeypatch, client).open(hosts[0]) as session:
+    with ssh_here(client).open(hosts[0]) as session:
         assert answers(session)
 
 
