@@ -88,7 +88,7 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
 class Said:
     """A session to a host, which answers by the function that is called; ``heard`` are all calls.
 
-    An answer may be a function of the call's arguments.
+    An answer may be a function of the call's arguments, or an error.
     """
 
     def __init__(self, host: Host, answers: Answers) -> None:
@@ -99,6 +99,8 @@ class Said:
         asked = Namespace(**arguments)
         self.heard.append((function, asked))
         answer = self._answers[function]
+        if isinstance(answer, TargetError):
+            raise answer
         return answer(asked) if callable(answer) else answer
 
     def call_within(self, _limit_s: float, function: Callable[..., Any], **arguments: Any) -> Any:
