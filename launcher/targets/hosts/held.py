@@ -241,7 +241,7 @@ class HeldPodsTarget(HeldHostsTarget):
     def _hold_dir(self, node: HostNode) -> str:
         return dict(self.hold.plan.nodes[node.node.node_index].env)[protocol.RUN_DIR]
 
-    def _connect(self, plan: LaunchPlan | None = None) -> Doors:
+    def _connect(self, plan: LaunchPlan) -> Doors:
         if self._doors is None:
             self._doors = Doors(self.hold.plan, self._target)
         return self._doors
@@ -249,7 +249,9 @@ class HeldPodsTarget(HeldHostsTarget):
     def _wait_there(self, plan: LaunchPlan) -> None:
         """Waits for the hold's nodes: its target may just be replacing one."""
         end = time.monotonic() + TAKEN_LIMIT_S
-        while away := [n for n in self._connect().observe() if n.state is not NodeState.RUNNING]:
+        while away := [
+            n for n in self._connect(plan).observe() if n.state is not NodeState.RUNNING
+        ]:
             if time.monotonic() > end:
                 why = f": {away[0].detail}" if away[0].detail else ""
                 what = f"node {away[0].node_index} of {plan.job_name} does not run{why}"
@@ -266,11 +268,11 @@ class HeldPodsTarget(HeldHostsTarget):
             while (ready := self._read_ready(sessions[node.host.name], index)) is None:
                 if time.monotonic() > end:
                     what = f"{node.host.name}: the hold's agent there does not come up"
-                    raise TargetError(what, self._connect().entering(node.host.host))
+                    raise TargetError(what, self._connect(plan).entering(node.host.host))
                 time.sleep(0.1)
             self._addresses[index] = ready.address
 
-        self._connect().each(read, nodes)
+        self._connect(plan).each(read, nodes)
         moved = plan_moved(plan, self._addresses)
         chosen = tuple(node.node.node_index for node in nodes)
         return moved, list(render_hosts(moved, chosen).nodes)

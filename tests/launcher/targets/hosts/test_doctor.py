@@ -276,7 +276,8 @@ def test_the_host_that_is_slow_with_both_neighbours_is_named(slow, expected):
 NODE = {
     **dict.fromkeys(("cuda", "nccl", "memlock_bytes")),
     **dict.fromkeys(("gpus", "xids"), ()),
-    **dict.fromkeys(("infiniband", "nccl_env"), {}),
+    "infiniband": {},
+    "nccl_env": {},
     **dict.fromkeys(("verbs_devices", "verbs_library"), True),
     "python": "3.11",
     "torch": "2.9.0",

@@ -16,11 +16,12 @@ from launcher.code.record import pack_code
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
 from launcher.contract.look import LookRequest
+from launcher.contract.process_stat import name_machine
 from launcher.follow.target import LiveRun, NodeObservation
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.program import leases
-from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.looks import answering
 from tests.launcher.targets.hosts.conftest import host
@@ -35,7 +36,8 @@ echo "$LAUNCHER_NODE_INDEX.$LAUNCHER_INCARNATION $KEY: $* in $PWD"
 echo 0.5 >loss
 while :; do sleep 0.05; done
 """
-REFUSES = """case "$*" in *'-- gpu2 '*)
+ASKED = "case \"$*\" in *'-F my.cfg '*) ;; *) exit 9;; esac\n"
+REFUSES = f"""{ASKED}case "$*" in *'-- gpu2 '*)
 echo 'ssh: connect to host gpu2 port 22: Connection refused' >&2; exit 255;; esac"""
 AWAY = (
     "gpu2: nothing listens at its ssh port (ssh: connect to host gpu2 port 22: Connection refused)"
@@ -98,7 +100,7 @@ def tell(node: NodeObservation) -> str:
 
 @pytest.fixture
 def bench(tmp_path: Path, ssh_here: Any, make_host_plan: Any, monkeypatch: Any) -> Iterator[Bench]:
-    ssh_here()
+    ssh_here(ASKED)
     monkeypatch.setenv("KEY", "secret")
     monkeypatch.setattr("launcher.targets.hosts.target._away", {})
     python, source = tmp_path / "bin/python", tmp_path / "source"
@@ -113,6 +115,7 @@ def bench(tmp_path: Path, ssh_here: Any, make_host_plan: Any, monkeypatch: Any) 
             host=Host(name=name, lease_dir=f"{tmp_path}/{name}/leases", slots=2),
             python=str(python),
             state_dir=f"{tmp_path}/{name}/state",
+            machine=name_machine(),
         )
         for name in NAMES
     ]
@@ -126,11 +129,12 @@ def bench(tmp_path: Path, ssh_here: Any, make_host_plan: Any, monkeypatch: Any) 
         secrets=["KEY"],
         nproc_per_node=2,
     )
+    plan = replace(plan, own=replace(HostsSettings.of(plan), ssh_config="my.cfg"))
     text = plan.to_json().replace(plan.run_id, RUN_ID).replace('"c0de"', f'"{code.hash}"')
     bench = Bench(tmp_path, parse_plan(text))
     bench.target.code = code
     yield bench
-    ssh_here()
+    ssh_here(ASKED)
     bench.launcher().stop(RUN_ID, 0.0)
 
 
@@ -159,7 +163,7 @@ def test_a_run_takes_leases_brings_what_it_writes_and_leaves_only_outputs(bench)
         [[], []],
     )
     beside = "what the training wrote beside its code: "
-    kept = f"scp -r gpu2:{bench.folder}/gpu2/state/outputs/{RUN_ID} ."
+    kept = f"scp -r -F my.cfg gpu2:{bench.folder}/gpu2/state/outputs/{RUN_ID} ."
     assert sorted(bench.target.notes) == [
         f"gpu2 keeps {beside}{kept}",
         f"{beside}{bench.run.path}/code",
@@ -204,10 +208,17 @@ def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others(bench, ssh_
     wait_until(lambda: bench.console(0))
     fix = "start its sshd, or correct port: in the inventory"
     assert bench.observed() == ["0.0 running", f"1.0 missing {AWAY}; {fix}"]
-    ssh_here()
+    ssh_here(ASKED)
     bench.target.submit(bench.plan, (1,))
     wait_until(lambda: bench.console(1))
     assert bench.observed() == ["0.0 running", "1.0 running"]
+
+
+def test_a_machine_that_has_the_name_of_another_by_now_is_not_taken_for_it(bench):
+    text = bench.plan.to_json().replace(name_machine(), "of-then")
+    with pytest.raises(TargetError, match="gpu1: it is another machine "):
+        bench.target.submit(parse_plan(text))
+    assert bench.left() == []
 
 
 def test_what_another_run_holds_is_not_given_and_a_node_is_then_missing(bench):
