@@ -16,9 +16,9 @@ from launcher.targets.hosts.program.messages import Address, HostReport, Lease, 
 from launcher.targets.hosts.settings import Host
 
 Docker = Callable[[str], Callable[[], list[str]]]
+LABEL = '{{index . "launcher.torch-version"}}'
 INSPECT = (
-    'docker image inspect --format {{.Id}} {{with .Config.Labels}}{{index . "launcher.torch-version"}}'
-    "{{end}} a:1"
+    f"docker image inspect --format {{{{.Id}}}} {{{{with .Config.Labels}}}}{LABEL}{{{{end}}}} a:1"
 )
 
 
