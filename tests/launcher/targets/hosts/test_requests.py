@@ -8,7 +8,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +20,13 @@ from launcher.code.files import list_files
 from launcher.contract import protocol
 from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, leases, processes, requests
-from launcher.targets.hosts.program.messages import KeeperSpec, Lease, WatchRun
+from launcher.targets.hosts.program.messages import (
+    KeeperSpec,
+    Lease,
+    NodeSeen,
+    RunOnHost,
+    WatchRun,
+)
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.watch import Watch
 from launcher.targets.hosts.program.wire import read_frame
@@ -202,13 +208,13 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
     (tmp_path / "nodes/0/0").mkdir(parents=True)
 
     def start(
-        script: str, *, detached: bool = True, container: str = ""
+        script: str, *, detached: bool = True, container: str = "", argv: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         spec = KeeperSpec(
             run_id=RUN,
             node_index=0,
             node_dir=str(tmp_path / "nodes/0/0"),
-            argv=["sh", "-c", script],
+            argv=argv or ["sh", "-c", script],
             cwd="/",
             unset=[],
             env={},
@@ -254,10 +260,43 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path, keep):
     keeper = keep(IGNORES_THE_SIGNAL)
     console = tmp_path / "nodes/0/0/console.log"
     wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
+    (tmp_path / "nodes/0/0" / processes.GRACE_FILE).write_text("1.0")
+    asked_at = time.monotonic()
     os.kill(keeper.pid, signal.SIGTERM)
     time.sleep(0.5)  # nothing is to happen
     assert keeper.poll() is None
     assert [lease.run_id for lease in leases.read(str(tmp_path / "leases"))] == [RUN]
+    assert keeper.wait(20) == 0
+    assert time.monotonic() - asked_at >= 1.0
+    assert read_state(tmp_path / "nodes/0/0") == NodeSeen(state="exited", exit_code=137)
+    assert leases.read(str(tmp_path / "leases")) == []
+
+
+DOCKER = """#!/bin/sh
+echo $* >>{log}
+[ $1 = rm ] || echo 'true no room'
+"""
+
+
+def test_a_container_is_removed_and_its_engine_says_why_it_ended(tmp_path, keep, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/docker").write_text(DOCKER.format(log=tmp_path / "log"))
+    (tmp_path / "bin/docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert keep("exit 3", container="c-0").wait(20) == 0
+    seen = NodeSeen(state="exited", exit_code=3, out_of_memory=True, detail="no room")
+    assert read_state(tmp_path / "nodes/0/0") == seen
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "inspect --format {{.State.OOMKilled}} {{.State.Error}} c-0",
+        "rm --force --volumes c-0",
+    ]
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path, keep):
+    keep("", argv=["/nowhere/python"]).wait(20)
+    detail = "cannot start /nowhere/python: No such file or directory"
+    seen = NodeSeen(state="exited", exit_code=126, detail=detail)
+    assert read_state(tmp_path / "nodes/0/0") == seen
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -326,3 +365,46 @@ def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_
     assert [one.run_id for one in requests.find_left(state_dir=state)] == ["ended"]
     assert followed.exists()
     assert not (tmp_path / "checkpoints/cut").exists()
+
+
+def test_the_runs_of_a_host_are_told_by_what_their_nodes_wrote(tmp_path):
+    for run_id in ("digits-1", "digits-2", "moons-1"):
+        for node in (0, 12):
+            for incarnation in (0, 1):
+                folder = tmp_path / "runs" / run_id / f"nodes/{node}/{incarnation}"
+                folder.mkdir(parents=True)
+                (folder / "console.log").touch()
+                os.utime(folder / "console.log", (100 + node, 100 + node))
+        (tmp_path / "runs" / run_id / "plan.json").write_text(run_id)
+    (tmp_path / "runs/digits-3").mkdir()
+    (tmp_path / "runs/digits-3/plan.json").write_text("new")
+    mark_followed(tmp_path / "runs/digits-2", 0)
+    before, told = time.time(), requests.list_runs(state_dir=str(tmp_path), run_id="digits")
+    known = {"nodes": [0, 12], "began_at": 100.0}
+    assert told[:2] == [
+        RunOnHost(run_id="digits-1", plan="digits-1", lives=False, **known),
+        RunOnHost(run_id="digits-2", plan="digits-2", lives=True, **known),
+    ]
+    assert told[2].having(began_at=0.0) == (
+        RunOnHost(run_id="digits-3", plan="new", nodes=[], lives=False, began_at=0.0)
+    )
+    assert before <= told[2].began_at <= time.time()
+    newest = str(tmp_path / "runs/digits-1/nodes/12")
+    (tmp_path / "runs/digits-1/nodes/12/1/ready").write_text("yes")
+    assert requests.read_newest(folder=newest, name="ready") == "yes"
+    assert requests.read_newest(folder=newest, name="other") == ""
+    assert requests.read_newest(folder=str(tmp_path), name="ready") == ""
+
+
+def test_a_request_that_no_launcher_takes_is_told_after_a_while(tmp_path, monkeypatch):
+    (tmp_path / "nodes/0").mkdir(parents=True)
+    mark_followed(tmp_path, 0)
+    monkeypatch.setattr(requests, "ANSWER_LIMIT_S", 0.2)
+
+    def ask(name: str) -> bool:
+        return requests.ask_launcher(run_dir=str(tmp_path), name=name, text="{}")
+
+    assert ask("scale-request") is False
+    assert (tmp_path / "scale-request").read_text() == "{}"
+    with pytest.raises(requests.RequestError, match=f"^no launcher follows {tmp_path.name}$"):
+        ask("plan.json")
