@@ -46,7 +46,7 @@ SET_NTP = "sudo timedatectl set-ntp true"
         # This machine's clock is wrong, and theirs agree: nothing is wrong with them.
         ((60.0, 60.1), "c10d", ["ok | gpu1 | +0.000 s", "ok | gpu2 | +0.100 s"]),
         ((0.0, 5.0, 0.0), "c10d", ["ok | gpu1 | +0.000 s", "ok | gpu2 | +5.000 s"]),
-        ((2.5, 5.2, 0.0), "c10d", ["ok | gpu1 | +1.250 s", "failed | gpu2 | +3.9 s, {}"]),
+        ((2.5, 5.2, 0.0), "c10d", ["ok | gpu1 | +1.250 s", "failed | gpu2 | +4.0 s, {}"]),
         ((0.0, 60.0, 0.1), "c10d", ["ok | gpu1 | -0.050 s", "failed | gpu2 | +60.0 s, {}"]),
         (
             (0.0, -7.0, 0.1),

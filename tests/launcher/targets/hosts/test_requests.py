@@ -30,7 +30,6 @@ from launcher.targets.hosts.program.messages import (
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.watch import Watch
 from launcher.targets.hosts.program.wire import read_frame
-from tests.launcher.looks import answering
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -249,13 +248,6 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
         process.wait()
 
 
-def test_a_node_that_was_killed_is_told_with_the_code_of_a_shell(tmp_path, keep):
-    assert keep("kill -9 $$").wait(20) == 0
-    seen = read_state(tmp_path / "nodes/0/0")
-    assert (seen.state, seen.exit_code) == ("exited", 137)
-    assert not (tmp_path / "leases").exists()
-
-
 def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path, keep):
     keeper = keep(IGNORES_THE_SIGNAL)
     console = tmp_path / "nodes/0/0/console.log"
@@ -330,23 +322,6 @@ def test_a_node_whose_launcher_is_not_heard_saves_ends_and_gives_back_what_it_he
     assert b"saved" in console.read_bytes(), "it has the job's own grace"
     assert read_state(tmp_path / "nodes/0/0").detail == protocol.LAUNCHER_GONE
     assert leases.read(str(tmp_path / "leases")) == []
-
-
-def take_look(run_dir: Path, wait_s: float) -> dict[str, str]:
-    request = '{"id": "x"}'
-    return requests.take_look(run_dir=str(run_dir), node=2, id="x", request=request, wait_s=wait_s)
-
-
-def test_a_node_s_look_is_answered_with_its_files(run_dir):
-    node_dir = run_dir / "nodes/2/1"
-    with answering(node_dir, 5):
-        files = take_look(run_dir, 30)
-    assert sorted(files) == ["look.json", "rank-5.stacks.json"]
-
-
-def test_a_node_that_does_not_look_in_time_is_answered_for_with_nothing(run_dir):
-    (run_dir / "nodes/2/0").mkdir(parents=True)
-    assert take_look(run_dir, 0.2) == {}
 
 
 def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_path):

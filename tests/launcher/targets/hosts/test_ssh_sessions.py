@@ -16,7 +16,6 @@ from launcher.contract.errors import TargetError
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import leases
-from launcher.targets.hosts.program.code_store import has_code, store_code
 from launcher.targets.hosts.program.messages import Lease
 from launcher.targets.hosts.program.session import HELD_LIMIT_S, read_clock, take_lease
 from launcher.targets.hosts.settings import Host
@@ -122,17 +121,6 @@ def test_a_conversation_may_be_ended_by_several_threads_at_once():
         with ThreadPoolExecutor(8) as pool:
             ended = list(pool.map(lambda _, talk=talk: talk.end(), range(8)))
         assert sorted(ended) == [(0, "")] * 7 + [(0, "why\n")]
-
-
-def test_a_call_brings_its_bytes_and_a_refusal_names_the_host(ssh, hosts, tmp_path):
-    state = str(tmp_path / "state")
-    with ssh.open(hosts[0]) as session:
-        assert not session.call(has_code, state_dir=state, hash="h")
-        assert session.call(store_code, state_dir=state, hash="h", archive=b"bytes")
-        assert session.call(has_code, state_dir=state, hash="h")
-        with pytest.raises(TargetError, match=r"^gpu1: /proc/x"):
-            session.call(store_code, state_dir="/proc/x", hash="h", archive=b"bytes")
-    assert (tmp_path / "state/code/h.tar.gz").read_bytes() == b"bytes"
 
 
 def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):

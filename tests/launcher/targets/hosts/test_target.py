@@ -9,9 +9,11 @@ import pytest
 
 from launcher.code.place import CodePlace
 from launcher.code.record import pack_code
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, TargetError
 from launcher.follow.target import Door, LiveRun
 from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.targets.hosts import doctor, nodes
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.program import facts
@@ -222,15 +224,16 @@ def test_a_host_that_is_away_at_the_end_is_an_error_unless_its_keeper_ends_the_n
 
 def test_live_runs_are_those_of_hosts_that_have_no_outcome(target, make_host_plan, monkeypatch):
     root = target._run_root
-    for run_id, name in (("ended", "hosts"), ("other", "docker"), ("waits", "hosts")):
+    runs = ("away", "hosts"), ("ended", "hosts"), ("other", "docker"), ("waits", "hosts")
+    for run_id, name in runs:
         plan = replace(make_host_plan(), run_id=run_id, run_dir=str(root / run_id), target=name)
         RunFolder(root / run_id).create(plan, "", 1.0)
-    (root / "ended/outcome.json").write_text('{"cause": "succeeded", "detail": ""}')
-    (root / "ended/plan.json").write_text("{")
+    RunFolder(root / "ended").write_outcome(Outcome(cause=Cause.COMPLETED))
 
     def ask(self: HostsTarget, plan: Any) -> object:
         states = {"0.0": NodeSeen(state="running"), "1.0": NodeSeen(state="exited")}
-        return ({} if plan.run_id == "waits" else states), plan.run_id == "waits", None
+        error = TargetError("gpu1: no route to host") if plan.run_id == "away" else None
+        return ({} if plan.run_id == "waits" else states), plan.run_id == "waits", error
 
     monkeypatch.setattr(HostsTarget, "_ask", ask)
     assert target.live_runs() == tuple(
