@@ -16,10 +16,10 @@ from launcher.contract.errors import TargetError
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import leases
-from launcher.targets.hosts.program.messages import Lease
+from launcher.targets.hosts.program.messages import Lease, Refusal
 from launcher.targets.hosts.program.session import HELD_LIMIT_S, read_clock, take_lease
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh import Session, Ssh, joined
 
 
 @pytest.fixture
@@ -146,3 +146,100 @@ def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
         with pytest.raises(TargetError):
             session.receive(limit_s=20.0)
         assert leases.read(lease_dir) == []
+
+
+# -- what is said of a session --------------------------------------------------------------------
+
+OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=10",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "ControlMaster=auto",
+    "ControlPersist=60",
+    "ControlPath={0}/launcher-ssh-{1}/%C",
+    "RemoteCommand=none",
+    "ClearAllForwardings=yes",
+)
+
+
+def test_the_client_gets_all_that_is_known_of_a_host(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"/tmp/{'x' * 40}")
+    host = Host(name="gpu1", user="ml", port=2222, identity="/key")
+    for accept_new, more in ((False, ()), (True, ("StrictHostKeyChecking=accept-new",))):
+        options = [one.format("/tmp", os.getuid()) for one in (*OPTIONS, *more)]
+        words = [word for option in options for word in ("-o", option)]
+        way = ["-F", "my.cfg", "-p", "2222", "-l", "ml", "-i", "/key", "--", "gpu1"]
+        ssh = Ssh(Inventory(hosts=(), ssh_config="my.cfg", accept_new=accept_new))
+        assert ssh.argv(host) == ("ssh", "-T", *words, *way)
+        assert ssh.argv(host, terminal=True) == ("ssh", "-t", *words, *way)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "hint"),
+    [
+        (Refusal(error="no room", fix="wait"), "wait"),
+        (Refusal(error="no room"), "correct it there (ssh gpu1), then the same command"),
+        (
+            Refusal(error="/x: No space left on device"),
+            "make room there (ssh gpu1), then the same command",
+        ),
+    ],
+)
+def test_a_refusal_names_the_host_and_a_fix(refusal, hint):
+    # What is sent comes back.
+    with Session(Host(name="gpu1"), ("cat",), "", "ssh gpu1") as session:
+        session.send(refusal)
+        with pytest.raises(TargetError) as error:
+            session.receive()
+    assert (error.value.what, error.value.hint) == (f"gpu1: {refusal.error}", hint)
+
+
+def test_a_client_that_says_nothing_in_time_or_is_not_there_is_told(monkeypatch):
+    silent = Session(Host(name="gpu1"), ("sleep", "60"), "", "ssh gpu1")
+    with pytest.raises(TargetError, match=r"^gpu1: it does not answer \(timed out\)"):
+        silent.call_within(0.1, read_clock)
+    for program, fix in (("ssh", "install OpenSSH's client"), ("kubectl", "install kubectl")):
+        monkeypatch.setenv("PATH", "/nowhere")
+        with pytest.raises(TargetError) as error:
+            Session(Host(name="gpu1"), (program,))
+        told = (f"there is no {program} on this machine", fix)
+        assert (error.value.what, error.value.hint) == told
+
+
+@pytest.mark.parametrize(("is_shared", "tried"), [("0", 2), ("255", 1)])
+def test_a_dead_connection_that_is_shared_is_tried_once_more(
+    ssh_here, hosts, tmp_path, is_shared, tried
+):
+    log = tmp_path / "log"
+    stop = f'[ "$1 $2" = "-O stop" ] && exit {is_shared}'
+    ssh = ssh_here(f"{stop}\necho x >>{log}; [ $(wc -l <{log}) -gt 1 ] || exit 255")
+    if tried == 2:
+        with ssh.open(hosts[0]) as session:
+            assert answers(session)
+    else:
+        with pytest.raises(TargetError, match="gpu1"):
+            ssh.open(hosts[0])
+    assert log.read_text() == "x\n" * tried
+
+
+def test_hosts_that_failed_are_one_error(ssh):
+    one = TargetError("gpu1: away", "is it on?")
+    assert joined([one]) is one
+    many = [TargetError(f"gpu{n}: away", "" if n < 3 else f"look {n}") for n in range(1, 11)]
+    told = joined(many)
+    assert told.what == (
+        "10 hosts failed:\n" + "".join(f"  gpu{n}: away\n" for n in range(1, 9)) + "  and 2 more"
+    )
+    assert told.hint == "look 3"
+    assert joined(many[:8]).what.endswith("\n  gpu8: away")
+
+    def work(n: int) -> int:
+        if n:
+            raise [ValueError("a fault"), one][n - 1]
+        return n
+
+    assert ssh.each(work, [0, 0]) == [0, 0]
+    for items, error in (([0, 2], TargetError), ([2, 1], ValueError)):
+        with pytest.raises(error):
+            ssh.each(work, items)
