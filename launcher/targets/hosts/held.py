@@ -93,9 +93,6 @@ class Doors(Ssh):
 class HeldHostsTarget(HostsTarget):
     """Has the held node of each host fork the run's node."""
 
-    _starts_outside = True
-    """Whether keepers run outside of the held containers."""
-
     def __init__(self, hold: Hold, target: Target) -> None:
         """``target`` has started the hold."""
         super().__init__(hold.run.path.parent)
@@ -114,7 +111,8 @@ class HeldHostsTarget(HostsTarget):
         facts = plan_facts(
             job,
             own,
-            image=plan.image if self._starts_outside else None,
+            # In pods keepers run inside of the containers.
+            image=plan.image if own.hosts[0].runtime == "docker" else None,
             torch_version=plan.torch_version,
             port=random.SystemRandom().choice(PORTS),
             run_root=str(self._run_root.absolute()),
@@ -206,8 +204,6 @@ class HeldHostsTarget(HostsTarget):
 
 class HeldPodsTarget(HeldHostsTarget):
     """Has the held node in each pod fork the run's node."""
-
-    _starts_outside = False
 
     def __init__(self, hold: Hold, target: Target) -> None:
         super().__init__(hold, target)

@@ -106,6 +106,19 @@ def test_a_run_in_a_hold_on_hosts_is_planned_with_the_hosts_as_they_were(
                 target.facts(shared)
 
 
+def test_a_run_in_held_containers_has_their_image_and_a_folder_that_they_have_mounted(
+    hold, make_job
+):
+    docker = tuple(replace(one, runtime="docker", state_dir="/state") for one in TWO)
+    mounts = [{"source": "/state", "target": "/state"}]
+    held = hold(docker, image="a:1", inner="examples", hosts={}, mounts=mounts)
+    target = HeldHostsTarget(held, Pods())
+    facts = target.facts(make_job(nnodes=2, nproc_per_node=1))
+    assert (facts.image, target.has_image(make_job())) == ("a:1", True)
+    with pytest.raises(KeyInputError, match="dev has not mounted /mnt/c"):
+        target.facts(make_job(nnodes=2, nproc_per_node=1, checkpoint_dir="/mnt/c"))
+
+
 def test_a_keeper_has_the_held_node_fork_the_run_s_node(hold, make_host_plan):
     target = HeldHostsTarget(hold(), Pods())
     plan = make_host_plan(hold="dev-1", engine="agent")
