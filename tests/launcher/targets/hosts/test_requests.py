@@ -324,6 +324,35 @@ def test_a_node_whose_launcher_is_not_heard_saves_ends_and_gives_back_what_it_he
     assert leases.read(str(tmp_path / "leases")) == []
 
 
+def test_what_outlives_its_keeper_or_hangs_is_killed_and_of_other_nodes_nothing(monkeypatch):
+    def start(node: int, **more: str) -> subprocess.Popen[bytes]:
+        own = {protocol.RUN_ID: RUN, protocol.NODE_INDEX: str(node), **more}
+        child = subprocess.Popen(["sleep", "600"], env={**os.environ, **own})
+        threading.Thread(target=child.wait, daemon=True).start()
+        wait_until(lambda: child.pid in processes.find(RUN, node, keepers=None))
+        return child
+
+    monkeypatch.setattr(requests, "KEEPER_LIMIT_S", 0.1)
+    alone, other, keeper = start(0), start(1), start(2, **{processes.KEEPER: "1"})
+    keeper.send_signal(signal.SIGSTOP)
+    assert processes.find(RUN) == (alone.pid, other.pid)
+    assert processes.find(RUN, keepers=True) == (keeper.pid,)
+    for node, left in ((0, (other.pid, keeper.pid)), (2, (other.pid,)), (None, ())):
+        began_at = time.monotonic()
+        requests.end_nodes(RUN, node, 0.5, in_containers=False)
+        # The grace is the keeper's: nobody else needs it.
+        assert (time.monotonic() - began_at > 0.5) == (node == 2)
+        assert processes.find(RUN, keepers=None) == left
+    monkeypatch.setattr(requests, "KILL_LIMIT_S", 0.1)
+    hung = start(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "send", lambda pids, signum: None)
+        with pytest.raises(requests.RequestError) as error:
+            requests.end_nodes(RUN, 0, 0.0, in_containers=False)
+    assert str(error.value) == f"processes ({hung.pid},) of {RUN} cannot be ended"
+    requests.end_nodes(RUN, 0, 0.0, in_containers=False)
+
+
 def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_path):
     for path in ("runs/cut/log", "checkpoints/cut/step", "checkpoints/ended/step"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
