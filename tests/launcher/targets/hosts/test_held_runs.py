@@ -104,6 +104,10 @@ def test_a_run_in_a_hold_on_hosts_is_planned_with_the_hosts_as_they_were(
         else:
             with pytest.raises(TargetError, match="checkpoint_dir /mnt/c is not the folder"):
                 target.facts(shared)
+    finds[leave_token] = TargetError("gpu2: Permission denied")
+    hosts_say(gpu1={**answers, **finds}, gpu2={**answers, **finds})
+    with pytest.raises(TargetError, match="Permission denied"):
+        target.facts(shared)
 
 
 def test_a_run_in_held_containers_has_their_image_and_a_folder_that_they_have_mounted(

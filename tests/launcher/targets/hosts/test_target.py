@@ -10,15 +10,19 @@ import pytest
 from launcher.code.place import CodePlace
 from launcher.code.record import pack_code
 from launcher.contract.causes import Cause
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import InputError, KeyInputError, TargetError
+from launcher.contract.look import LookRequest
 from launcher.follow.target import Door, LiveRun
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets.hosts import doctor, nodes
+from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
-from launcher.targets.hosts.program import facts
+from launcher.targets.hosts.program import facts, requests
 from launcher.targets.hosts.program.messages import HostReport, NodeSeen
 from launcher.targets.hosts.program.session import read_clock
+from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import HostsSettings
 from launcher.targets.hosts.ssh import Ssh
@@ -170,8 +174,6 @@ def target(make_host_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         target.notes.append(f"end {host.name} {index} {grace_s} {tell_launcher}")
 
     def bring(ssh: Any, session: Any, plan: Any, host: Any, index: int) -> list[str]:
-        if host.name == "gpu9":
-            raise TargetError("gpu9: full", "")
         return [f"bring {host.name} {index}"]
 
     monkeypatch.setattr(nodes, "end", end)
@@ -220,6 +222,63 @@ def test_a_host_that_is_away_at_the_end_is_an_error_unless_its_keeper_ends_the_n
     target._lines, target._submitted = {0: Line(), 1: Line()}, plan
     with pytest.raises(TargetError, match="gpu2: it does not answer"):
         target.stop(run_id, 3.0)
+
+
+def test_a_host_whose_files_do_not_fit_here_is_told(target, hosts_say, monkeypatch):
+    def bring(ssh: Any, session: Any, plan: Any, host: Any, index: int) -> list[str]:
+        if index == 0:
+            raise TargetError("gpu1: full")
+        return ["brought"]
+
+    hosts_say(gpu1={}, gpu2={})
+    monkeypatch.setattr(nodes, "bring_last", bring)
+    with pytest.raises(TargetError, match=r"^gpu1: full\n"):
+        target.stop("digits-0a1b2c", 3.0)
+    assert "brought" in target.notes
+
+
+def test_hosts_that_do_not_answer_hold_up_neither_a_copy_nor_a_look(target, hosts_say, monkeypatch):
+    run = RunFolder(target._run_root / "digits-0a1b2c")
+    plan, copied = run.read_plan(), list[str]()
+
+    def copy(session: Any, host: Any, index: int, run_id: str, run_dir: Path) -> None:
+        copied.append(f"{host.name} {index} {run_id} {run_dir}")
+
+    monkeypatch.setattr("launcher.targets.hosts.target.copy_once", copy)
+    hosts_say(gpu1={requests.take_look: {}, requests.ask_launcher: False}, gpu2={})
+    for silent_s, names in ((5.9, ["gpu1 0", "gpu2 1"]), (6.0, ["gpu1 0"])):
+        target._lines = {0: Line(), 1: Line(silent_s)}
+        target.collect(plan)
+        assert sorted(copied) == [f"{name} digits-0a1b2c {run.path}" for name in names]
+        copied.clear()
+    (away,) = [node for node in render_hosts(plan).nodes if not target._may_answer(node)]
+    assert target._refused == {away.node.node_index: "gpu2 does not answer"}
+    hosts_say(gpu1={requests.take_look: {}, requests.ask_launcher: False})
+    target._lines.clear()
+    target.collect(plan)
+    assert copied == [f"gpu1 0 digits-0a1b2c {run.path}"]
+    told = target.look(run, plan, LookRequest(id="x"), 1.0, SystemClock())
+    assert told == {0: "its agent does not answer", 1: "gpu2: it does not answer"}
+    with pytest.raises(TargetError, match="the launcher of digits-0a1b2c does not answer"):
+        target.scale(run, plan, 1)
+    assert list(target.bring_output(run, plan, follow=False)) == []
+
+
+def test_what_a_plan_needs_here_is_checked(target, make_host_plan, monkeypatch):
+    plan = make_host_plan(secrets=["KEY"])
+    monkeypatch.delenv("KEY", raising=False)
+    with pytest.raises(KeyInputError, match="KEY not set in this environment"):
+        target.check(plan)
+    provided: list[Any] = []
+    monkeypatch.setattr(
+        "launcher.targets.hosts.target.provide_image", lambda *given: provided.append(given)
+    )
+    monkeypatch.setattr("launcher.targets.hosts.images.inspect_image", lambda name: ("aa", "2"))
+    target._provide_image(plan, ["session"])
+    assert provided == []
+    target._provide_image(replace(plan, image="a:1"), ["session"])
+    image = Image(name="a:1", id="aa", torch_version="2")
+    assert provided == [(image, target._ssh, "session")]
 
 
 def test_live_runs_are_those_of_hosts_that_have_no_outcome(target, make_host_plan, monkeypatch):
