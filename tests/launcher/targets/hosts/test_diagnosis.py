@@ -201,59 +201,31 @@ def test_containers_are_told_from_a_run_alone_and_a_named_folder_is_left_as_it_w
     assert site.removed == ["/mnt/c/.doctor"] * 2
 
 
+DOES_NOT_START = TargetError("gpu2: /opt/python: does not start", "")
+OTHER_PYTHON = "--set hosts.python=PATH, or python: of that host in hosts.yaml"
+NO_PROBE = f"failed | python, torch | gpu2 | /opt/python: does not start | {OTHER_PYTHON}"
+LOAD = "docker save a:1 | ssh {} docker load, or leave it to launcher run"
+NO_IMAGES = of_each(f"warning | image | {{}} | a:1 is not there | {LOAD}")
+IS_GONE = TargetError("gpu2: is gone", "look")
+
+
 @pytest.mark.parametrize(
     ("own", "report", "rows"),
     [
-        (
-            {"away": True},
-            {},
-            [
-                "failed | reachable | gpu2 | it does not answer | is it on?",
-                "warning | all-reduce | 2 hosts | not tried"
-                " | correct what failed above, then call doctor again",
-            ],
-        ),
-        (
-            {facts.run_probe: TargetError("gpu2: /opt/python: does not start", "")},
-            {},
-            [
-                "failed | python, torch | gpu2 | /opt/python: does not start"
-                " | --set hosts.python=PATH, or python: of that host in hosts.yaml",
-                UNSHARED,
-                "warning | all-reduce | 2 hosts | not tried"
-                " | correct what failed above, then call doctor again",
-            ],
-        ),
-        (
-            {reach.listen: TargetError("gpu2: is gone", "look")},
-            {},
-            [
-                "failed | pairs | 2 hosts | gpu2: is gone | look",
-                "warning | all-reduce | 2 hosts | not tried"
-                " | correct what failed above, then call doctor again",
-            ],
-        ),
-        (
-            {},
-            {"image_id": ""},
-            [
-                *of_each(
-                    "warning | image | {} | a:1 is not there | docker save a:1 | ssh {} docker load"
-                    ", or leave it to launcher run"
-                ),
-                UNSHARED,
-                "warning | all-reduce | 2 hosts | not tried"
-                " | bring the image to all hosts, then call doctor again",
-            ],
-        ),
+        ({"away": True}, {}, ["failed | reachable | gpu2 | it does not answer | is it on?"]),
+        ({facts.run_probe: DOES_NOT_START}, {}, [NO_PROBE, UNSHARED]),
+        ({reach.listen: IS_GONE}, {}, ["failed | pairs | 2 hosts | gpu2: is gone | look"]),
+        ({}, {"image_id": ""}, [*NO_IMAGES, UNSHARED]),
     ],
     ids=["away", "no probe", "no pairs", "no image"],
 )
 def test_what_is_wrong_is_told_and_no_run_is_tried(site, make_job, own, report, rows):
     site.own["gpu2"], site.report = own, site.report.having(**report)
     job = make_job(nnodes=2, nproc_per_node=1, image="a:1") if report else bare(make_job)
-    assert [row for row in site.diagnose(job) if not row.startswith("ok")] == rows
-    assert site.runs == []
+    told = [row for row in site.diagnose(job) if not row.startswith("ok")]
+    why = "bring the image to all hosts" if report else "correct what failed above"
+    last = f"warning | all-reduce | 2 hosts | not tried | {why}, then call doctor again"
+    assert (told, site.runs) == ([*rows, last], [])
 
 
 def test_a_slow_run_is_tried_again_by_pairs_of_neighbours(
@@ -282,6 +254,5 @@ def test_a_slow_run_is_tried_again_by_pairs_of_neighbours(
 
 def test_a_run_of_the_probe_that_cannot_start_is_told_with_its_fix(site, make_job):
     site.failure = "gpu1: held by bob"
-    assert (
-        site.diagnose(bare(make_job))[-1] == "failed | start | 2 hosts | gpu1: held by bob | look"
-    )
+    told = "failed | start | 2 hosts | gpu1: held by bob | look"
+    assert site.diagnose(bare(make_job))[-1] == told
