@@ -24,6 +24,7 @@ from launcher.contract.hold import Ready, StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.contract.states import NodeState
+from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 from launcher.follow.nodes import AWAY_LIMIT_S
 from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 FOLLOWED_S = AWAY_LIMIT_S + 30.0
 """A run outlives an API server that is away for as long as its launcher waits for it."""
-LOOK_S = 1.0
-"""Between two looks at the hold's own nodes."""
 
 
 class Doors(Ssh):
@@ -252,7 +251,7 @@ class HeldPodsTarget(HeldHostsTarget):
                 why = f": {away[0].detail}" if away[0].detail else ""
                 what = f"node {away[0].node_index} of {plan.job_name} does not run{why}"
                 raise TargetError(what, typed.command("status", plan.run_id))
-            time.sleep(LOOK_S)
+            time.sleep(SLOW_LOOK_S)
 
     def _place(
         self, plan: LaunchPlan, nodes: list[HostNode], sessions: Mapping[str, Session]
@@ -265,7 +264,7 @@ class HeldPodsTarget(HeldHostsTarget):
                 if time.monotonic() > end:
                     what = f"{node.host.name}: the hold's agent there does not come up"
                     raise TargetError(what, self._connect(plan).entering(node.host.host))
-                time.sleep(0.1)
+                time.sleep(POLL_S)
             self._addresses[index] = ready.address
 
         self._connect(plan).each(read, nodes)
@@ -289,7 +288,7 @@ class HeldPodsTarget(HeldHostsTarget):
         is_lost = any(node.state is NodeState.MISSING for node in seen.nodes)
         if not is_lost or not self._lines or self.hold.run.read_outcome():
             return seen
-        if time.monotonic() - self._looked_at > LOOK_S:
+        if time.monotonic() - self._looked_at > SLOW_LOOK_S:
             self._held, self._looked_at = self._connect(plan).observe(), time.monotonic()
         return replace(seen, nodes=tuple(map(self._judge, seen.nodes)))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
+from launcher.contract.waits import SOON_S
 from launcher.targets.hosts.program import processes
 from launcher.targets.hosts.program.messages import (
     CHECKPOINTS_DIR,
@@ -91,7 +92,7 @@ def ask_launcher(*, run_dir: str, name: str, text: str) -> bool:
     write_atomically(path, text)
     deadline = time.monotonic() + ANSWER_LIMIT_S
     while path.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(SOON_S)
     return not path.exists()
 
 
@@ -104,7 +105,7 @@ def take_look(*, run_dir: str, node: int, id: str, request: str, wait_s: float) 
     found = newest / protocol.LOOKS_DIR / id
     deadline = time.monotonic() + wait_s
     while not (found / protocol.LOOK_FILE).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(SOON_S)
     return {path.name: path.read_text() for path in found.glob("*.json")}
 
 
@@ -182,7 +183,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
     send(keepers, signal.SIGTERM)
     deadline = time.monotonic() + grace_s + KEEPER_LIMIT_S
     while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
-        time.sleep(0.03)
+        time.sleep(SOON_S)
     left = processes.find(run_id, node, keepers=None)
     # Then no keeper is left to remove its container.
     is_alone = bool(left) or not keepers
@@ -190,7 +191,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
         send(left, signal.SIGKILL)
         if time.monotonic() > deadline + KILL_LIMIT_S:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
-        time.sleep(0.02)
+        time.sleep(SOON_S)
         left = processes.find(run_id, node, keepers=None)
     if in_containers and is_alone:
         _remove_containers(run_id, node)

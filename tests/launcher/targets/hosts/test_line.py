@@ -145,6 +145,7 @@ def test_a_copy_ends_with_the_states_and_whether_a_launcher_follows_or_what_was_
     (tmp_path / PART.file).mkdir()
     talk = Talk(*told)
     assert copy_once(talk, TWO[0], 0, "r", tmp_path)[1] is True
+    assert talk.did == [(asked.having(beside_code_bytes=0), 60.0)]
     talk = Talk(*told)
     with pytest.raises(TargetError) as error:
         copy_once(talk, TWO[0], 0, "r", tmp_path, is_last=True)
