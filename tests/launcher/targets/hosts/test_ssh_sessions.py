@@ -199,6 +199,8 @@ def test_a_client_that_says_nothing_in_time_or_is_not_there_is_told(monkeypatch)
     silent = Session(Host(name="gpu1"), ("sleep", "60"), "", "ssh gpu1")
     with pytest.raises(TargetError, match=r"^gpu1: it does not answer \(timed out\)"):
         silent.call_within(0.1, read_clock)
+    with pytest.raises(TargetError, match=r"^gpu1: "):
+        Session(Host(name="gpu1"), ("echo", "no message")).receive()
     for program, fix in (("ssh", "install OpenSSH's client"), ("kubectl", "install kubectl")):
         monkeypatch.setenv("PATH", "/nowhere")
         with pytest.raises(TargetError) as error:
@@ -212,7 +214,7 @@ def test_a_dead_connection_that_is_shared_is_tried_once_more(
     ssh_here, hosts, tmp_path, is_shared, tried
 ):
     log = tmp_path / "log"
-    stop = f'[ "$1 $2" = "-O stop" ] && exit {is_shared}'
+    stop = f'[ "$1 $2 $3" = "-O stop -T" ] && exit {is_shared}'
     ssh = ssh_here(f"{stop}\necho x >>{log}; [ $(wc -l <{log}) -gt 1 ] || exit 255")
     if tried == 2:
         with ssh.open(hosts[0]) as session:
