@@ -24,6 +24,7 @@ from launcher.contract.hold import Ready, StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record, parse_record
 from launcher.contract.states import NodeState
+from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 from launcher.follow.nodes import AWAY_LIMIT_S
 from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 FOLLOWED_S = AWAY_LIMIT_S + 30.0
 """A run outlives an API server that is away for as long as its launcher waits for it."""
-LOOK_S = 1.0
-"""Between two looks at the hold's own nodes."""
 
 
 class Doors(Ssh):
@@ -93,9 +92,6 @@ class Doors(Ssh):
 class HeldHostsTarget(HostsTarget):
     """Has the held node of each host fork the run's node."""
 
-    _starts_outside = True
-    """Whether keepers run outside of the held containers."""
-
     def __init__(self, hold: Hold, target: Target) -> None:
         """``target`` has started the hold."""
         super().__init__(hold.run.path.parent)
@@ -114,7 +110,8 @@ class HeldHostsTarget(HostsTarget):
         facts = plan_facts(
             job,
             own,
-            image=plan.image if self._starts_outside else None,
+            # In pods keepers run inside of the containers.
+            image=plan.image if own.hosts[0].runtime == "docker" else None,
             torch_version=plan.torch_version,
             port=random.SystemRandom().choice(PORTS),
             run_root=str(self._run_root.absolute()),
@@ -207,8 +204,6 @@ class HeldHostsTarget(HostsTarget):
 class HeldPodsTarget(HeldHostsTarget):
     """Has the held node in each pod fork the run's node."""
 
-    _starts_outside = False
-
     def __init__(self, hold: Hold, target: Target) -> None:
         super().__init__(hold, target)
         self._doors: Doors | None = None
@@ -241,7 +236,7 @@ class HeldPodsTarget(HeldHostsTarget):
     def _hold_dir(self, node: HostNode) -> str:
         return dict(self.hold.plan.nodes[node.node.node_index].env)[protocol.RUN_DIR]
 
-    def _connect(self, plan: LaunchPlan | None = None) -> Doors:
+    def _connect(self, plan: LaunchPlan) -> Doors:
         if self._doors is None:
             self._doors = Doors(self.hold.plan, self._target)
         return self._doors
@@ -249,12 +244,14 @@ class HeldPodsTarget(HeldHostsTarget):
     def _wait_there(self, plan: LaunchPlan) -> None:
         """Waits for the hold's nodes: its target may just be replacing one."""
         end = time.monotonic() + TAKEN_LIMIT_S
-        while away := [n for n in self._connect().observe() if n.state is not NodeState.RUNNING]:
+        while away := [
+            n for n in self._connect(plan).observe() if n.state is not NodeState.RUNNING
+        ]:
             if time.monotonic() > end:
                 why = f": {away[0].detail}" if away[0].detail else ""
                 what = f"node {away[0].node_index} of {plan.job_name} does not run{why}"
                 raise TargetError(what, typed.command("status", plan.run_id))
-            time.sleep(LOOK_S)
+            time.sleep(SLOW_LOOK_S)
 
     def _place(
         self, plan: LaunchPlan, nodes: list[HostNode], sessions: Mapping[str, Session]
@@ -266,11 +263,11 @@ class HeldPodsTarget(HeldHostsTarget):
             while (ready := self._read_ready(sessions[node.host.name], index)) is None:
                 if time.monotonic() > end:
                     what = f"{node.host.name}: the hold's agent there does not come up"
-                    raise TargetError(what, self._connect().entering(node.host.host))
-                time.sleep(0.1)
+                    raise TargetError(what, self._connect(plan).entering(node.host.host))
+                time.sleep(POLL_S)
             self._addresses[index] = ready.address
 
-        self._connect().each(read, nodes)
+        self._connect(plan).each(read, nodes)
         moved = plan_moved(plan, self._addresses)
         chosen = tuple(node.node.node_index for node in nodes)
         return moved, list(render_hosts(moved, chosen).nodes)
@@ -291,7 +288,7 @@ class HeldPodsTarget(HeldHostsTarget):
         is_lost = any(node.state is NodeState.MISSING for node in seen.nodes)
         if not is_lost or not self._lines or self.hold.run.read_outcome():
             return seen
-        if time.monotonic() - self._looked_at > LOOK_S:
+        if time.monotonic() - self._looked_at > SLOW_LOOK_S:
             self._held, self._looked_at = self._connect(plan).observe(), time.monotonic()
         return replace(seen, nodes=tuple(map(self._judge, seen.nodes)))
 

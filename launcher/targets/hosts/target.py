@@ -91,7 +91,8 @@ class HostsTarget(Target):
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` if no hosts are named."""
         inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
-        hosts, port, notes = survey_hosts(self._connect(), inventory, job)
+        self._ssh = Ssh(inventory)
+        hosts, port, notes = survey_hosts(self._ssh, inventory, job)
         self.notes += notes
         found = None if job.hosts.runtime == "python" else read_image(hosts[0].image or "")
         known = [found.torch_version if found else "", *(host.torch_version for host in hosts)]
@@ -115,16 +116,12 @@ class HostsTarget(Target):
     def has_image(self, job: JobSpec) -> bool:
         return job.hosts.runtime != "python"
 
-    def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
-        """With the inventory that was given, or else the hosts of ``plan``."""
-        if self._inventory is None and plan is not None:
-            own = HostsSettings.of(plan)
-            hosts = tuple(host.host for host in own.hosts)
-            self._inventory = Inventory(hosts=hosts, ssh_config=own.ssh_config)
+    def _connect(self, plan: LaunchPlan) -> Ssh:
+        """With the inventory that was given, or else as the plan's was."""
+        own = HostsSettings.of(plan)
         if self._ssh is None:
-            self._ssh = Ssh(self._inventory or Inventory(hosts=()))
-        if plan is not None:
-            self._ssh.machines = {host.name: host.machine for host in HostsSettings.of(plan).hosts}
+            self._ssh = Ssh(self._inventory or Inventory(hosts=(), ssh_config=own.ssh_config))
+        self._ssh.machines = {host.name: host.machine for host in own.hosts}
         return self._ssh
 
     def check(self, plan: LaunchPlan) -> None:
@@ -170,7 +167,7 @@ class HostsTarget(Target):
         self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str], *, needs_all: bool
     ) -> None:
         """Starts the nodes on all hosts; without ``needs_all``, on those that are reached."""
-        ssh, away = self._connect(), None if needs_all else dict[str, TargetError]()
+        ssh, away = self._connect(plan), None if needs_all else dict[str, TargetError]()
         wanted = [node for node in artifact.nodes if needs_all or self._may_answer(node)]
         with ssh.sessions([node.host.host for node in wanted], away=away) as sessions:
             reached = [node for node in wanted if node.host.name in sessions]
@@ -210,7 +207,7 @@ class HostsTarget(Target):
 
     def _provide_image(self, plan: LaunchPlan, sessions: Iterable[Session]) -> None:
         if plan.image is not None:
-            image, ssh = read_image(plan.image), self._connect()
+            image, ssh = read_image(plan.image), self._connect(plan)
             ssh.each(lambda session: provide_image(image, ssh, session), sessions)
 
     def _spec(self, plan: LaunchPlan, node: HostNode) -> KeeperSpec:
@@ -413,7 +410,7 @@ class HostsTarget(Target):
             finally:
                 if self._beats is not None:
                     self._beats.set()
-                self._connect().each(lambda line: line.close(), self._lines.values())
+                self._connect(plan).each(lambda line: line.close(), self._lines.values())
                 self._lines, self._beats = {}, None
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:

@@ -16,15 +16,11 @@ from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder
 from launcher.targets import process_table
-from launcher.targets.hosts import connection as host_line
 from launcher.targets.hosts import images, ssh
-from launcher.targets.hosts.connection import HostLine, send_beats
 from launcher.targets.hosts.program import messages, processes, requests
 from launcher.targets.hosts.program.node_state import read_state
 from tests.launcher.runner import WAITING, Runner
 from tests.launcher.test_standstill import (
-    WITHIN_S,
-    facts_of,
     freeze,
     host,
     open_ssh,
@@ -41,41 +37,6 @@ def test_a_host_that_never_says_its_first_word_is_not_waited_for(tmp_path, monke
     client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; exec sleep 600")
     with soon(), pytest.raises(TargetError, match="gpu1"):
         client.open(host)
-
-
-def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(tmp_path, monkeypatch, host):
-    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
-    monkeypatch.setattr(host_line, "BEAT_S", 0.02)
-    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; sleep 2.5")
-    node = tmp_path / "gpu1/runs/r/nodes/0/0"
-    node.mkdir(parents=True)
-    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
-    line.open()
-    beats = send_beats(lambda: [line])
-    try:
-        assert line.has_told.wait(WITHIN_S)
-    finally:
-        beats.set()
-        line.close()
-
-
-def test_a_host_that_falls_silent_is_dropped_and_reached_anew(tmp_path, monkeypatch, host):
-    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
-    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; :")
-    (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
-    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
-    line.open()
-    beats = send_beats(lambda: [line])
-    try:
-        assert line.has_told.wait(WITHIN_S)
-        first = line._session
-        freeze(first._talk._popen.pid)
-        wait_until(lambda: line.silent_s() > 2.0)
-        wait_until(lambda: line.silent_s() < 1.5)
-        assert line._session is not first
-    finally:
-        beats.set()
-        line.close()
 
 
 DOCKER = """#!/bin/sh

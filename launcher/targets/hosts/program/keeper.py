@@ -117,7 +117,7 @@ class NodeKeeper:
         self._sweep()
         while processes.find(self._run_id, self._node) and time.monotonic() < deadline:
             self._sweep()
-            time.sleep(0.02)
+            time.sleep(SOON_S)
         leases.release(self._held)
         processes.record_process(
             self._folder, os.getpid(), exit_code=code, detail=detail, out_of_memory=out_of_memory

@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from launcher.contract.waits import SOON_S
 from launcher.targets.hosts.program.messages import Lease
 
 TAKE_LIMIT_S = 2.0
@@ -53,7 +54,7 @@ def take(folder: str, lease: Lease, slots_limit: int | None) -> list[int]:
                 wanted = set(lease.gpus)
                 others = [le for le in read(folder) if le.slots or wanted & {*le.gpus}]
                 raise HeldError(others or [lease])
-            time.sleep(0.02)
+            time.sleep(SOON_S)
     finally:
         os.umask(usual)
     data = lease.having(taken_at=time.time()).to_json().encode()

@@ -87,7 +87,7 @@ def ask_launcher(*, run_dir: str, name: str, text: str) -> bool:
     Refused if no launcher follows the run.
     """
     path = Path(run_dir, name)
-    if name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
+    if not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
     write_atomically(path, text)
     return wait_until(lambda: not path.exists(), ANSWER_LIMIT_S)
@@ -186,7 +186,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
         send(left, signal.SIGKILL)
         if time.monotonic() > killed_by:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
-        time.sleep(0.02)
+        time.sleep(SOON_S)
         left = processes.find(run_id, node, keepers=None)
     if in_containers and is_alone:
         _remove_containers(run_id, node)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from launcher.contract import protocol
+from launcher.contract.waits import SLOW_LOOK_S
 from launcher.targets.hosts.program.wire import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _end_unheard(run_dir: str, node: int) -> None:
         while _held:
             if not state.is_node_followed(folder, HELD_LIMIT_S):
                 os._exit(1)
-            time.sleep(1.0)
+            time.sleep(SLOW_LOOK_S)
 
     import_module("threading").Thread(target=look, daemon=True).start()
 

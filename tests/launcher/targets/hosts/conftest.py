@@ -1,5 +1,7 @@
-"""Hosts that are not there: facts and plans of them, and what they answer."""
+"""Hosts that are not there: facts and plans of them, and what they answer; or hosts that are this
+machine, reached by a stand-in for the ssh client."""
 
+import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ from launcher.contract.errors import TargetError
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.targets.docker_options import plan_containers
+from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import plan_facts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Ssh
@@ -85,7 +88,7 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
 class Said:
     """A session to a host, which answers by the function that is called; ``heard`` are all calls.
 
-    An answer may be a function of the call's arguments.
+    An answer may be a function of the call's arguments, or an error.
     """
 
     def __init__(self, host: Host, answers: Answers) -> None:
@@ -96,6 +99,8 @@ class Said:
         asked = Namespace(**arguments)
         self.heard.append((function, asked))
         answer = self._answers[function]
+        if isinstance(answer, TargetError):
+            raise answer
         return answer(asked) if callable(answer) else answer
 
     def call_within(self, _limit_s: float, function: Callable[..., Any], **arguments: Any) -> Any:
@@ -122,3 +127,34 @@ def hosts_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(Ssh, "open", open_session)
 
     return say
+
+
+CLIENT = """#!/bin/sh
+for word; do :; done
+{before}
+exec sh -c "$word"
+"""
+
+
+@pytest.fixture
+def ssh_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ssh]:
+    """Makes an ssh client that runs the host's part here, after the shell words ``before``."""
+
+    def make(before: str = "") -> Ssh:
+        client = tmp_path / "bin/ssh"
+        client.parent.mkdir(exist_ok=True)
+        # An earlier one may just be starting.
+        new = client.with_suffix(".new")
+        new.write_text(CLIENT.format(before=before))
+        new.chmod(0o755)
+        new.replace(client)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+        return Ssh(Inventory(hosts=()))
+
+    return make
+
+
+@pytest.fixture
+def ssh(ssh_here: Callable[..., Ssh]) -> Ssh:
+    return ssh_here()

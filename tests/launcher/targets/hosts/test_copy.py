@@ -137,22 +137,6 @@ def test_a_host_writes_nowhere_but_into_its_part_of_the_run_folder(pair, name):
     assert not (pair.here.parent / "escape").exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"hello\n",
-        b"5 0\n{}",
-        b"-1 0\n",
-        b"2 0\n[]",
-        b'12 0\n["None", {}]',
-        b'16 0\n["Answered", {}]',
-    ],
-)
-def test_a_message_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match=r"\w"):
-        read_frame(io.BytesIO(text))
-
-
 class Link(io.BytesIO):
     """What a host sends through; ``at_write`` is what happens here while a part is on its way."""
 

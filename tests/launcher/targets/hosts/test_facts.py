@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.targets.hosts.program.facts import read_engine, run_probe
+from launcher.targets.hosts.program.facts import run_probe
 from launcher.targets.hosts.program.messages import (
     HostReport,
     Lease,
@@ -156,8 +156,3 @@ def test_tokens_are_seen_before_their_folder_is_there(tmp_path):
     assert list(tmp_path.iterdir()) == [token]
     token.unlink()
     assert find_tokens(folder=folder, names=["one"], wait_s=0.0) == []
-
-
-def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert read_engine() == ("", [])

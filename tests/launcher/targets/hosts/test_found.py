@@ -391,28 +391,3 @@ def test_a_host_gets_the_code_unless_it_has_it_and_what_differs_first(
     script = [f"{node.run_dir}/code/examples/train.py"] if stored else []
     assert asked.needed == [node.spec.cwd, *script]
     assert (asked.agent, asked.code, asked.token) == (b"agent", "c0de", "token")
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_the_last_copy_tells_what_stays_on_the_host_and_what_came(
-    make_host_plan, tmp_path, monkeypatch, is_first
-):
-    plan = replace(make_host_plan(), run_dir=str(tmp_path))
-    asked_for: list[int] = []
-
-    def copy(*_: object, beside_code_bytes: int, is_last: bool) -> None:
-        asked_for.append(beside_code_bytes)
-        (tmp_path / "code").mkdir()
-
-    monkeypatch.setattr(nodes, "copy_once", copy)
-    facts, index = TWO[not is_first], int(not is_first)
-    session = Said(facts.host, {requests.remove_run: 7})
-    notes = nodes.bring_last(Ssh(inventory("gpu1")), session, plan, facts, index)
-    folder = f"/home/{facts.name}/.launcher/outputs/{RUN_ID}"
-    keeps = f"{facts.name} keeps what the training wrote beside its code: scp -r {facts.name}:"
-    came = f"what the training wrote beside its code: {tmp_path}/code"
-    assert notes == [f"{keeps}{folder} .", *([came] if is_first else [])]
-    assert [bool(limit) for limit in asked_for] == [is_first]
-    ((_, asked),) = session.heard
-    assert asked.outputs_dir == folder
-    assert asked.checkpoint_dir == f"/home/{facts.name}/.launcher/checkpoints/{RUN_ID}"

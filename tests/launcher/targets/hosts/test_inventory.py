@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from launcher.contract.errors import InputError
 from launcher.targets.hosts.inventory import (
+    Inventory,
     expand,
     filter_hosts,
     parse_host_list,
@@ -59,6 +60,7 @@ def test_a_name_may_bring_its_user():
         ("gpu[4-1]", "'4-1' is no range"),
         ("gpu[a-b]", "'a-b' is no range"),
         ("gpu[1-99999]", "more than 4096 hosts"),
+        ("r[1-64]n[0-64]", "more than 4096 hosts"),
         ("gpu1,gpu1", "gpu1 is named twice"),
         ("-oProxyCommand=x", "is no host name"),
         ("ml -x@gpu1", "is no user name"),
@@ -207,5 +209,10 @@ def test_what_is_given_is_a_file_where_one_is_there(tmp_path):
     file.write_text("gpu1 slots=2\n")
     assert read_inventory(str(file)).hosts == (Host(name="gpu1", slots=2),)
     assert read_inventory("gpu1").hosts == (Host(name="gpu1"),)
+    for config in ("ssh.cfg", "/etc/ssh.cfg"):
+        file.write_text(f"hosts: [gpu1, gpu2]\nssh_config: {config}\n")
+        told = read_inventory(str(file), exclude="gpu1", accept_new_host_keys=True)
+        own = str(tmp_path / config)
+        assert told == Inventory(hosts=(Host(name="gpu2"),), ssh_config=own, accept_new=True)
     with pytest.raises(InputError, match="no such file"):
         read_inventory(str(tmp_path / "hosts.yaml"))

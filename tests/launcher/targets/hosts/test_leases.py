@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,7 +147,22 @@ def test_a_pipe_or_a_link_is_no_lease_and_nothing_is_done_to_what_it_names(folde
 def test_what_is_locked_is_held_whatever_is_written_there(content, folder, tmp_path):
     leases.take(folder, lease("a", "0"), None)
     (tmp_path / "leases/gpu-0").write_text(content)
-    assert [(le.owner, le.gpus) for le in leases.read(folder)] == [("somebody", ("0",))]
+    unknown = Lease(run_id="unknown", node_index=0, owner="somebody", gpus=("0",), slots=0)
+    assert leases.read(folder) == [unknown]
+
+
+def test_a_lease_is_told_with_its_age_by_the_host_s_clock(folder):
+    for slots, gpus in ((2, ()), (0, ("0",))):
+        held = leases.take(folder, lease("a", *gpus, slots=slots), None)
+        (told,) = leases.read(folder)
+        assert 0.0 <= told.age_s <= time.time() - told.taken_at < 60.0
+        own = lease("a", *gpus, slots=slots)
+        assert told == own.having(taken_at=told.taken_at, age_s=told.age_s)
+        leases.release(held)
+    (ahead,) = [leases.parse_lease(own.having(taken_at=time.time() + 60).to_json().encode())]
+    assert ahead.age_s == 0.0
+    before = leases.parse_lease(own.having(taken_at=time.time() - 60).to_json().encode())
+    assert 60.0 <= before.age_s < 90.0
 
 
 def test_nobody_says_of_another_gpu_that_it_is_held(folder, tmp_path):

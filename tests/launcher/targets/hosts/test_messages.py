@@ -70,10 +70,11 @@ def test_a_field_that_is_missing_or_misspelt_is_an_error_where_it_is_written():
         NodeSeen(state="exited", code=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"[]", b"{}", b'{"@record": []}', b'{"@record": "Nothing"}', b'{"@record": "NodeSeen"}', b"{"],
-)
-def test_what_is_no_message_is_refused(data):
-    with pytest.raises(ValueError, match=r"message|NodeSeen|Expecting"):
-        read_frame(io.BytesIO(b"%d 0\n" % len(data) + data))
+BODIES = (b"[]", b"{}", b'{"@record": []}', b'{"@record": "Nothing"}', b'{"@record": "NodeSeen"}')
+OTHERS = (b"1 0\n{", b"5 0\n{}", b"0 5\n{}", b"-1 0\n", b"0 -1\n", b"hello\n")
+
+
+@pytest.mark.parametrize("text", [*(b"%d 0\n%b" % (len(one), one) for one in BODIES), *OTHERS])
+def test_what_is_no_message_is_refused(text):
+    with pytest.raises(ValueError, match=r"message|NodeSeen|Expecting|literal"):
+        read_frame(io.BytesIO(text))

@@ -17,7 +17,6 @@ from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
@@ -249,20 +248,6 @@ def test_the_first_cause_is_found_by_the_launchers_clock(make_host_plan, tmp_pat
     assert lines[-1] == (
         "  clocks, against this machine's: gpu1 30.0 s behind; times here are corrected"
     )
-
-
-def test_a_host_that_is_away_hides_no_other_run(make_host_plan, tmp_path, monkeypatch):
-    for run_id in ("away", "here"):
-        plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
-        RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
-
-    def ask(self: HostsTarget, plan: LaunchPlan) -> object:
-        if plan.run_id == "away":
-            return {}, False, TargetError("gpu1: no route to host")
-        return {"0.0": NodeSeen(state="running")}, False, None
-
-    monkeypatch.setattr(HostsTarget, "_ask", ask)
-    assert [run.run_id for run in HostsTarget(tmp_path).live_runs()] == ["here"]
 
 
 def test_hosts_that_are_not_reached_are_tried_once_for_all_runs_of_a_list(

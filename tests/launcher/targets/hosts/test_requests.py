@@ -8,7 +8,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,11 +20,16 @@ from launcher.code.files import list_files
 from launcher.contract import protocol
 from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, leases, processes, requests
-from launcher.targets.hosts.program.messages import KeeperSpec, Lease, WatchRun
+from launcher.targets.hosts.program.messages import (
+    KeeperSpec,
+    Lease,
+    NodeSeen,
+    RunOnHost,
+    WatchRun,
+)
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.watch import Watch
 from launcher.targets.hosts.program.wire import read_frame
-from tests.launcher.looks import answering
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -202,13 +207,13 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
     (tmp_path / "nodes/0/0").mkdir(parents=True)
 
     def start(
-        script: str, *, detached: bool = True, container: str = ""
+        script: str, *, detached: bool = True, container: str = "", argv: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         spec = KeeperSpec(
             run_id=RUN,
             node_index=0,
             node_dir=str(tmp_path / "nodes/0/0"),
-            argv=["sh", "-c", script],
+            argv=argv or ["sh", "-c", script],
             cwd="/",
             unset=[],
             env={},
@@ -243,21 +248,47 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
         process.wait()
 
 
-def test_a_node_that_was_killed_is_told_with_the_code_of_a_shell(tmp_path, keep):
-    assert keep("kill -9 $$").wait(20) == 0
-    seen = read_state(tmp_path / "nodes/0/0")
-    assert (seen.state, seen.exit_code) == ("exited", 137)
-    assert not (tmp_path / "leases").exists()
-
-
 def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path, keep):
     keeper = keep(IGNORES_THE_SIGNAL)
     console = tmp_path / "nodes/0/0/console.log"
     wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
+    (tmp_path / "nodes/0/0" / processes.GRACE_FILE).write_text("1.0")
+    asked_at = time.monotonic()
     os.kill(keeper.pid, signal.SIGTERM)
     time.sleep(0.5)  # nothing is to happen
     assert keeper.poll() is None
     assert [lease.run_id for lease in leases.read(str(tmp_path / "leases"))] == [RUN]
+    assert keeper.wait(20) == 0
+    assert time.monotonic() - asked_at >= 1.0
+    assert read_state(tmp_path / "nodes/0/0") == NodeSeen(state="exited", exit_code=137)
+    assert leases.read(str(tmp_path / "leases")) == []
+
+
+DOCKER = """#!/bin/sh
+echo $* >>{log}
+[ $1 = rm ] || echo 'true no room'
+"""
+
+
+def test_a_container_is_removed_and_its_engine_says_why_it_ended(tmp_path, keep, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/docker").write_text(DOCKER.format(log=tmp_path / "log"))
+    (tmp_path / "bin/docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert keep("exit 3", container="c-0").wait(20) == 0
+    seen = NodeSeen(state="exited", exit_code=3, out_of_memory=True, detail="no room")
+    assert read_state(tmp_path / "nodes/0/0") == seen
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "inspect --format {{.State.OOMKilled}} {{.State.Error}} c-0",
+        "rm --force --volumes c-0",
+    ]
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path, keep):
+    keep("", argv=["/nowhere/python"]).wait(20)
+    detail = "cannot start /nowhere/python: No such file or directory"
+    seen = NodeSeen(state="exited", exit_code=126, detail=detail)
+    assert read_state(tmp_path / "nodes/0/0") == seen
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
@@ -293,21 +324,33 @@ def test_a_node_whose_launcher_is_not_heard_saves_ends_and_gives_back_what_it_he
     assert leases.read(str(tmp_path / "leases")) == []
 
 
-def take_look(run_dir: Path, wait_s: float) -> dict[str, str]:
-    request = '{"id": "x"}'
-    return requests.take_look(run_dir=str(run_dir), node=2, id="x", request=request, wait_s=wait_s)
+def test_what_outlives_its_keeper_or_hangs_is_killed_and_of_other_nodes_nothing(monkeypatch):
+    def start(node: int, **more: str) -> subprocess.Popen[bytes]:
+        own = {protocol.RUN_ID: RUN, protocol.NODE_INDEX: str(node), **more}
+        child = subprocess.Popen(["sleep", "600"], env={**os.environ, **own})
+        threading.Thread(target=child.wait, daemon=True).start()
+        wait_until(lambda: child.pid in processes.find(RUN, node, keepers=None))
+        return child
 
-
-def test_a_node_s_look_is_answered_with_its_files(run_dir):
-    node_dir = run_dir / "nodes/2/1"
-    with answering(node_dir, 5):
-        files = take_look(run_dir, 30)
-    assert sorted(files) == ["look.json", "rank-5.stacks.json"]
-
-
-def test_a_node_that_does_not_look_in_time_is_answered_for_with_nothing(run_dir):
-    (run_dir / "nodes/2/0").mkdir(parents=True)
-    assert take_look(run_dir, 0.2) == {}
+    monkeypatch.setattr(requests, "KEEPER_LIMIT_S", 0.1)
+    alone, other, keeper = start(0), start(1), start(2, **{processes.KEEPER: "1"})
+    keeper.send_signal(signal.SIGSTOP)
+    assert processes.find(RUN) == (alone.pid, other.pid)
+    assert processes.find(RUN, keepers=True) == (keeper.pid,)
+    for node, left in ((0, (other.pid, keeper.pid)), (2, (other.pid,)), (None, ())):
+        began_at = time.monotonic()
+        requests.end_nodes(RUN, node, 0.5, in_containers=False)
+        # The grace is the keeper's: nobody else needs it.
+        assert (time.monotonic() - began_at > 0.5) == (node == 2)
+        assert processes.find(RUN, keepers=None) == left
+    monkeypatch.setattr(requests, "KILL_LIMIT_S", 0.1)
+    hung = start(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "send", lambda pids, signum: None)
+        with pytest.raises(requests.RequestError) as error:
+            requests.end_nodes(RUN, 0, 0.0, in_containers=False)
+    assert str(error.value) == f"processes ({hung.pid},) of {RUN} cannot be ended"
+    requests.end_nodes(RUN, 0, 0.0, in_containers=False)
 
 
 def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_path):
@@ -326,3 +369,41 @@ def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_
     assert [one.run_id for one in requests.find_left(state_dir=state)] == ["ended"]
     assert followed.exists()
     assert not (tmp_path / "checkpoints/cut").exists()
+
+
+def test_the_runs_of_a_host_are_told_by_what_their_nodes_wrote(tmp_path):
+    for run_id in ("digits-1", "digits-2", "moons-1"):
+        for node in (0, 12):
+            for incarnation in (0, 1):
+                folder = tmp_path / "runs" / run_id / f"nodes/{node}/{incarnation}"
+                folder.mkdir(parents=True)
+                (folder / "console.log").touch()
+                os.utime(folder / "console.log", (100 + node, 100 + node))
+        (tmp_path / "runs" / run_id / "plan.json").write_text(run_id)
+    (tmp_path / "runs/digits-3").mkdir()
+    (tmp_path / "runs/digits-3/plan.json").write_text("new")
+    mark_followed(tmp_path / "runs/digits-2", 0)
+    before, told = time.time(), requests.list_runs(state_dir=str(tmp_path), run_id="digits")
+    known = {"nodes": [0, 12], "began_at": 100.0}
+    assert told[:2] == [
+        RunOnHost(run_id="digits-1", plan="digits-1", lives=False, **known),
+        RunOnHost(run_id="digits-2", plan="digits-2", lives=True, **known),
+    ]
+    assert told[2].having(began_at=0.0) == (
+        RunOnHost(run_id="digits-3", plan="new", nodes=[], lives=False, began_at=0.0)
+    )
+    assert before <= told[2].began_at <= time.time()
+    newest = str(tmp_path / "runs/digits-1/nodes/12")
+    (tmp_path / "runs/digits-1/nodes/12/1/ready").write_text("yes")
+    assert requests.read_newest(folder=newest, name="ready") == "yes"
+    assert requests.read_newest(folder=newest, name="other") == ""
+    assert requests.read_newest(folder=str(tmp_path), name="ready") == ""
+
+
+def test_a_request_that_no_launcher_takes_is_told_after_a_while(tmp_path, monkeypatch):
+    (tmp_path / "nodes/0").mkdir(parents=True)
+    mark_followed(tmp_path, 0)
+    monkeypatch.setattr(requests, "ANSWER_LIMIT_S", 0.2)
+
+    assert requests.ask_launcher(run_dir=str(tmp_path), name="scale", text="{}") is False
+    assert (tmp_path / "scale").read_text() == "{}"

@@ -1,0 +1,154 @@
+"""A launcher's line to a host: what it asks and believes, and when it connects anew."""
+
+import threading
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.contract.errors import TargetError
+from launcher.targets.hosts.connection import HostLine, copy_once, send_beats
+from launcher.targets.hosts.program.messages import (
+    Answered,
+    FilePart,
+    NodeSeen,
+    NodesSeen,
+    WatchRun,
+)
+from launcher.targets.hosts.program.wire import BEAT
+from tests.launcher.targets.hosts.conftest import TWO
+from tests.waiting import StoppedClock, wait_until
+
+RUNNING = NodeSeen(state="running")
+RUN_DIR = "/home/gpu1/.launcher/runs/r"
+PART = FilePart(file="nodes/0/0/console.log", offset=0, new=True, at=1.0)
+
+
+class Talk:
+    """A session whose host says ``told``, and is then silent until it is killed."""
+
+    def __init__(self, *told: tuple[Any, bytes]) -> None:
+        self.did: list[Any] = []
+        self._told, self._killed = [*told], threading.Event()
+
+    def send(self, message: Any, limit_s: float) -> None:
+        self.did.append((message, limit_s))
+
+    def receive(self, limit_s: float | None = None) -> tuple[Any, bytes]:
+        if not self._told:
+            self._killed.wait(30)
+            raise TargetError("gpu1: it is gone")
+        return self._told.pop(0)
+
+    def say(self, words: bytes) -> None:
+        self.did.append(words)
+
+    def kill(self) -> None:
+        self.did.append("kill")
+        self._killed.set()
+
+    def close(self) -> None:
+        self.did.append("close")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
+    clock = StoppedClock()
+    monkeypatch.setattr("launcher.targets.hosts.connection.time", clock)
+    return clock
+
+
+@pytest.fixture
+def make_line(tmp_path: Path, clock: StoppedClock) -> Callable[..., Any]:
+    """An open line over these sessions, one after the other; and the hosts it disconnected from."""
+
+    def make(*talks: Talk) -> tuple[HostLine, list[str]]:
+        left, cut = [*talks], list[str]()
+
+        def open_next(host: Any) -> Talk:
+            if not left:
+                raise TargetError("gpu1: it does not answer")
+            return left.pop(0)
+
+        ssh: Any = Namespace(open=open_next, disconnect=lambda host: cut.append(host.name))
+        line = HostLine(ssh, "r", tmp_path, TWO[0], 0, follows=True)
+        line.open()
+        return line, cut
+
+    return make
+
+
+def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line, tmp_path, clock):
+    (tmp_path / "ledger.jsonl").write_text("123")
+    (tmp_path / "plan.json").write_text("{}")
+    talk = Talk((PART, b"hello"), (NodesSeen(nodes={"0.0": RUNNING}), b""))
+    line, _ = make_line(talk)
+    wait_until(line.has_told.is_set)
+    have = {"ledger.jsonl": 3}
+    assert talk.did == [(WatchRun(run_dir=RUN_DIR, node=0, have=have, follows=True), 8.0)]
+    assert (tmp_path / PART.file).read_bytes() == b"hello"
+    assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, NodeSeen(state="missing")]
+    line.started("0.1")
+    clock.now = 4.9
+    assert (line.state("0.1"), line.silent_s()) == (RUNNING, 4.9)
+    clock.now = 5.0
+    assert line.state("0.1") == NodeSeen(state="missing")
+    line.close()
+    assert talk.did[1:] == ["kill", "close"]
+    line.beat()
+    assert talk.did[3:] == []
+
+
+def test_a_silent_connection_is_replaced_and_a_dead_one_is_shared_no_more(make_line, clock):
+    first, second = Talk((NodesSeen(nodes={}), b"")), Talk()
+    line, cut = make_line(first, second)
+    wait_until(line.has_told.is_set)
+    clock.now = 8.0
+    line.beat()
+    assert first.did[1:] == [BEAT]
+    clock.now = 8.1
+    line.beat()
+    wait_until(lambda: second.did)
+    assert (first.did[2:], cut, clock.now) == (["kill", "close"], ["gpu1"], 9.1)
+    # The second is new, and has not been silent for so long.
+    wait_until(lambda: line._opened_at == 9.1)
+    line.beat()
+    assert second.did[1:] == [BEAT]
+    line.close()
+
+
+def test_beats_go_to_all_lines_until_the_run_is_over(monkeypatch):
+    monkeypatch.setattr("launcher.targets.hosts.connection.BEAT_S", 0.01)
+    beaten: list[int] = []
+    lines = [Namespace(beat=lambda n=n: beaten.append(n)) for n in (1, 2)]
+    is_over = send_beats(lambda: lines)
+    wait_until(lambda: len(beaten) >= 4)
+    is_over.set()
+    assert beaten[:4] == [1, 2, 1, 2]
+
+
+def test_a_copy_ends_with_the_states_and_whether_a_launcher_follows_or_what_was_not_copied(
+    tmp_path,
+):
+    told = [(PART, b"hello"), (NodesSeen(nodes={"0.0": RUNNING}), b""), (Answered(value=True), b"")]
+    talk: Any = Talk(*told)
+    assert copy_once(talk, TWO[0], 0, "r", tmp_path, beside_code_bytes=7) == (
+        {"0.0": RUNNING},
+        True,
+    )
+    asked = WatchRun(run_dir=RUN_DIR, node=0, have={}, once=True, beside_code_bytes=7)
+    assert talk.did == [(asked, 60.0)]
+    # A folder is in the way, as a full disk would be.
+    (tmp_path / PART.file).unlink()
+    (tmp_path / PART.file).mkdir()
+    talk = Talk(*told)
+    assert copy_once(talk, TWO[0], 0, "r", tmp_path)[1] is True
+    assert talk.did == [(asked.having(beside_code_bytes=0), 60.0)]
+    talk = Talk(*told)
+    with pytest.raises(TargetError) as error:
+        copy_once(talk, TWO[0], 0, "r", tmp_path, is_last=True)
+    why = f"gpu1: {PART.file} could not be copied here (Is a directory); the host keeps it"
+    fix = f"correct that in {tmp_path}, then launcher stop r"
+    assert (error.value.what, error.value.hint) == (why, fix)
