@@ -3,7 +3,8 @@
 Lines of JSON over a Unix socket. The agent says ``{"lost": why, "generation": n}`` when the group
 of that generation is broken, and ``{"world": variables, "generation": n, "joined": bool}`` when the
 nodes have met again. The worker says ``{"worker": local rank}``, ``{"ready": true}``
-when it waits for a world, ``{"broken": why}``, ``{"formed": n}`` and ``{"healed": ...}``.
+when it waits for a world, ``{"broken": why, "generation": n}``, ``{"formed": n}`` and
+``{"healed": ...}``.
 """
 
 from __future__ import annotations

@@ -263,7 +263,8 @@ class Worlds:
             self._had_state |= self.step is not None
             self.heals += self._had_state
         if is_broken:
-            self._link.say(broken=f"{type(error).__name__}: {error}"[:200])
+            why = f"{type(error).__name__}: {error}"[:200]
+            self._link.say(broken=why, generation=self._generation)
         breaker, self._breaker = self._breaker, None
         if breaker and not isinstance(error, _NewcomersError):
             breaker.shut()

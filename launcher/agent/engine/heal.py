@@ -148,7 +148,7 @@ class Healer:
                 message = json.loads(line)
                 if worker is None:
                     worker = self._greet(connection, int(message["worker"]))
-                else:
+                elif self._workers.get(worker.local_rank) is worker:
                     self._take_in(worker, message)
         with self._lock:
             if worker and self._workers.get(worker.local_rank) is worker:
@@ -170,13 +170,17 @@ class Healer:
                 if self._node.roster:
                     self._node.roster.wake()
             case {"broken": why}:
-                self._broken_at = self._broken_at or self._clock.monotonic()
+                # The break of a world that has a successor already is no news.
+                if message.get("generation", self._told) >= self._told:
+                    self._broken_at = self._broken_at or self._clock.monotonic()
                 self._node.attempts.broke[worker.local_rank] = why
                 say(f"the group of local rank {worker.local_rank} broke: {why}")
                 if self._node.roster:
                     self._node.roster.wake()
             case {"formed": generation}:
                 worker.generation, worker.waits, self.joins = generation, False, False
+                # What was told of the world before is not true of this one.
+                self._lost_at = None
                 self._node.attempts.broke.pop(worker.local_rank, None)
                 if all(one.generation == self._told for one in self._workers.values()):
                     self._broken_at = None
@@ -227,7 +231,9 @@ class Healer:
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 
         status = roster.status
-        lets_in = status.cause is RoundCause.JOINED and not status.sealed
+        is_joined = status.cause is RoundCause.JOINED and not status.sealed
+        # A node that the others went on without is let in itself.
+        lets_in = is_joined and not roster.is_left_behind
         if not (lets_in or self.waits):
             self._tell_lost(f"the group has to form again: {status.cause}")
             # One that does not leave its world may be about to end by itself: then torch's agent
@@ -248,7 +254,7 @@ class Healer:
             return
         self._finished_before = roster.status.finished
         self._told, self._broken_at, self._lost_at = mine.generation, None, None
-        joined = mine.cause is RoundCause.JOINED
+        joined = lets_in and mine.cause is RoundCause.JOINED
         self._node.on_met_again(mine)
         with self._lock:
             workers = [*self._workers.values()]

@@ -271,8 +271,8 @@ class Client:
     @property
     def is_left_behind(self) -> bool:
         """Whether the others have formed a group without this node."""
-        mine, status = self.membership, self.status
-        return mine is not None and status.sealed and status.generation > mine.generation
+        mine = self.membership
+        return mine is not None and self.status.generation > mine.generation
 
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""

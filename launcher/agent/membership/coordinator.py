@@ -238,6 +238,7 @@ class Coordinator:
     def _lose(self, name: str, why: str) -> None:
         if peer := self._peers.pop(name, None):
             peer.writer.transport.abort()
+            self._tell_alone()
         if name in self._group.working():
             self._losses.append(f"node {name.partition('.')[0]} is lost: {why}")
         self._post(decisions.Gone(name, RoundCause.LOST))

@@ -171,9 +171,8 @@ def _strike(group: GroupState, name: str, cause: RoundCause, now: float) -> None
         return
     if group.sealed:
         _open(group, cause, now)
-    elif group.cause is RoundCause.FAULT:
-        # The workers have failed because of the loss.
-        group.cause = cause
+    # Workers have failed because of the loss, or cannot go on until newcomers are let in.
+    group.cause = cause
 
 
 def _open(group: GroupState, cause: RoundCause, now: float) -> None:
@@ -215,13 +214,14 @@ def _seal(group: GroupState, now: float, actions: list[Action]) -> None:
     members = () if group.sealed or group.closed else _choose(group, now)
     if not members:
         return
-    is_fault = group.cause is RoundCause.FAULT
-    if is_fault and 0 <= rules.max_restarts <= group.faults:
-        group.closed = EXHAUSTED
-        return
+    # First: a coordinator that stood still while the others went on elsewhere judges nothing.
     if rules.fence_dir and group.taken <= 0:
         actions += [] if group.taken == TAKING else [TakeGeneration()]
         group.taken = TAKING
+        return
+    is_fault = group.cause is RoundCause.FAULT
+    if is_fault and 0 <= rules.max_restarts <= group.faults:
+        group.closed = EXHAUSTED
         return
     for member in members:
         del group.waiting[member.name]

@@ -199,6 +199,26 @@ def test_newcomers_are_let_in_while_the_workers_train(played):
     assert played.hear() == [{**world(rank, 2), "joined": True} for rank in range(2)]
 
 
+def test_one_that_the_others_went_on_without_is_told_to_leave_though_others_are_let_in(played):
+    played.work()
+    played.lose(RoundCause.JOINED)
+    played.roster.is_left_behind = True
+    assert played.hear() == [LOST | {"lost": "the group has to form again: joined"}] * 2
+    played.roster.answers.append(membership(3, RoundCause.JOINED))
+    played.say(ready=True)
+    assert played.hear() == [world(0, 3), world(1, 3)]
+
+
+def test_a_loss_is_told_again_to_who_was_entering_the_next_world_meanwhile(played):
+    played.work()
+    played.lose()
+    assert played.hear() == [LOST] * 2
+    played.say(formed=2)
+    again = {LOST["lost"], 2}
+    while {*(told := played.workers[0].hear()).values()} != again:
+        assert told == LOST, "the other may not have been there yet"
+
+
 def test_a_newcomer_whose_world_is_over_before_it_came_in_comes_too_late(played):
     played.healer.joins = True
     played.roster.status = GroupStatus(finished=1)
@@ -244,13 +264,17 @@ def test_a_group_that_broke_meets_again_where_the_coordinator_knows_of_no_loss(p
     played.clock.ahead_s += 1.0
     assert played.hear() == [world(0, 2), world(1, 2)]
     # What broke before the next world was there is not its own.
-    played.workers[1].say(broken="reset by peer")
+    played.workers[1].say(broken="reset by peer", generation=1)
+    played.clock.ahead_s += 2.0
+    played.look()
+    played.workers[1].say(broken="reset by peer", generation=2)
+    wait_until(lambda: played.healer._broken_at)
     played.say(formed=2)
     wait_until(lambda: played.healer._broken_at is None)
     played.clock.ahead_s += 2.0
     played.look()
     assert len(played.roster.answers) == 1
-    assert capsys.readouterr().err.count("local rank 1 broke: reset by peer") == 2
+    assert capsys.readouterr().err.count("local rank 1 broke: reset by peer") == 3
 
 
 def test_what_broke_a_world_is_known_until_the_next_one(played):

@@ -149,6 +149,17 @@ def test_what_a_host_serves_stays_until_who_waits_has_heard_how_it_ends(make, nn
         assert waits.result(10) is error
 
 
+def test_a_host_does_not_wait_for_one_that_falls_silent_when_the_run_is_over(make, monkeypatch):
+    bench = make(2, 2, detection_limit_s=1.0)
+    host = bench.node(served=bench.serve())
+    other = bench.node(1, port=host.port)
+    together(host, other)
+    other.say("finish")
+    monkeypatch.setattr(other, "_send", lambda message: None)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(host.shutdown).result(60)
+
+
 def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(make, tmp_path):
     bench = make(1, 2, fence_dir=str(tmp_path))
     (first,) = bench.meet(0)

@@ -107,6 +107,8 @@ STORIES = """
 1:3 growth_pause_s=10 | newcomers are announced some time after the last
     join 0, after 2.1, join 1, admit, join 0, ranks 0 1, join 2, after 9.5, newcomers 0, after 0.5,
     newcomers 1, lose 2, newcomers 0, join 3, newcomers 1, close failed, newcomers 0
+1:3 fenced=1 | a member that is lost while newcomers are let in is why the group forms again
+    join 0 1, after 2.1, join 2, admit, cause joined, join 0, ranks, lose 1, cause lost, ranks 0 2
 1:2 fenced=1 | a full group takes nobody, and waiting beside it has no limit
     join 0 1, join 2, after 500, newcomers 0, ranks 0 1, join 0, refused, join 1, ranks 0 1, refused
 1:4 | a node that leaves on purpose costs no majority and comes in no more
@@ -243,6 +245,16 @@ def test_where_no_generation_can_be_taken_all_that_wait_are_told_why():
         ("0.a", "state", "no space"),
         ("1.a", "state", "no space"),
     ]
+
+
+def test_a_coordinator_that_was_left_behind_takes_no_stale_fault_for_the_end_of_the_run():
+    """It stood still, and a member had said that its group broke before it went elsewhere."""
+    run = Run(2, 2, fenced=True, max_restarts=0).join(0, 1)
+    faults = [Join(node(index), LIMIT_S, Last(1, 2)) for index in (0, 1)]
+    group, actions = decisions.step(run.group, faults, run.now)
+    assert (actions, group.closed) == ((TakeGeneration(),), ""), "whoever takes it looks first"
+    assert decisions.step(group, [Close("fenced")], run.now)[0].closed == "fenced"
+    assert decisions.step(group, [Generation(2)], run.now)[0].closed == "restarts-exhausted"
 
 
 # -- another coordinator ---------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What scripts do that makes a heal hard, while a node is lost."""
 
+import time
+
 import pytest
 
 from tests.launcher.agent.group import kill, tree
@@ -134,6 +136,64 @@ def test_a_script_that_catches_the_groups_error_does_not_spoil_the_weights(place
     group.wait_for(places[0], places[1])
     group.make_steps()
     last, told = group.finish_soon(places[0], places[1])
+    assert told == {train_alone(group.folder / "alone", last)}
+
+
+HELD = """
+from fabric_train.agent_link import AgentLink
+
+say = AgentLink.say
+
+def hold(link, **message):
+    while "formed" in message and node == "0" and pathlib.Path("hold").exists():
+        pathlib.Path("held").touch()
+        time.sleep(0.02)
+    say(link, **message)
+
+AgentLink.say = hold
+"""
+"""Node 0's worker is the last that knows that a world has formed."""
+
+
+def test_newcomers_that_are_let_in_while_a_world_forms_cost_no_restart(places):
+    first, second, third = places
+    group = HealingGroup(places, change(once="").replace("worlds = ", HELD + "worlds = "))
+    group.start_all()
+    group.make_steps()
+    (group.folder / "hold").touch()
+    kill(third)
+    wait_until((group.folder / "held").exists)
+    back = group.start_again(third)
+    # Node 1 trains: its world breaks, because node 0 forms the next one.
+    wait_until(lambda: "broke" in second.console(), group.describe)
+    time.sleep(2.0)
+    (group.folder / "hold").unlink()
+    group.wait_for(first, second, back)
+    group.make_steps()
+    last, told = group.finish_soon(first, second, back)
+    assert told == {train_alone(group.folder / "alone", last)}
+    assert [len({s.pid for s in group.steps(index)}) for index in range(3)] == [1, 1, 2]
+
+
+def test_a_node_that_freezes_while_newcomers_are_let_in_holds_nobody_up(places):
+    first, second, third = places
+    group = HealingGroup(places, detection_limit_s="10")
+    group.start_all()
+    group.make_steps()
+    kill(third)
+    group.make_steps()
+    back = group.start_again(third)
+    wait_until(lambda: any(e["event"] == "workers-started" for e in back.events_or_none()))
+    frozen = tree(second)
+    for process in frozen:
+        process.suspend()
+    group.wait_for(first, back)
+    group.make_steps()
+    for process in frozen:
+        process.resume()
+    group.wait_for(first, second, back)
+    group.make_steps()
+    last, told = group.finish_soon(first, second, back)
     assert told == {train_alone(group.folder / "alone", last)}
 
 
