@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SWEEP_LIMIT_S = 5.0
+LAST_WORD_S = 2.0
+"""How long a node may take beyond its grace: an agent that is killed leaves its scratch folder."""
 SETUP_FAILED = 126
 
 
@@ -81,7 +83,9 @@ class NodeKeeper:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s():
-                self._kill_at = now + (grace_s if self._hears() else 0.0)
+                # Without a grace it is to end at once.
+                limit_s = grace_s + min(LAST_WORD_S, grace_s)
+                self._kill_at = now + (limit_s if self._hears() else 0.0)
                 end(grace_s)
         elif now > self._kill_at:
             self._sweep()

@@ -264,6 +264,16 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path, keep):
     assert leases.read(str(tmp_path / "leases")) == []
 
 
+def test_a_node_that_saves_until_its_grace_is_over_tidies_up_by_itself(tmp_path, keep):
+    keeper = keep("trap 'sleep 3.2; exit 7' TERM; echo ready; while :; do sleep 0.1; done")
+    console = tmp_path / "nodes/0/0/console.log"
+    wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
+    (tmp_path / "nodes/0/0" / processes.GRACE_FILE).write_text("3.0")
+    os.kill(keeper.pid, signal.SIGTERM)
+    assert keeper.wait(20) == 0
+    assert read_state(tmp_path / "nodes/0/0") == NodeSeen(state="exited", exit_code=7)
+
+
 DOCKER = """#!/bin/sh
 echo $* >>{log}
 [ $1 = rm ] || echo 'true no room'
