@@ -57,7 +57,7 @@ def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typis
     host.power_off()
     seen, wrong = typist.start("status", "latest").communicate(timeout=60)
     assert f"node 0 on {typist.network.hosts[0].name}: running" in seen.decode()
-    assert f"node 1 on {host.name}: missing; {host.name} does not answer" in seen.decode()
+    assert f"node 1 on {host.name}: missing; {host.name}: nothing listens" in seen.decode()
     assert f"error: {host.name}: ".encode() in wrong
     launcher.send_signal(signal.SIGINT)
     _, told = launcher.communicate(timeout=90)
