@@ -104,17 +104,19 @@ def test_a_worker_that_hangs_where_the_others_have_gone_on_is_soon_started_anew(
     hang = """
 hang = pathlib.Path(f"hang-{os.getpid()}")
 while hang.exists():
+    pathlib.Path("hangs").touch()
     time.sleep(0.01)
 """
     group = HealingGroup(places, change(before_step=hang))
     group.start_all()
     group.make_steps()
+    pid = group.steps(1)[-1].pid
+    # As a worker that wakes in a collective does in one of fifty times.
+    (second.folder / f"hang-{pid}").touch()
+    wait_until((second.folder / "hangs").exists)
     frozen = tree(second)
     for process in frozen:
         process.suspend()
-    pid = group.steps(1)[-1].pid
-    # A worker that wakes in a collective may hang there, in one of fifty times.
-    (second.folder / f"hang-{pid}").touch()
     group.wait_for(first, third)
     for process in frozen:
         process.resume()
