@@ -324,7 +324,7 @@ def test_a_group_that_does_not_form_again_is_left_to_torchs_agent(played, error)
         wait_until(lambda: played.healer.waits)
         played.look()  # nobody is asked
         assert not played.roster.has_to_meet(), "each look takes its time"
-    played.roster.answers.append(membership(2))
+        played.roster.answers.append(membership(2))
     assert played.hear() == [world(0, 2), world(1, 2)]
 
 

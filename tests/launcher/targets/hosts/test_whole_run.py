@@ -259,7 +259,7 @@ def test_a_launcher_elsewhere_sees_a_run_and_asks_its_own_for_what_it_wants(benc
     HostsTarget(folder.parent).stop(RUN_ID, 5.0)
     assert (bench.run.path / "stop-run").read_text() == "stopped from elsewhere\n"
     assert (folder / "nodes/1/0/console.log").read_text() == f"{bench.says(1)}has ended\n"
-    assert list(turns) == []
+    assert not any(turns), "it ends once no node is seen any more"
     assert bench.held() == [[], []]
     with pytest.raises(TargetError) as error:
         other.scale(RunFolder(folder), plan, 1)
