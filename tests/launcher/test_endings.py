@@ -252,6 +252,7 @@ def tell_run(
 
 ALREADY = W(1, OTHER)
 CHILD_FAILED = ChildFailedError("t.py", {0: ProcessFailure(0, 1, 1, "/none")})
+BEGAN_LATER = "began later, and saves its checkpoints in the same folder"
 NOBODY_SAYS = "rendezvous-closed: another node ended the run"
 LOST = rdzv.RendezvousConnectionError("gone")
 
@@ -304,6 +305,7 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
         ("stranded", "lost", 3, (ALREADY,), NOBODY_SAYS),
         ("stranded", "fault", 3, (W(-15, asked=True),), NOBODY_SAYS),
         ("fenced", "lost", 3, (), NOBODY_SAYS),
+        ("other run: b-2", "fault", 3, (ALREADY,), f"bad-input: run b-2 {BEGAN_LATER}"),
     ],
 )
 def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path):

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from launcher.agent.engine.heal import BROKEN_LIMIT_S
 from tests.launcher.agent.group import kill, tree
 from tests.launcher.agent.healing import HealingGroup, change, train_alone
 from tests.waiting import wait_until
@@ -168,7 +169,7 @@ def test_newcomers_that_are_let_in_while_a_world_forms_cost_no_restart(places):
     back = group.start_again(third)
     # Node 1 trains: its world breaks, because node 0 forms the next one.
     wait_until(lambda: "broke" in second.console(), group.describe)
-    time.sleep(2.0)
+    time.sleep(2 * BROKEN_LIMIT_S)  # by then a break without a successor is a fault
     (group.folder / "hold").unlink()
     group.wait_for(first, second, back)
     group.make_steps()
