@@ -14,6 +14,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState, RunState
+from launcher.contract.vitals import read_vitals
 from launcher.follow import endings
 from launcher.follow.console import Console
 from launcher.follow.requests import read_withdrawn, without
@@ -22,7 +23,7 @@ from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replac
 from launcher.plan.rendezvous import needs_majority
 from launcher.runs.failure import read_node_outcomes
 from launcher.runs.folder import RunFolder
-from launcher.runs.ledger import SILENT_S, read_vitals, tell_moment
+from launcher.runs.ledger import SILENT_S, measure_silence, tell_moment
 
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
@@ -272,8 +273,9 @@ def tell_silence(
     """The node; with a word for one that runs and says nothing, such as a paused container."""
     if node.state is not NodeState.RUNNING or node.detail:
         return node
-    _, seen_s = read_vitals(run, plan, (node.node_index, node.incarnation), now)
-    if seen_s is None or seen_s <= SILENT_S:
+    vitals = read_vitals(run.node_dir(node.node_index, node.incarnation))
+    seen_s = measure_silence(plan, node.node_index, vitals, now) if vitals else 0.0
+    if seen_s <= SILENT_S:
         return node
     return replace(node, detail=f"no sign of life for {seen_s:.0f} s")
 

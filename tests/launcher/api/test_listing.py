@@ -27,7 +27,6 @@ from launcher.api.listing import (
 )
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
-from launcher.contract.protocol import VITALS_FILE
 from launcher.contract.states import NodeState
 from launcher.follow.loop import write_outcome
 from launcher.follow.requests import request_stop
@@ -37,6 +36,7 @@ from launcher.runs.folder import BORROWED_FILE, RunFolder
 from launcher.runs.heals import Heal
 from launcher.targets.docker.target import DockerTarget
 from tests.launcher.api.conftest import DEAD, mark
+from tests.launcher.vitals import leave_vitals
 from tests.launcher.worker_ends import worker_end
 
 
@@ -289,8 +289,7 @@ def test_a_node_that_runs_and_says_nothing_is_told_so(make_run, on_local):
     nodes = tuple(replace(NODE, node_index=i, state=state) for i, state in enumerate(states))
     on_local(observe=lambda *_: Observation(run_id=run.run_id, nodes=nodes))
     for index, age_s in ((0, 26.0), (1, 9.0), (3, 26.0)):
-        run.node_dir(index, 0).mkdir(parents=True)
-        (run.node_dir(index, 0) / VITALS_FILE).write_text(json.dumps({"at": time.time() - age_s}))
+        leave_vitals(run.node_dir(index, 0), at=time.time() - age_s)
     told, *others = (node.detail for node in read_status(run).nodes)
     assert told.startswith("no sign of life for 2")
     assert others == ["", "", ""]

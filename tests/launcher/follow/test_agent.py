@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import re
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import read_ledger
 from launcher.runs.outcome import Outcome
+from tests.launcher.vitals import leave_vitals
 from tests.waiting import StoppedClock, wait_until
 
 MakePlan = Callable[..., LaunchPlan]
@@ -429,9 +429,7 @@ def test_a_node_that_falls_silent_is_told_of_once(tmp_path, make_plan, local_fac
     target = ScriptedTarget(StoppedClock(), [(120, [RUNS, RUNS]), (1, [0, 0])])
     run, follower, said = begin(tmp_path, plan, target)
     for index, at in ((0, 1000.0), (1, 0.0)):
-        folder = run.node_dir(index, 0)
-        folder.mkdir(parents=True)
-        (folder / protocol.VITALS_FILE).write_text(json.dumps({"at": at}))
+        leave_vitals(run.node_dir(index, 0), at=at)
     assert follower.follow().cause == "completed"
     assert re.findall(r"node \d: no sign .*", said.getvalue()) == [
         "node 1: no sign of life for 15 s"

@@ -26,6 +26,7 @@ from launcher.agent.engine.run import (
     warm_up,
 )
 from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.vitals import GpuVitals
 from tests.launcher.node_plans import node_plan
 from tests.waiting import StoppedClock
 
@@ -84,10 +85,10 @@ def test_the_devices_are_those_that_the_node_may_see(answer, visible, used, monk
     read = open_devices(visible)
     assert (read and read()) == used
     gauge = {"model": "NVIDIA H200", "share": 0.5, "memory_limit_bytes": 80 << 30}
-    assert open_gauges(visible)() == [
-        {"name": name, "memory_bytes": bytes_, "temperature_c": 60, **gauge}
+    assert open_gauges(visible)() == tuple(
+        GpuVitals(name=name, memory_bytes=bytes_, temperature_c=60, **gauge)
         for name, bytes_ in (used or {}).items()
-    ]
+    )
     told = f"{len(used)} x NVIDIA H200" if used else "none"
     cpus = str(len(os.sched_getaffinity(0)))
     assert vitals.read_hardware(visible) == {"CPUs": cpus, "memory": "3 GiB", "GPUs": told}
