@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 from multiprocessing import forkserver
@@ -22,6 +23,7 @@ from launcher.agent.engine.run import (
     plan_preload,
     read_installed,
     read_token,
+    refuse_limit,
     refuse_torch,
     warm_up,
 )
@@ -126,6 +128,15 @@ def test_a_torch_for_which_there_is_no_memory_is_refused_by_the_errors_name(tmp_
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.syspath_prepend(tmp_path)
     assert refuse_torch() == f"{sys.executable}: MemoryError"
+
+
+def test_an_address_space_with_no_room_for_threads_is_refused(monkeypatch):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for left_mib, is_refused in ((-9, True), (10, True), (100, False)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, mib=left_mib: (used + (mib << 20), 0))
+        assert refuse_limit().startswith("MemoryError: ulimit -v leaves ") == is_refused
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
+    assert refuse_limit() == ""
 
 
 @pytest.mark.parametrize(
