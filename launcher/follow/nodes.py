@@ -17,7 +17,7 @@ from launcher.contract.states import NodeState, RunState
 from launcher.contract.vitals import read_vitals
 from launcher.follow import endings
 from launcher.follow.console import Console
-from launcher.follow.requests import read_withdrawn, without
+from launcher.follow.requests import is_stop_requested, read_withdrawn, without
 from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.plan.rendezvous import needs_majority
@@ -86,7 +86,9 @@ class NodeDriver:
     def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
-        if (observation := self._observe()) is None:
+        observation = self._observe()
+        if observation is None or is_stop_requested(self._run):
+            # The nodes may have ended by that request: the next turn acts on it.
             return None
         action = self._decide(observation)
         if isinstance(action, Ending):

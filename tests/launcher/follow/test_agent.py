@@ -424,6 +424,25 @@ def test_what_is_printed_while_a_run_stops_is_shown_at_once_and_who_asked_is_tol
     assert target.told == ([[], ["5"], ["5"], ["5", "10"]] if is_asked else [[]] * 4)
 
 
+def test_a_stop_that_was_asked_for_while_nodes_were_looked_at_is_why_they_ended(
+    tmp_path, make_plan, local_facts
+):
+    plan = make_plan(local_facts, nnodes=1, nproc_per_node=1, engine="agent")
+    target = ScriptedTarget(StoppedClock(), [(1, [RUNS]), (9, [143])])
+    run, follower, _ = begin(tmp_path, plan, target)
+    observe = target.observe
+
+    def observe_ended(plan: LaunchPlan) -> Observation:
+        seen = observe(plan)
+        if not seen.nodes[0].is_alive:
+            request_stop(run, keep=False)
+        return seen
+
+    target.observe = observe_ended
+    assert follower.follow().cause == "stop-requested"
+    assert target.started == [None], "its nodes are not started again"
+
+
 def test_a_node_that_falls_silent_is_told_of_once(tmp_path, make_plan, local_facts):
     plan = make_plan(local_facts, nnodes=2, nproc_per_node=1, engine="agent", max_restarts=0)
     target = ScriptedTarget(StoppedClock(), [(120, [RUNS, RUNS]), (1, [0, 0])])
