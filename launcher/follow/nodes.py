@@ -79,8 +79,8 @@ class NodeDriver:
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
         self._silent: frozenset[int] = frozenset()
-        self._silence_at = 0.0
-        """When to look again which nodes are silent."""
+        self._silence_at = self._stood_s = 0.0
+        """When to look again which nodes are silent; how long this process was stopped by then."""
         self._exit_at = clock.monotonic()
 
     def turn(self) -> Ending | None:
@@ -128,9 +128,13 @@ class NodeDriver:
 
     def _tell_silent(self, nodes: Iterable[NodeObservation]) -> None:
         """Says once of a node that it runs and gives no sign of life, until it gives one again."""
-        if self._clock.monotonic() < self._silence_at:
+        at, now, stood_s = self._clock.monotonic(), self._clock.wall(), self._clock.stood_s
+        if stood_s > self._stood_s:
+            # While this process was stopped no sign was brought here: await the next ones.
+            self._stood_s, self._silence_at = stood_s, at + SILENT_S
+        if at < self._silence_at:
             return
-        self._silence_at, now = self._clock.monotonic() + SILENT_S, self._clock.wall()
+        self._silence_at = at + SILENT_S
         going = [node for node in nodes if node.state is NodeState.RUNNING and not node.detail]
         told = (tell_silence(self._run, self.plan, node, now) for node in going)
         silent = {node.node_index: node.detail for node in told if node.detail}
@@ -291,6 +295,9 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Ending | None:
         return None
     target.collect(plan)
     end = endings.judge_left(plan, observation)
+    if end.detail == endings.UNHEARD and (run.is_foreign or run.is_elsewhere):
+        # Its launcher may only be stopped: then it starts the nodes again.
+        return None
     with contextlib.suppress(TargetError):
         target.stop(run.run_id, 0)
     return end

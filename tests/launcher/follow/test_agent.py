@@ -424,6 +424,26 @@ def test_what_is_printed_while_a_run_stops_is_shown_at_once_and_who_asked_is_tol
     assert target.told == ([[], ["5"], ["5"], ["5", "10"]] if is_asked else [[]] * 4)
 
 
+def test_a_launcher_that_was_stopped_says_so_and_awaits_the_nodes_next_signs(
+    tmp_path, make_plan, local_facts
+):
+    plan = make_plan(local_facts, nnodes=1, nproc_per_node=1, engine="agent", max_restarts=0)
+    clock = StoppedClock()
+    target = ScriptedTarget(clock, [(20, [RUNS]), (1, [0])])
+    run, follower, said = begin(tmp_path, plan, target)
+    leave_vitals(run.node_dir(0, 0), at=0.0)
+
+    def stand(_: float) -> None:
+        if clock.now > 10.0:
+            clock.stood_s, clock.on_sleep = 300.4, None
+            clock.wall = lambda: clock.now + 300.4
+
+    clock.on_sleep = stand
+    assert follower.follow().cause == "completed"
+    assert "this launcher was stopped for 300 s" in said.getvalue()
+    assert "no sign of life" not in said.getvalue()
+
+
 def test_a_stop_that_was_asked_for_while_nodes_were_looked_at_is_why_they_ended(
     tmp_path, make_plan, local_facts
 ):
