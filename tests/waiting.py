@@ -25,6 +25,8 @@ def wait_until(
 class StoppedClock:
     """Time that moves only by what is slept; ``on_sleep`` is told each time."""
 
+    stood_s = 0.0
+
     def __init__(self, now: float = 0.0, on_sleep: Callable[[float], object] | None = None) -> None:
         self.now, self.on_sleep = now, on_sleep
 

@@ -298,8 +298,10 @@ class BatchJob:
             if faults > self.options.max_requeues:
                 say(f"error: {faults} faults of the platform")
                 return code, OVER
-        if then == PREEMPTED and self.idle() >= 2:
-            return self.end_idle(), OVER
+        if then == PREEMPTED:
+            self.ask_to_stop()  # Says so also of a limit that came without a notice.
+            if self.idle() >= 2:
+                return self.end_idle(), OVER
         return code, then if then in (OVER, REQUEUED) else self.requeue()
 
     def requeue(self) -> str:

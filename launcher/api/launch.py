@@ -14,7 +14,7 @@ from types import FrameType
 from launcher.api.notify import notices
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.clock import SystemClock
+from launcher.contract.clock import AwakeClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower
@@ -73,7 +73,7 @@ def follow_here(
     came before (``keep_signals``). Raises ``TargetError``, and ``KeyboardInterrupt`` for a stop at
     once.
     """
-    follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
+    follower = Follower(run, plan, target, console, AwakeClock(), show_agents=verbose)
     with notices(run, plan, console.note):
         return follower.follow(on_submitted, lambda: _stop_on_signals(follower, target, kept))
 
@@ -121,7 +121,7 @@ def follow_in_background(
 
 def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, tell: Tell) -> None:
     console = _LogConsole()
-    follower = Follower(run, plan, target, console, SystemClock())
+    follower = Follower(run, plan, target, console, AwakeClock())
     try:
         with notices(run, plan, console.note):
             follower.follow(

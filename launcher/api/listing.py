@@ -13,9 +13,10 @@ from typing import BinaryIO
 from launcher.agent import disk
 from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target, target_of
 from launcher.api.stopping import read_kept, read_outcome_now
-from launcher.contract import typed
+from launcher.contract import protocol, typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
+from launcher.contract.process_stat import is_stopped
 from launcher.contract.states import OVER, RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import prefix_of
@@ -168,7 +169,8 @@ def render_age(age_s: float) -> str:
 class RunStatus:
     """One run; ``nodes`` as the target reports them, none for a run that has ended.
 
-    ``launcher_death`` proves that its launcher died; ``folder`` is empty if it is temporary.
+    ``launcher_death`` proves that its launcher died, ``launcher_stopped`` that a signal has stopped
+    it, as by Ctrl-Z; ``folder`` is empty if it is temporary.
     ``unseen`` is why the target does not report on the run now, and ``fix`` what helps.
     """
 
@@ -192,6 +194,7 @@ class RunStatus:
     heals: tuple[Heal, ...] = ()
     hold: str = ""
     """Who holds its nodes, and who uses them; empty for a run of its own."""
+    launcher_stopped: bool = False
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
@@ -209,7 +212,7 @@ class RunStatus:
 
 def read_status(run: RunFolder) -> RunStatus:
     """One run as it is now. Records the outcome of a run that ended unseen."""
-    plan = run.read_plan()
+    plan, pid = run.read_plan(), run.launcher_pid()
     state, outcome, error = _find_state(run, plan)
     nodes: tuple[NodeObservation, ...] = ()
     if outcome is None and error is None:
@@ -230,8 +233,9 @@ def read_status(run: RunFolder) -> RunStatus:
         target=plan.place,
         state=state,
         attempt=plan.attempt,
-        launcher_pid=run.launcher_pid(),
+        launcher_pid=pid,
         launcher_death=run.launcher_death(),
+        launcher_stopped=pid is not None and is_stopped(pid),
         folder="" if run.is_borrowed else str(run.path),
         nodes=nodes,
         hosts=tuple(machine.name for machine in plan.machines),
@@ -265,11 +269,23 @@ def render_status(status: RunStatus) -> str:
         lines.append(f"  {where}: {node.state.value}{ended}{detail}")
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
     lines += [f"  folder: {status.folder}"] if status.folder else []
-    if status.state == ORPHANED:
-        proof, end = status.launcher_death, typed.command("stop", status.run_id)
-        dead = f"its launcher has died ({proof}); end it: {end}"
-        lines.append(f"  {dead if proof else 'its launcher cannot be seen from here'}")
+    if status.outcome is None and (told := _tell_launcher(status)):
+        lines.append(f"  {told}")
     return "\n".join(lines) + "\n"
+
+
+def _tell_launcher(status: RunStatus) -> str:
+    """What is wrong with the launcher of a run that goes on; empty if nothing is."""
+    proof, pid = status.launcher_death, status.launcher_pid
+    end = f"end it: {typed.command('stop', status.run_id)}"
+    if status.launcher_stopped:
+        return f"its launcher is stopped, as by Ctrl-Z: fg in its terminal, or kill -CONT {pid}"
+    if status.state == ORPHANED:
+        dead = f"its launcher has died ({proof}); {end}"
+        return dead if proof else "its launcher cannot be seen from here"
+    if pid is None and any(node.detail == protocol.LAUNCHER_GONE for node in status.nodes):
+        return f"its launcher is not heard; if it does not start the nodes again, {end}"
+    return ""
 
 
 def _on_host(status: RunStatus, node: NodeObservation) -> str:

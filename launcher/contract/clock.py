@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
+
+STOOD_S = 3.0
+"""If a process looks at the clock no more often than this, it was stopped in between."""
+TICK_S = 0.5
 
 
 class Clock(Protocol):
     """Code that waits or takes times is given this instead of the ``time`` module."""
+
+    stood_s: float
+    """How long this process was stopped in all, as far as ``monotonic`` leaves that out."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never jumps; only differences mean something."""
@@ -25,6 +33,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
+    stood_s = 0.0
+
     def monotonic(self) -> float:
         return time.monotonic()
 
@@ -33,3 +43,26 @@ class SystemClock:
 
     def sleep(self, duration_s: float) -> None:
         time.sleep(duration_s)
+
+
+class AwakeClock(SystemClock):
+    """The same for a process that measures how long others are silent: ``monotonic`` stands while
+    the process is stopped, as by Ctrl-Z, since nobody was silent then."""
+
+    def __init__(self) -> None:
+        self._looked_at, self._lock = time.monotonic(), threading.Lock()
+        threading.Thread(target=self._look, name="awake", daemon=True).start()
+
+    def _look(self) -> None:
+        # Ended by the end of the process: nothing waits for it.
+        while True:
+            time.sleep(TICK_S)
+            self.monotonic()
+
+    def monotonic(self) -> float:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at > STOOD_S:
+                self.stood_s += now - self._looked_at
+            self._looked_at = now
+            return now - self.stood_s

@@ -184,11 +184,8 @@ ALIVE_FILE = "alive"
 watches it."""
 ALIVE_S = 5.0
 VITALS_FILE = "vitals.json"
-"""Replaced by the agent every ``VITALS_S`` seconds: ``at`` (epoch), ``steps`` by rank,
-``cpu_share`` of the machine (0 to 1), ``memory_bytes`` and ``memory_limit_bytes``, ``gpus`` (name,
-model, share of the last second in which it computed, 0 to 1, memory_bytes, memory_limit_bytes,
-temperature_c), ``training``: the last values in the training's ledger (step, loss, samples_per_s,
-saved_at), and ``seconds``: what its time went to, by the classes of ``goodput``."""
+"""Replaced by the agent every ``VITALS_S`` seconds: the fields of ``Vitals`` of
+``contract/vitals``."""
 VITALS_S = 5.0
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based; an incarnation never uses a number again."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.contract import typed
 from launcher.contract.causes import Cause
-from launcher.contract.clock import SystemClock
+from launcher.contract.clock import AwakeClock
 from launcher.contract.records import Record, parse_record
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import AllReduce, NodeAnswer, judge_all_reduce
@@ -102,7 +102,7 @@ def judge_speed(answers: ProbeAnswers) -> Finding:
 def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
     run = create_run(plan, target)
     console = Console(io.StringIO())
-    follower = Follower(run, plan, target, console, SystemClock())
+    follower = Follower(run, plan, target, console, AwakeClock())
 
     def give_up() -> None:
         follower.stop_reason = Cause.STOP_REQUESTED

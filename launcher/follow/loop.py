@@ -87,6 +87,7 @@ class Follower:
         self._stop_detail = ""
         self._at_once = ""
         self._run, self._target, self._console, self._clock = run, target, console, clock
+        target.clock = clock
         self._driver = target.drive(run, plan, console, clock, self._show_new)
         workers = len(plan.nodes) * plan.nproc_per_node
         self._is_alone = workers == 1
@@ -101,6 +102,8 @@ class Follower:
         self._lock = threading.Lock()
         """Held while output is shown: as the run ends, another thread shows it."""
         self._failing_since: float | None = None
+        self._stood_s = 0.0
+        """How long this process was stopped, as far as it was told."""
         self._poll_s = POLL_S
         if target.traits.goes_on_alone:
             # Each turn looks at the files of all workers, which may lie on a file server.
@@ -157,6 +160,7 @@ class Follower:
 
     def _loop(self) -> Ending:
         while True:
+            self._tell_stood()
             try:
                 if (end := self._turn()) is not None:
                     return end
@@ -180,6 +184,11 @@ class Follower:
         if (nodes := take_scale_request(self._run)) is not None:
             self._scale(nodes)
         return self._driver.turn()
+
+    def _tell_stood(self) -> None:
+        if (stood_s := self._clock.stood_s) > self._stood_s:
+            self._console.note(f"this launcher was stopped for {stood_s - self._stood_s:.0f} s")
+            self._stood_s = stood_s
 
     def _scale(self, nodes: int) -> None:
         """Changes the number of nodes; where the target refuses, the run goes on as it is."""

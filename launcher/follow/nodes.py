@@ -14,15 +14,16 @@ from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState, RunState
+from launcher.contract.vitals import read_vitals
 from launcher.follow import endings
 from launcher.follow.console import Console
-from launcher.follow.requests import read_withdrawn, without
+from launcher.follow.requests import is_stop_requested, read_withdrawn, without
 from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.plan.rendezvous import needs_majority
 from launcher.runs.failure import read_node_outcomes
 from launcher.runs.folder import RunFolder
-from launcher.runs.ledger import SILENT_S, read_vitals, tell_moment
+from launcher.runs.ledger import SILENT_S, measure_silence, tell_moment
 
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
@@ -78,14 +79,16 @@ class NodeDriver:
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
         self._silent: frozenset[int] = frozenset()
-        self._silence_at = 0.0
-        """When to look again which nodes are silent."""
+        self._silence_at = self._stood_s = 0.0
+        """When to look again which nodes are silent; how long this process was stopped by then."""
         self._exit_at = clock.monotonic()
 
     def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
-        if (observation := self._observe()) is None:
+        observation = self._observe()
+        if observation is None or is_stop_requested(self._run):
+            # The nodes may have ended by that request: the next turn acts on it.
             return None
         action = self._decide(observation)
         if isinstance(action, Ending):
@@ -125,9 +128,13 @@ class NodeDriver:
 
     def _tell_silent(self, nodes: Iterable[NodeObservation]) -> None:
         """Says once of a node that it runs and gives no sign of life, until it gives one again."""
-        if self._clock.monotonic() < self._silence_at:
+        at, now, stood_s = self._clock.monotonic(), self._clock.wall(), self._clock.stood_s
+        if stood_s > self._stood_s:
+            # While this process was stopped no sign was brought here: await the next ones.
+            self._stood_s, self._silence_at = stood_s, at + SILENT_S
+        if at < self._silence_at:
             return
-        self._silence_at, now = self._clock.monotonic() + SILENT_S, self._clock.wall()
+        self._silence_at = at + SILENT_S
         going = [node for node in nodes if node.state is NodeState.RUNNING and not node.detail]
         told = (tell_silence(self._run, self.plan, node, now) for node in going)
         silent = {node.node_index: node.detail for node in told if node.detail}
@@ -272,8 +279,9 @@ def tell_silence(
     """The node; with a word for one that runs and says nothing, such as a paused container."""
     if node.state is not NodeState.RUNNING or node.detail:
         return node
-    _, seen_s = read_vitals(run, plan, (node.node_index, node.incarnation), now)
-    if seen_s is None or seen_s <= SILENT_S:
+    vitals = read_vitals(run.node_dir(node.node_index, node.incarnation))
+    seen_s = measure_silence(plan, node.node_index, vitals, now) if vitals else 0.0
+    if seen_s <= SILENT_S:
         return node
     return replace(node, detail=f"no sign of life for {seen_s:.0f} s")
 
@@ -287,6 +295,9 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Ending | None:
         return None
     target.collect(plan)
     end = endings.judge_left(plan, observation)
+    if end.detail == endings.UNHEARD and (run.is_foreign or run.is_elsewhere):
+        # Its launcher may only be stopped: then it starts the nodes again.
+        return None
     with contextlib.suppress(TargetError):
         target.stop(run.run_id, 0)
     return end

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.states import NodeState
@@ -21,7 +22,6 @@ from launcher.plan.target_facts import TargetFacts
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
-    from launcher.contract.clock import Clock
     from launcher.contract.look import LookRequest
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
@@ -233,6 +233,8 @@ class Target(ABC):
         """Whether ``submit`` sends and no node has started: an interrupt then ends it at once."""
         self.there: NodesThere | None = None
         """The nodes that are there before the run is planned; None if the job says how many."""
+        self.clock: Clock = SystemClock()
+        """It measures how long others are silent; who follows a run sets its own."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 

@@ -17,7 +17,8 @@ from typing import Any
 from launcher.agent.ledger import ledger_path
 from launcher.contract import protocol
 from launcher.contract.causes import with_cause
-from launcher.contract.records import parse_object, read_object
+from launcher.contract.records import parse_object
+from launcher.contract.vitals import Vitals
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import Heal, find_heals
@@ -171,18 +172,10 @@ def clock_offsets(plan: LaunchPlan) -> dict[int, float]:
     return {index: machine.clock_offset_s for index, machine in enumerate(plan.machines)}
 
 
-def read_vitals(
-    run: RunFolder, plan: LaunchPlan, node: tuple[int, int], now: float
-) -> tuple[dict[str, Any], float | None]:
-    """What an incarnation of a node last wrote of itself, and how many seconds ago; else None.
-
-    ``now`` is of the launcher's clock, in seconds since the epoch.
-    """
-    vitals = read_object(run.node_dir(*node) / protocol.VITALS_FILE)
-    if not vitals:
-        return {}, None
-    offset_s = clock_offsets(plan).get(node[0], 0.0)
-    return vitals, max(0.0, round(now - vitals.get("at", now) + offset_s, 1))
+def measure_silence(plan: LaunchPlan, node_index: int, vitals: Vitals, now: float) -> float:
+    """How many seconds ago a node wrote its vitals; ``now`` is of the launcher's clock. Pure."""
+    offset_s = clock_offsets(plan).get(node_index, 0.0)
+    return max(0.0, round(now - vitals.at + offset_s, 1))
 
 
 def by_launchers_clock(

@@ -5,7 +5,7 @@ those with trouble first.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from launcher.agent.worker_exit import read_tail
 from launcher.api.listing import render_age
 from launcher.api.report import report_run
 from launcher.contract.states import NodeState
+from launcher.contract.vitals import GpuVitals, Vitals, read_vitals
 from launcher.contract.worker_end import show_line
 from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import tell_heals
-from launcher.runs.ledger import SILENT_S, read_vitals
+from launcher.runs.ledger import SILENT_S, measure_silence
 from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.summary import render_headline
 
@@ -30,13 +31,13 @@ HEADER = ("NODE", "STATE", "SEEN", "STEP", "CPU", "MEMORY", "GPU", "LAST LINE")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRow:
-    """The newest incarnation of a node. ``vitals`` are those of ``protocol.VITALS_FILE``; empty for
-    a node on a cluster, whose file is not here. ``seen_s``: seconds since its last sign of life;
-    None if not known, or if the node has ended."""
+    """The newest incarnation of a node. ``vitals`` are None for a node on a cluster, whose file is
+    not here. ``seen_s``: seconds since its last sign of life; None if not known, or if the node has
+    ended."""
 
     report: NodeReport
     host: str
-    vitals: Mapping[str, Any]
+    vitals: Vitals | None
     seen_s: float | None
     last_line: str
 
@@ -52,16 +53,12 @@ class NodeRow:
 
     def cells(self) -> tuple[str, ...]:
         """One for each column of ``HEADER``."""
-        report, vitals = self.report, self.vitals
-        used, limit = vitals.get("memory_bytes"), vitals.get("memory_limit_bytes")
+        report = self.report
         return (
             f"{report.node_index}.{report.incarnation} {self.host}".rstrip(),
             report.cause or report.state,
             "" if self.seen_s is None else f"{self.seen_s:.0f} s",
-            str(min(vitals.get("steps", {}).values(), default="")),
-            f"{vitals['cpu_share']:.0%}" if vitals else "",
-            f"{used / 2**30:.1f}/{limit / 2**30:.0f} GiB" if used and limit else "",
-            ", ".join(map(_gpu, vitals.get("gpus", ()))),
+            *(_vitals(self.vitals) if self.vitals else ("",) * 4),
             report.told or report.detail or self.last_line,
         )
 
@@ -84,12 +81,12 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
 
     def read_row(node: NodeReport) -> NodeRow:
         index = node.node_index
-        vitals, seen_s = read_vitals(run, plan, (index, node.incarnation), now)
+        vitals = read_vitals(run.node_dir(index, node.incarnation))
         return NodeRow(
             report=node,
             host=plan.machines[index].name if index < len(plan.machines) else "",
             vitals=vitals,
-            seen_s=None if node.cause else seen_s,
+            seen_s=measure_silence(plan, index, vitals, now) if vitals and not node.cause else None,
             last_line=read_last_line(outputs.get(index, ())),
         )
 
@@ -149,6 +146,16 @@ def render_training(report: Postmortem) -> str:
     return "  ".join(filter(None, parts))
 
 
-def _gpu(gpu: Mapping[str, Any]) -> str:
-    full = gpu["memory_bytes"] / max(1, gpu["memory_limit_bytes"])
-    return f"{gpu['share']:.0%} {full:.0%} {gpu['temperature_c']}°C"
+def _vitals(vitals: Vitals) -> tuple[str, ...]:
+    """STEP, CPU, MEMORY and GPU."""
+    return (
+        str(min(vitals.steps.values(), default="")),
+        f"{vitals.cpu_share:.0%}",
+        f"{vitals.memory_bytes / 2**30:.1f}/{vitals.memory_limit_bytes / 2**30:.0f} GiB",
+        ", ".join(map(_gpu, vitals.gpus)),
+    )
+
+
+def _gpu(gpu: GpuVitals) -> str:
+    full = gpu.memory_bytes / max(1, gpu.memory_limit_bytes)
+    return f"{gpu.share:.0%} {full:.0%} {gpu.temperature_c}°C"

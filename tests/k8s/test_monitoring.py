@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from launcher.agent.engine.health_server import Health, render_metrics
+from launcher.contract.vitals import TrainingVitals
 from tests.launcher.runner import ROOT
+from tests.launcher.vitals import GPU, vitals
 
 FOLDER = ROOT / "k8s/monitoring"
 HEALTH = Health(
@@ -21,22 +23,11 @@ HEALTH = Health(
     heartbeat_age_s=0.1,
     restarts={"exit": 1},
     phase_s={"run": 1.0},
-    vitals={
-        "cpu_share": 0.5,
-        "memory_bytes": 1,
-        "memory_limit_bytes": 2,
-        "gpus": [
-            {
-                "name": "0",
-                "share": 0.5,
-                "memory_bytes": 1,
-                "memory_limit_bytes": 2,
-                "temperature_c": 60,
-            }
-        ],
-        "seconds": {"productive": 5.0, "save stall": 1.0},
-        "training": {"step": 1, "loss": 0.5, "samples_per_s": 2.0, "saved_at": 3.0},
-    },
+    vitals=vitals(
+        gpus=(GPU,),
+        seconds={"productive": 5.0, "save stall": 1.0},
+        training=TrainingVitals(step=1, loss=0.5, samples_per_s=2.0, saved_at=3.0),
+    ),
 )
 
 

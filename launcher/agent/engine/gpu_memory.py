@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from launcher.contract.clock import Clock
+from launcher.contract.vitals import GpuVitals
 from launcher.contract.waits import POLL_S
 
 DRIVERS_BYTES = 256 << 20
@@ -45,15 +45,12 @@ def open_devices(visible: str | None) -> UsedBytes | None:
     return lambda: {name: _memory(nvml, handle).used for name, handle in handles.items()}
 
 
-def open_gauges(visible: str | None) -> Callable[[], list[dict[str, Any]]]:
-    """A function that reads this node's devices, if any, as ``protocol.VITALS_FILE`` has them.
-
-    ``visible`` as for ``open_devices``.
-    """
+def open_gauges(visible: str | None) -> Callable[[], tuple[GpuVitals, ...]]:
+    """A function that reads this node's devices, if any; ``visible`` as for ``open_devices``."""
     if (found := _open(visible)) is None:
-        return list
+        return tuple
     nvml, handles = found
-    return lambda: [{"name": name, **_gauge(nvml, handle)} for name, handle in handles.items()]
+    return lambda: tuple(_gauge(nvml, name, handle) for name, handle in handles.items())
 
 
 def _open(visible: str | None) -> tuple[ctypes.CDLL, dict[str, ctypes.c_void_p]] | None:
@@ -88,19 +85,20 @@ def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> _Memory:
     return memory
 
 
-def _gauge(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> dict[str, Any]:
+def _gauge(nvml: ctypes.CDLL, name: str, handle: ctypes.c_void_p) -> GpuVitals:
     busy, temperature, memory = _Utilization(), ctypes.c_uint(), _memory(nvml, handle)
     model = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
     nvml.nvmlDeviceGetName(handle, model, len(model))
     nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy))
     nvml.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(temperature))  # 0: of the chip
-    return {
-        "model": model.value.decode(errors="replace"),
-        "share": busy.gpu / 100,
-        "memory_bytes": int(memory.used),
-        "memory_limit_bytes": int(memory.total),
-        "temperature_c": int(temperature.value),
-    }
+    return GpuVitals(
+        name=name,
+        model=model.value.decode(errors="replace"),
+        share=busy.gpu / 100,
+        memory_bytes=int(memory.used),
+        memory_limit_bytes=int(memory.total),
+        temperature_c=int(temperature.value),
+    )
 
 
 class GpuGate:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.watchdog import SilenceBook
-from launcher.contract import protocol
 from launcher.contract.clock import Clock
-from launcher.contract.records import read_object
+from launcher.contract.vitals import TrainingVitals, Vitals, read_vitals
 
 REQUEST_LIMIT_S = 5.0
 """How long a client may take to send its request."""
@@ -36,8 +34,7 @@ class Health:
     heartbeat_age_s: float | None
     restarts: Mapping[str, int]
     phase_s: Mapping[str, float]
-    vitals: Mapping[str, Any] = field(default_factory=dict)
-    """As ``protocol.VITALS_FILE`` has them."""
+    vitals: Vitals | None = None
 
 
 def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
@@ -60,7 +57,7 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
         heartbeat_age_s=round(max(ages), 3) if ages else None,
         restarts=dict(node.judge.restarts),
         phase_s={name: round(spent, 3) for name, spent in node.seconds_by_phase(now).items()},
-        vitals=read_object(node.attempts.node_dir / protocol.VITALS_FILE),
+        vitals=read_vitals(node.attempts.node_dir),
     )
 
 
@@ -77,19 +74,22 @@ def render_metrics(health: Health) -> str:
 def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
     """Each metric, what it is, and its values by labels: none if they are unknown. Pure."""
     vitals = health.vitals
-    training, gpus = vitals.get("training", {}), vitals.get("gpus", [])
-    spent = {name: s for name, s in vitals.get("seconds", {}).items() if name != "idle"}
+    training, gpus = (vitals.training, vitals.gpus) if vitals else (TrainingVitals(), ())
+    spent = {name: s for name, s in vitals.seconds.items() if name != "idle"} if vitals else {}
 
-    def one(found: Mapping[str, Any], key: str) -> dict[str, float]:
-        return {"": found[key]} if found.get(key) is not None else {}
+    def one(value: float | None) -> dict[str, float]:
+        return {} if value is None else {"": value}
 
     def by(label: str, found: Mapping[str, float]) -> dict[str, float]:
         return {f'{{{label}="{name}"}}': value for name, value in found.items()}
 
     def of_gpus(key: str) -> dict[str, float]:
-        return by("gpu", {gpu["name"]: gpu[key] for gpu in gpus})
+        return by("gpu", {gpu.name: getattr(gpu, key) for gpu in gpus})
 
-    age = one(vars(health), "heartbeat_age_s")
+    age = one(health.heartbeat_age_s)
+    cpu_share, used, limit = None, None, None
+    if vitals:
+        cpu_share, used, limit = vitals.cpu_share, vitals.memory_bytes, vitals.memory_limit_bytes
     return [
         ("launcher_healthy", "1 while the node makes progress.", {"": int(health.healthy)}),
         ("launcher_world_size", "Workers of the job.", {"": health.world_size}),
@@ -99,13 +99,13 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
         ("launcher_restarts_total", "Restarts of workers by cause.", by("cause", health.restarts)),
         ("launcher_phase_seconds_total", "By phase of the agent.", by("phase", health.phase_s)),
         ("launcher_training_seconds_total", "By class; max over nodes.", by("class", spent)),
-        ("launcher_training_step", "Steps over all starts.", one(training, "step")),
-        ("launcher_training_loss", "The last loss in the ledger.", one(training, "loss")),
-        ("launcher_training_samples_per_second", "Of the job.", one(training, "samples_per_s")),
-        ("launcher_checkpoint_timestamp_seconds", "The last save.", one(training, "saved_at")),
-        ("launcher_node_cpu_ratio", "Busy share of the machine.", one(vitals, "cpu_share")),
-        ("launcher_node_memory_bytes", "In use.", one(vitals, "memory_bytes")),
-        ("launcher_node_memory_limit_bytes", "At most.", one(vitals, "memory_limit_bytes")),
+        ("launcher_training_step", "Steps over all starts.", one(training.step)),
+        ("launcher_training_loss", "The last loss in the ledger.", one(training.loss)),
+        ("launcher_training_samples_per_second", "Of the job.", one(training.samples_per_s)),
+        ("launcher_checkpoint_timestamp_seconds", "The last save.", one(training.saved_at)),
+        ("launcher_node_cpu_ratio", "Busy share of the machine.", one(cpu_share)),
+        ("launcher_node_memory_bytes", "In use.", one(used)),
+        ("launcher_node_memory_limit_bytes", "At most.", one(limit)),
         ("launcher_gpu_utilization_ratio", "Busy share of the GPU.", of_gpus("share")),
         ("launcher_gpu_memory_bytes", "In use.", of_gpus("memory_bytes")),
         ("launcher_gpu_memory_limit_bytes", "At most.", of_gpus("memory_limit_bytes")),

@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import resource
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -36,6 +37,8 @@ _IMPORTS = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 _SETTINGS = re.compile(r"[^=]+\.(?:ya?ml|json|toml|ini|cfg)$")
 MOST_FILES = 200
 """So many files of a package behind ``-m`` are read."""
+LEAST_LEFT_BYTES = 64 << 20
+"""The address space that the agent's threads need beside torch."""
 
 
 def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> NodeOutcome:
@@ -58,7 +61,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         return end(cause=cause, detail=detail)
     forks = settings.start == "fork" and warm_up(task, scratch)
     with preload.without_collector():
-        if refused := refuse_torch():
+        if refused := refuse_torch() or refuse_limit():
             return end(cause=Cause.BAD_INPUT, detail=refused)
         from launcher.agent.engine import torch_agent
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -156,6 +159,16 @@ def refuse_torch() -> str:
     if tuple(map(int, torch.__version__.split(".")[:2])) >= oldest:
         return ""
     return f"torch {torch.__version__} is too old: {oldest[0]}.{oldest[1]} or newer is needed"
+
+
+def refuse_limit() -> str:
+    """Why the address space that torch has left is too small; empty if it is not."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    if limit == resource.RLIM_INFINITY or limit - used >= LEAST_LEFT_BYTES:
+        return ""
+    left, needed = max(0, limit - used) >> 20, LEAST_LEFT_BYTES >> 20
+    return f"MemoryError: ulimit -v leaves {left} MiB beside torch, and the agent needs {needed}"
 
 
 def read_installed(command: tuple[str, ...]) -> dict[str, str]:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +20,39 @@ from launcher.agent.engine.node_state import Node
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.goodput import Tally
-from launcher.contract.records import parse_object
+from launcher.contract.records import dump_record, parse_object
+from launcher.contract.vitals import GpuVitals, TrainingVitals, Vitals
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def tell_vitals(
-    node: Node, run_dir: Path, gauges: Callable[[], list[dict[str, Any]]], clock: Clock
+    node: Node, run_dir: Path, gauges: Callable[[], tuple[GpuVitals, ...]], clock: Clock
 ) -> None:
     """Writes the node's vitals every ``VITALS_S`` seconds, from a thread that ends with this
     process. If a write fails, the next one makes up for it."""
     processor, book = Processor(), TrainingBook(run_dir, node.attempts.node_dir, clock.wall())
     path = node.attempts.node_dir / protocol.VITALS_FILE
 
-    def read() -> dict[str, Any]:
+    def read() -> Vitals:
         used, limit = read_memory()
-        return {
-            "at": clock.wall(),
-            "steps": {str(rank): beat.steps for rank, beat in node.attempts.beats().items()},
-            "cpu_share": processor.share(),
-            "memory_bytes": used,
-            "memory_limit_bytes": limit,
-            "gpus": gauges(),
-            **book.read(),
-        }
+        training, seconds = book.read()
+        return Vitals(
+            at=clock.wall(),
+            steps={str(rank): beat.steps for rank, beat in node.attempts.beats().items()},
+            cpu_share=processor.share(),
+            memory_bytes=used,
+            memory_limit_bytes=limit,
+            gpus=gauges(),
+            training=training,
+            seconds=seconds,
+        )
 
     def tell() -> None:
         # Ended by the end of the process: nothing waits for it.
         while not over.wait(protocol.VITALS_S):
             with contextlib.suppress(OSError):
-                write_atomically(path, json.dumps(read()))
+                write_atomically(path, dump_record(read()))
 
     over = threading.Event()
     threading.Thread(target=tell, name="vitals", daemon=True).start()
@@ -83,7 +86,7 @@ def read_memory(cgroup: Path = _CGROUP, machine: Path = Path("/proc/meminfo")) -
 
 def read_hardware(visible: str | None) -> dict[str, str]:
     """The processors and memory that this node may use, and the models of its GPUs, in words."""
-    gpus = Counter(gpu["model"] for gpu in open_gauges(visible)()).items()
+    gpus = Counter(gpu.model for gpu in open_gauges(visible)()).items()
     return {
         "CPUs": str(len(os.sched_getaffinity(0))),
         "memory": f"{read_memory()[1] / 2**30:.0f} GiB",
@@ -106,15 +109,17 @@ class TrainingBook:
         )
         self._read: dict[Path, int] = {}
         self._present: Path | None = None
-        self._told: dict[str, float] = {}
+        self._told = TrainingVitals()
         self._told_at = 0.0
         self._tally = Tally(since)
 
-    def read(self) -> dict[str, Mapping[str, float]]:
-        """``training`` and ``seconds`` of ``protocol.VITALS_FILE``; empty where rank 0 was never
-        here. No second is ever taken back. Raises ``OSError``."""
+    def read(self) -> tuple[TrainingVitals, Mapping[str, float]]:
+        """``training`` and ``seconds`` of ``Vitals``; empty where rank 0 was never here.
+
+        No second is ever taken back. Raises ``OSError``.
+        """
         if next(self._folder.glob(self._own), None) is None:
-            return {"training": {}, "seconds": {}}
+            return TrainingVitals(), {}
         for path in sorted(self._folder.glob(self._all), key=os.path.getmtime):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -126,7 +131,7 @@ class TrainingBook:
                 with contextlib.suppress(ValueError, TypeError, KeyError, ZeroDivisionError):
                     self._add(path, parse_object(line))
         seconds = {name: round(spent_s, 3) for name, spent_s in self._tally.seconds.items()}
-        return {"training": self._told, "seconds": seconds}
+        return self._told, seconds
 
     def _add(self, path: Path, event: Mapping[str, Any]) -> None:
         name, at = event["event"], float(event["at"])
@@ -134,15 +139,18 @@ class TrainingBook:
             self._present = path
             self._tally.heal()
         elif name == "train-started":
-            self._present, self._told, self._told_at = path, {}, 0.0
+            self._present, self._told, self._told_at = path, TrainingVitals(), 0.0
             self._tally.begin(at)
         elif path == self._present:
             self._tally.add(name, at, event)
-            self._told["step"] = int(event["step"])
+            self._tell(step=int(event["step"]))
             if name == "saved":
-                self._told["saved_at"] = at
+                self._tell(saved_at=at)
             if name in ("progress", "trained"):
                 before, self._told_at = self._told_at, at
                 if before:
-                    self._told["samples_per_s"] = round(event["samples"] / (at - before), 2)
-                self._told["loss"] = float(event["loss"])
+                    self._tell(samples_per_s=round(event["samples"] / (at - before), 2))
+                self._tell(loss=float(event["loss"]))
+
+    def _tell(self, **values: Any) -> None:
+        self._told = replace(self._told, **values)

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import typed
+from launcher.contract.clock import Clock
 from launcher.contract.errors import TargetError
 from launcher.contract.waits import RETRY_S
 from launcher.targets.hosts.plan import run_dir_on
@@ -59,6 +60,7 @@ class HostLine:
         run_dir: Path,
         host: HostFacts,
         node: int,
+        clock: Clock,
         *,
         follows: bool = False,
     ) -> None:
@@ -67,7 +69,8 @@ class HostLine:
         self._host, self._node, self._follows = host, node, follows
         self._states: Mapping[str, NodeSeen] = {}
         self._started: dict[str, float] = {}
-        self._heard_at = self._opened_at = time.monotonic()
+        self._clock = clock
+        self._heard_at = self._opened_at = clock.monotonic()
         self._session: Session | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -87,17 +90,17 @@ class HostLine:
 
     def started(self, node: str) -> None:
         """Notes that a node, as ``index.incarnation``, was just started there."""
-        self._started[node] = time.monotonic()
+        self._started[node] = self._clock.monotonic()
 
     def state(self, node: str) -> NodeSeen:
         """What the host last said of a node, as ``index.incarnation``."""
         found = self._states.get(node, MISSING)
-        fresh = time.monotonic() - self._started.get(node, float("-inf")) < UNSEEN_S
+        fresh = self._clock.monotonic() - self._started.get(node, float("-inf")) < UNSEEN_S
         return NodeSeen(state="running") if found.state == "missing" and fresh else found
 
     def silent_s(self) -> float:
         """Seconds since the host was last heard."""
-        return time.monotonic() - self._heard_at
+        return self._clock.monotonic() - self._heard_at
 
     def beat(self) -> None:
         """Tells the host that this launcher lives; ends a silent connection."""
@@ -105,7 +108,8 @@ class HostLine:
             if self._session is None:
                 return
             # A connection that took long to open has not been silent for as long.
-            if min(self.silent_s(), time.monotonic() - self._opened_at) > SILENCE_LIMIT_S:
+            open_s = self._clock.monotonic() - self._opened_at
+            if min(self.silent_s(), open_s) > SILENCE_LIMIT_S:
                 self._session.kill()
             else:
                 self._session.say(BEAT)
@@ -120,7 +124,7 @@ class HostLine:
                     # A dead shared connection may not have been noticed.
                     self._ssh.disconnect(self._host.host)
             if not self._closed:
-                time.sleep(RETRY_S)
+                self._clock.sleep(RETRY_S)
 
     def _watch(self) -> None:
         session = self._ssh.open(self._host.host)
@@ -128,13 +132,13 @@ class HostLine:
             asked = watch_request(self._host, self._node, self._run_id, self._run_dir)
             session.send(asked.having(follows=self._follows), limit_s=SILENCE_LIMIT_S)
             with self._lock:
-                self._session, self._opened_at = session, time.monotonic()
+                self._session, self._opened_at = session, self._clock.monotonic()
                 if self._closed:
                     session.kill()
             copy = HostCopy(self._run_dir)
             while not copy.is_due():
                 message, blob = session.receive()
-                self._heard_at = time.monotonic()
+                self._heard_at = self._clock.monotonic()
                 copy.take(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes

@@ -16,7 +16,7 @@ from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.code_store import has_code, prepare_run, store_code
-from launcher.targets.hosts.program.requests import end_nodes, remove_run, stop_launcher
+from launcher.targets.hosts.program.requests import ask_launcher, end_nodes, remove_run
 from launcher.targets.hosts.program.session import take_lease
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
@@ -69,10 +69,12 @@ def end(
 ) -> None:
     """Ends a node of a run, or without ``index`` all that the run has on this host.
 
-    ``tell_launcher``: also has a launcher elsewhere that follows the run end it.
+    ``tell_launcher``: also has a launcher elsewhere that follows the run end it. It has to know
+    before it sees the nodes' end.
     """
     if tell_launcher:
-        session.call(stop_launcher, run_dir=run_dir_on(host, plan.run_id))
+        run_dir, text = run_dir_on(host, plan.run_id), "stopped from elsewhere\n"
+        session.call(ask_launcher, run_dir=run_dir, name=protocol.STOP_RUN_FILE, text=text)
     session.call_within(
         grace_s + STOP_MARGIN_S,
         end_nodes,

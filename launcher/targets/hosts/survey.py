@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +56,7 @@ def survey_hosts(
         told = dict(zip(there, found, strict=True))
         reasons = {host.name: why_not(host, report, job) for host, report in told.items()}
         busy = {name: why for name, why in reasons.items() if why}
+        busy |= find_twins({host.name: told[host] for host in told if host.name not in busy})
         usable = len(there) - len(busy)
         if usable < job.nnodes.min <= usable + len(away):
             raise joined(list(away.values()))
@@ -132,6 +133,18 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
     )
     # The offset is exact to half of the shortest round trip.
     return found.having(clock_offset_s=min(looks)[1])
+
+
+def find_twins(found: Mapping[str, HostReport]) -> dict[str, str]:
+    """The names that lead to the machine of an earlier name, and why they are no host. Pure."""
+    first: dict[tuple[str, frozenset[str]], str] = {}
+    twins = {}
+    for name, report in found.items():
+        # With the addresses: machines that are copies of one disk may call themselves alike.
+        own = report.machine, frozenset(one.address for one in report.interfaces)
+        if report.machine and (other := first.setdefault(own, name)) != name:
+            twins[name] = f"is the machine of {other} too"
+    return twins
 
 
 def why_not(host: Host, found: HostReport, job: JobSpec) -> str:

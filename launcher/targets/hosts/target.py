@@ -302,7 +302,7 @@ class HostsTarget(Target):
         ssh, run_dir = self._connect(plan), Path(plan.run_dir)
         for host, index in nodes.hosts_of(plan):
             if index not in self._lines:
-                line = HostLine(ssh, plan.run_id, run_dir, host, index, follows=follows)
+                line = HostLine(ssh, plan.run_id, run_dir, host, index, self.clock, follows=follows)
                 self._lines[index] = line
                 line.open()
         if self._beats is None:

@@ -125,7 +125,10 @@ class SlurmDriver:
             again = f", start {start.restarts + 1}" if start.restarts else ""
             self._note(f"{start.key} began", f"job {start.name} runs on {start.nodes}{again}")
             if start.goes_on:
+                # Slurm itself preempts by SIGTERM, which leaves no request.
+                is_limit = start.stop == Cause.PREEMPTED
                 why = start.stop or cause_of_exit_code(start.code or 0).value
+                why = "its time limit" if is_limit else why
                 self._note(f"{start.key} ended", f"job {start.name} is queued again: {why}")
         for start in self._watch.hastened:
             text = (

@@ -41,6 +41,35 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(typist, four_host
     assert typist("stop", "latest").returncode == 0
 
 
+def test_a_launcher_that_is_stopped_and_goes_on_starts_its_nodes_again_and_blames_nobody(
+    typist, tmp_path_factory
+):
+    launcher = start_waiting(typist)
+    (run_id,) = typist.run_ids()
+    launcher.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: not any(h.commands() for h in typist.network.hosts))
+        told = typist("status", run_id).stdout
+        assert told.startswith(f"{run_id}: RUNNING")
+        assert "its launcher is stopped, as by Ctrl-Z: fg in its terminal, or kill -CONT" in told
+        elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
+        for command in ("status", "why"):
+            told = elsewhere(command, run_id).stdout
+            assert "running" in told.lower(), told
+        assert "its launcher is not heard" in elsewhere("status", run_id).stdout
+        for host in typist.network.hosts:
+            host.run("sh", "-c", "rm -f ~/.launcher/runs/*/up-*")
+    finally:
+        launcher.send_signal(signal.SIGCONT)
+    wait_until(lambda: is_up(typist) or launcher.poll() is not None)
+    launcher.send_signal(signal.SIGTERM)
+    _, stderr = launcher.communicate(timeout=60)
+    assert b"this launcher was stopped for" in stderr
+    assert b"is gone" not in stderr
+    assert b"does not answer" not in stderr
+    assert typist.outcome["cause"] == "stop-requested"
+
+
 def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist):
     launcher = start_waiting(typist, "--set", "engine=torchrun")
     typist.network.hosts[1].power_off()

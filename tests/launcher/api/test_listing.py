@@ -4,6 +4,8 @@ import io
 import itertools
 import json
 import os
+import signal
+import subprocess
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,7 +29,8 @@ from launcher.api.listing import (
 )
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
-from launcher.contract.protocol import VITALS_FILE
+from launcher.contract.process_stat import is_stopped
+from launcher.contract.protocol import LAUNCHER_GONE
 from launcher.contract.states import NodeState
 from launcher.follow.loop import write_outcome
 from launcher.follow.requests import request_stop
@@ -37,7 +40,9 @@ from launcher.runs.folder import BORROWED_FILE, RunFolder
 from launcher.runs.heals import Heal
 from launcher.targets.docker.target import DockerTarget
 from tests.launcher.api.conftest import DEAD, mark
+from tests.launcher.vitals import leave_vitals
 from tests.launcher.worker_ends import worker_end
+from tests.waiting import wait_until
 
 
 def silent(*_: object) -> None:
@@ -114,6 +119,23 @@ def test_a_run_whose_object_is_kept_is_suspended(suspended, ended, state, make_r
     assert read_status(run).state == ("stopped" if ended else "running")
 
 
+def test_a_run_whose_launcher_is_stopped_goes_on_and_says_so(make_run, on_local):
+    run, _ = make_run()
+    on_local(observe=lambda *_: Observation(run_id=run.run_id, nodes=()))
+    launcher = subprocess.Popen(["sleep", "600"])
+    try:
+        mark(run, launcher.pid)
+        assert read_status(run).launcher_stopped is False
+        launcher.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(launcher.pid))
+        told = read_status(run)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert (told.state, told.launcher_stopped) == ("running", True)
+    assert f"or kill -CONT {launcher.pid}" in str(told).splitlines()[-1]
+
+
 def test_a_failure_is_told_in_words_and_as_data(make_run):
     run, _ = make_run(ended=Cause.TRAINING_FAILED)
     failed = worker_end(1, "ValueError: too hot", log="nodes/0/0")
@@ -144,7 +166,10 @@ def test_an_empty_list_says_why_it_is_and_ages_have_a_unit_that_fits(
     ]
     ages = (0.4, 119.4, 120.0, 234.0, 7199.0, 7200.0, 172_799.0, 172_800.0, 1e7)
     rows = [ListedRun(run_id=f"{s:,}", state="running", age_s=s, folder="") for s in ages]
-    text = "".join((*told, render_table(rows), render_status(STATUS)))
+    gone = (replace(NODE, state=NodeState.EXITED, exit_code=143, detail=LAUNCHER_GONE),)
+    stopped = replace(STATUS, state="running", nodes=gone, launcher_pid=7, launcher_stopped=True)
+    elsewhere = replace(stopped, launcher_pid=None, launcher_stopped=False)
+    text = "".join((*told, render_table(rows), *map(render_status, (STATUS, stopped, elsewhere))))
     expect_golden(
         "runs-parts.txt", text.replace(str(tmp_path), "RUNS").replace(tmp_path.name, "RUNS")
     )
@@ -289,8 +314,7 @@ def test_a_node_that_runs_and_says_nothing_is_told_so(make_run, on_local):
     nodes = tuple(replace(NODE, node_index=i, state=state) for i, state in enumerate(states))
     on_local(observe=lambda *_: Observation(run_id=run.run_id, nodes=nodes))
     for index, age_s in ((0, 26.0), (1, 9.0), (3, 26.0)):
-        run.node_dir(index, 0).mkdir(parents=True)
-        (run.node_dir(index, 0) / VITALS_FILE).write_text(json.dumps({"at": time.time() - age_s}))
+        leave_vitals(run.node_dir(index, 0), at=time.time() - age_s)
     told, *others = (node.detail for node in read_status(run).nodes)
     assert told.startswith("no sign of life for 2")
     assert others == ["", "", ""]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import launcher.contract
-from launcher.contract import agent_settings, ending, hold, keeper_record, look, protocol
+from launcher.contract import agent_settings, ending, hold, keeper_record, look, protocol, vitals
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome, parse_node_outcome
@@ -23,6 +23,7 @@ from tests.launcher.worker_ends import worker_end
 
 END = {"attempt": 0, "rank": 1, "local_rank": 1, "exit_code": 1, "failed_at": 2.5}
 FRAME, RANK = {"function": "f", "file": "a.py"}, {"rank": 0, "pid": 7}
+MEMORY = {"memory_bytes": 1, "memory_limit_bytes": 2}
 WRITTEN: dict[type, dict[str, Any]] = {
     hold.User: {"run_id": "a-1", "owner": "me@here"},
     hold.Ready: {"address": "10.0.0.1", "cpu_count": 4},
@@ -31,6 +32,9 @@ WRITTEN: dict[type, dict[str, Any]] = {
     look.LookRequest: {"id": "1"},
     look.RankStacks: {"rank": 0, "pid": 7, "threads": [{"frames": [FRAME]}]},
     look.Look: {"id": "1", "at": 2.5, "why": "hang", "attempt": -1, "ranks": [RANK]},
+    vitals.GpuVitals: {"name": "0", "model": "H200", "share": 0.5, **MEMORY, "temperature_c": 60},
+    vitals.TrainingVitals: {},
+    vitals.Vitals: {"at": 2.5, "cpu_share": 0.5, **MEMORY},
 }
 NUMBERS = (
     *("NODE_OUTCOME_SCHEMA", "LEDGER_SCHEMA", "HEARTBEAT_SLOTS", "TERMINATION_LIMIT_BYTES"),

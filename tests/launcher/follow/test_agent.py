@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import re
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import read_ledger
 from launcher.runs.outcome import Outcome
+from tests.launcher.vitals import leave_vitals
 from tests.waiting import StoppedClock, wait_until
 
 MakePlan = Callable[..., LaunchPlan]
@@ -424,14 +424,51 @@ def test_what_is_printed_while_a_run_stops_is_shown_at_once_and_who_asked_is_tol
     assert target.told == ([[], ["5"], ["5"], ["5", "10"]] if is_asked else [[]] * 4)
 
 
+def test_a_launcher_that_was_stopped_says_so_and_awaits_the_nodes_next_signs(
+    tmp_path, make_plan, local_facts
+):
+    plan = make_plan(local_facts, nnodes=1, nproc_per_node=1, engine="agent", max_restarts=0)
+    clock = StoppedClock()
+    target = ScriptedTarget(clock, [(20, [RUNS]), (1, [0])])
+    run, follower, said = begin(tmp_path, plan, target)
+    leave_vitals(run.node_dir(0, 0), at=0.0)
+
+    def stand(_: float) -> None:
+        if clock.now > 10.0:
+            clock.stood_s, clock.on_sleep = 300.4, None
+            clock.wall = lambda: clock.now + 300.4
+
+    clock.on_sleep = stand
+    assert follower.follow().cause == "completed"
+    assert "this launcher was stopped for 300 s" in said.getvalue()
+    assert "no sign of life" not in said.getvalue()
+
+
+def test_a_stop_that_was_asked_for_while_nodes_were_looked_at_is_why_they_ended(
+    tmp_path, make_plan, local_facts
+):
+    plan = make_plan(local_facts, nnodes=1, nproc_per_node=1, engine="agent")
+    target = ScriptedTarget(StoppedClock(), [(1, [RUNS]), (9, [143])])
+    run, follower, _ = begin(tmp_path, plan, target)
+    observe = target.observe
+
+    def observe_ended(plan: LaunchPlan) -> Observation:
+        seen = observe(plan)
+        if not seen.nodes[0].is_alive:
+            request_stop(run, keep=False)
+        return seen
+
+    target.observe = observe_ended
+    assert follower.follow().cause == "stop-requested"
+    assert target.started == [None], "its nodes are not started again"
+
+
 def test_a_node_that_falls_silent_is_told_of_once(tmp_path, make_plan, local_facts):
     plan = make_plan(local_facts, nnodes=2, nproc_per_node=1, engine="agent", max_restarts=0)
     target = ScriptedTarget(StoppedClock(), [(120, [RUNS, RUNS]), (1, [0, 0])])
     run, follower, said = begin(tmp_path, plan, target)
     for index, at in ((0, 1000.0), (1, 0.0)):
-        folder = run.node_dir(index, 0)
-        folder.mkdir(parents=True)
-        (folder / protocol.VITALS_FILE).write_text(json.dumps({"at": at}))
+        leave_vitals(run.node_dir(index, 0), at=at)
     assert follower.follow().cause == "completed"
     assert re.findall(r"node \d: no sign .*", said.getvalue()) == [
         "node 1: no sign of life for 15 s"

@@ -15,7 +15,8 @@ from launcher.follow.nodes import FolderWatch, NodeDriver, find_end
 from launcher.follow.requests import write_size
 from launcher.follow.target import LiveRun, Observation
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import LAUNCHER_FILE, RunFolder
+from tests.launcher.api.conftest import DEAD, mark
 from tests.launcher.follow.test_agent import ScriptedTarget
 from tests.launcher.follow.test_next_step import GONE, RUNS, observe
 from tests.waiting import StoppedClock
@@ -76,8 +77,17 @@ def test_a_run_without_its_launcher_ends_as_its_nodes_did(ends, told, tmp_path, 
 def test_hosts_that_ended_a_run_for_its_lost_launcher_say_so(tmp_path, make_plan):
     (node,) = observe(143).nodes
     seen = Observation(run_id="r", nodes=(replace(node, detail=protocol.LAUNCHER_GONE),))
-    end = find_end(RunFolder(tmp_path), make_plan(nnodes=1, engine="agent"), Target(seen))
+    run, plan = RunFolder(tmp_path), make_plan(nnodes=1, engine="agent")
+    mark(run, DEAD)
+    end = find_end(run, plan, Target(seen))
     assert end.detail == UNHEARD
+    # One that cannot be seen from here may only be stopped.
+    mark(run, DEAD, "another machine")
+    target = Target(seen)
+    assert find_end(run, plan, target) is None
+    (run.path / LAUNCHER_FILE).unlink()
+    assert find_end(run, plan, target) is None
+    assert target.ended == []
 
 
 def test_nodes_go_and_come_back_as_their_next_lives(tmp_path, make_plan):

@@ -33,6 +33,7 @@ from launcher.screen.snapshot import (
     render_training,
 )
 from tests.launcher.runner import Runner
+from tests.launcher.vitals import GPU, vitals
 from tests.waiting import StoppedClock, wait_until
 
 NODE = NodeReport(
@@ -48,13 +49,12 @@ NODE = NodeReport(
 ROW = NodeRow(
     report=NODE,
     host="",
-    vitals={
-        "steps": {"0": 9, "1": 7},
-        "cpu_share": 0.5,
-        "memory_bytes": 3 << 30,
-        "memory_limit_bytes": int(7.6 * 2**30),
-        "gpus": [{"share": 0.9, "memory_bytes": 3, "memory_limit_bytes": 4, "temperature_c": 61}],
-    },
+    vitals=vitals(
+        steps={"0": 9, "1": 7},
+        memory_bytes=3 << 30,
+        memory_limit_bytes=int(7.6 * 2**30),
+        gpus=(replace(GPU, share=0.9, memory_bytes=3, memory_limit_bytes=4, temperature_c=61),),
+    ),
     seen_s=2.0,
     last_line="step 7",
 )

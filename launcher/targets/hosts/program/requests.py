@@ -38,12 +38,6 @@ ENGINE_LIMIT_S = 10.0
 """How long an engine may take to list its containers while a run is ended."""
 
 
-def stop_launcher(*, run_dir: str) -> None:
-    """Asks the launcher that follows the run to end it."""
-    with suppress(OSError):
-        write_atomically(Path(run_dir, protocol.STOP_RUN_FILE), "stopped from elsewhere\n")
-
-
 def remove_run(
     *, run_dir: str, checkpoint_dir: str, outputs_dir: str, brought_bytes: int = 0
 ) -> int:
@@ -82,15 +76,18 @@ def find_image(*, image: str, pull_s: float) -> str:
 
 
 def ask_launcher(*, run_dir: str, name: str, text: str) -> bool:
-    """Leaves the request ``name`` for the launcher that follows a run; returns if it was taken.
-
-    Refused if no launcher follows the run.
-    """
+    """Leaves the request ``name`` for the launcher that follows a run; returns if it was taken."""
     path = Path(run_dir, name)
-    if not is_followed(path.parent):
-        raise RequestError(f"no launcher follows {path.parent.name}")
-    write_atomically(path, text)
-    return wait_until(lambda: not path.exists(), ANSWER_LIMIT_S)
+
+    def waits() -> bool:
+        return path.exists() and is_followed(path.parent)
+
+    with suppress(OSError):
+        if is_followed(path.parent):
+            write_atomically(path, text)
+            wait_until(lambda: not waits(), ANSWER_LIMIT_S)
+            return not path.exists()
+    return False
 
 
 def take_look(*, run_dir: str, node: int, id: str, request: str, wait_s: float) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 from multiprocessing import forkserver
@@ -22,10 +23,12 @@ from launcher.agent.engine.run import (
     plan_preload,
     read_installed,
     read_token,
+    refuse_limit,
     refuse_torch,
     warm_up,
 )
 from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.vitals import GpuVitals
 from tests.launcher.node_plans import node_plan
 from tests.waiting import StoppedClock
 
@@ -84,10 +87,10 @@ def test_the_devices_are_those_that_the_node_may_see(answer, visible, used, monk
     read = open_devices(visible)
     assert (read and read()) == used
     gauge = {"model": "NVIDIA H200", "share": 0.5, "memory_limit_bytes": 80 << 30}
-    assert open_gauges(visible)() == [
-        {"name": name, "memory_bytes": bytes_, "temperature_c": 60, **gauge}
+    assert open_gauges(visible)() == tuple(
+        GpuVitals(name=name, memory_bytes=bytes_, temperature_c=60, **gauge)
         for name, bytes_ in (used or {}).items()
-    ]
+    )
     told = f"{len(used)} x NVIDIA H200" if used else "none"
     cpus = str(len(os.sched_getaffinity(0)))
     assert vitals.read_hardware(visible) == {"CPUs": cpus, "memory": "3 GiB", "GPUs": told}
@@ -125,6 +128,15 @@ def test_a_torch_for_which_there_is_no_memory_is_refused_by_the_errors_name(tmp_
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.syspath_prepend(tmp_path)
     assert refuse_torch() == f"{sys.executable}: MemoryError"
+
+
+def test_an_address_space_with_no_room_for_threads_is_refused(monkeypatch):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for left_mib, is_refused in ((-9, True), (10, True), (100, False)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, mib=left_mib: (used + (mib << 20), 0))
+        assert refuse_limit().startswith("MemoryError: ulimit -v leaves ") == is_refused
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
+    assert refuse_limit() == ""
 
 
 @pytest.mark.parametrize(

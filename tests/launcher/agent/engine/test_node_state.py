@@ -18,6 +18,7 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
 from launcher.contract.worker_end import WorkerExit
+from tests.launcher.vitals import leave_vitals
 from tests.waiting import StoppedClock
 
 
@@ -211,7 +212,7 @@ def test_a_node_is_healthy_while_a_worker_makes_steps(
         attempts=attempts, phase=phase, num_nodes=2, judge=SimpleNamespace(restarts={"hang": 1}),
         seconds_by_phase=lambda now: {"run": now + 0.00049},
     )  # fmt: skip
-    (tmp_path / protocol.VITALS_FILE).write_text('{"cpu_share": 0.5}')
+    leave_vitals(tmp_path)
     book = most_s and SimpleNamespace(most_s=most_s)
     health = read_health(node, book, StoppedClock(now=100.0))
     assert (health.healthy, health.step, health.heartbeat_age_s) == (is_healthy, step, age_s)
@@ -235,4 +236,8 @@ def test_a_node_is_healthy_while_a_worker_makes_steps(
         '# TYPE launcher_phase_seconds_total counter\nlauncher_phase_seconds_total{phase="run"} '
         "100.0\n# HELP launcher_node_cpu_ratio Busy share of the machine.\n"
         "# TYPE launcher_node_cpu_ratio gauge\nlauncher_node_cpu_ratio 0.5\n"
+        "# HELP launcher_node_memory_bytes In use.\n"
+        "# TYPE launcher_node_memory_bytes gauge\nlauncher_node_memory_bytes 1\n"
+        "# HELP launcher_node_memory_limit_bytes At most.\n"
+        "# TYPE launcher_node_memory_limit_bytes gauge\nlauncher_node_memory_limit_bytes 2\n"
     )

@@ -12,7 +12,9 @@ from launcher.agent import engine
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate, open_devices, open_gauges
 from launcher.agent.engine.health_server import Health, read_metrics
 from launcher.agent.engine.vitals import Processor, TrainingBook, read_hardware, read_memory
+from launcher.contract.vitals import GpuVitals, TrainingVitals
 from tests.launcher.values import by_place, changeable
+from tests.launcher.vitals import GPU, vitals
 from tests.waiting import StoppedClock
 
 
@@ -61,13 +63,18 @@ def test_a_node_s_gpus_are_those_that_are_visible_as_their_driver_tells(monkeypa
     monkeypatch.setattr("ctypes.CDLL", lambda _: driver())
     devices = open_devices(visible)
     assert (devices and devices()) == used
-    place = {"model": "H200", "memory_limit_bytes": 4096}
-    gauges = [
-        {"name": name, **place, "share": busy / 400, "memory_bytes": busy, "temperature_c": warm}
+    gauges = (
+        GpuVitals(
+            name=name,
+            model="H200",
+            share=busy / 400,
+            memory_bytes=busy,
+            memory_limit_bytes=4096,
+            temperature_c=60 + busy // 100,
+        )
         for name, busy in (used or {}).items()
-        for warm in [60 + busy // 100]
-    ]
-    assert open_gauges(visible)() == gauges
+    )
+    assert open_gauges(visible)() == (*gauges,)
     told = read_hardware(visible)
     assert told["GPUs"] == (f"{len(used)} x H200" if used else "none")
     assert told["CPUs"] == str(len(os.sched_getaffinity(0)))
@@ -98,8 +105,6 @@ def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(tmp
 
 
 def test_prometheus_gets_what_is_known_and_nothing_else():
-    gpu = {"name": "0", "share": 0.5, "memory_bytes": 1, "memory_limit_bytes": 2}
-    vitals = {"cpu_share": 0.25, "gpus": [{**gpu, "temperature_c": 60}], "training": {"loss": 2.0}}
     health = Health(
         healthy=True,
         phase="run",
@@ -109,7 +114,7 @@ def test_prometheus_gets_what_is_known_and_nothing_else():
         heartbeat_age_s=None,
         restarts={},
         phase_s={},
-        vitals=vitals,
+        vitals=vitals(cpu_share=0.25, gpus=(GPU,), training=TrainingVitals(loss=2.0)),
     )
     assert {name: values for name, _, values in read_metrics(health) if values} == {
         "launcher_healthy": {"": 1},
@@ -118,6 +123,8 @@ def test_prometheus_gets_what_is_known_and_nothing_else():
         "launcher_step": {"": 3},
         "launcher_training_loss": {"": 2.0},
         "launcher_node_cpu_ratio": {"": 0.25},
+        "launcher_node_memory_bytes": {"": 1},
+        "launcher_node_memory_limit_bytes": {"": 2},
         "launcher_gpu_utilization_ratio": {'{gpu="0"}': 0.5},
         "launcher_gpu_memory_bytes": {'{gpu="0"}': 1},
         "launcher_gpu_memory_limit_bytes": {'{gpu="0"}': 2},
@@ -140,16 +147,16 @@ def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_p
     write(other, 4.0, "first-step", step=1)
     write(other, 14.0, "progress", step=11, save_stall_s=2.0, samples=50, loss=2.0)
     write(other, 14.5, "saved", step=5)
-    assert book.read() == {"training": {}, "seconds": {}}, "told by the node that has rank 0"
+    assert book.read() == (TrainingVitals(), {}), "told by the node that has rank 0"
     write(own, 20.0, "train-started")
     write(own, 21.0, "loaded", step=5)
     write(own, 22.0, "first-step", step=6)
     write(own, 24.0, "progress", step=8, samples=40, loss=1.5)
     with own.open("a") as file:
         file.write('{"at": "x", "event": "progress"}\nno JSON\n{"at": 27.0, "event": "prog')
-    first = book.read()
-    assert first["training"] == {"step": 8, "loss": 1.5}
-    assert {name: spent for name, spent in first["seconds"].items() if spent} == {
+    training, first = book.read()
+    assert training == TrainingVitals(step=8, loss=1.5)
+    assert {name: spent for name, spent in first.items() if spent} == {
         "productive": 8.0,
         "first step": 2.0,
         "load": 2.0,
@@ -160,12 +167,11 @@ def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_p
     with own.open("a") as file:
         file.write('ress", "step": 11, "samples": 60, "loss": null}\n')
     write(own, 27.5, "saved", step=11)
-    last = book.read()
-    told = {"step": 11, "loss": 1.5, "samples_per_s": 20.0, "saved_at": 27.5}
-    assert last == {"training": told, "seconds": {**first["seconds"], "rework": 5.0}}
+    told = TrainingVitals(step=11, loss=1.5, samples_per_s=20.0, saved_at=27.5)
+    assert book.read() == (told, {**first, "rework": 5.0})
     # Its workers go on in another group: nothing that was told is taken back.
     write(own, 28.0, "train-started", heals=True)
-    assert book.read()["training"] == told
+    assert book.read()[0] == told
 
 
 def test_a_record_of_a_node_is_a_value():

@@ -33,7 +33,7 @@ from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh, make_control_dir
-from launcher.targets.hosts.survey import survey_hosts
+from launcher.targets.hosts.survey import find_twins, survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.targets.hosts.conftest import TWO, Answers, Said
@@ -130,6 +130,21 @@ def test_a_job_gets_the_hosts_that_can_take_it_and_a_port_that_is_free_on_all(ho
         ("gpu2", "10.0.0.2", "ib0", ("1",), "/opt/python"),
     ]
     assert [round(one.clock_offset_s) for one in chosen] == [0, 30]
+
+
+def test_a_machine_under_two_names_is_one_host_and_copies_of_a_machine_are_two():
+    def report(machine: str, *addresses: str) -> HostReport:
+        known = [Address(interface="ib0", address=address) for address in addresses]
+        return HostReport(machine=machine, interfaces=known)
+
+    found = {
+        "gpu1": report("gpu 1", "10.0.0.1", "fd00::1"),
+        "copy": report("gpu 1", "10.0.0.2"),
+        "alias": report("gpu 1", "fd00::1", "10.0.0.1"),
+        "old": report("", "10.0.0.3"),
+        "older": report("", "10.0.0.3"),
+    }
+    assert find_twins(found) == {"alias": "is the machine of gpu1 too"}
 
 
 @pytest.mark.parametrize(

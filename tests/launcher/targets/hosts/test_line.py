@@ -54,10 +54,8 @@ class Talk:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
-    clock = StoppedClock()
-    monkeypatch.setattr("launcher.targets.hosts.connection.time", clock)
-    return clock
+def clock() -> StoppedClock:
+    return StoppedClock()
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def make_line(tmp_path: Path, clock: StoppedClock) -> Callable[..., Any]:
             return left.pop(0)
 
         ssh: Any = Namespace(open=open_next, disconnect=lambda host: cut.append(host.name))
-        line = HostLine(ssh, "r", tmp_path, TWO[0], 0, follows=True)
+        line = HostLine(ssh, "r", tmp_path, TWO[0], 0, clock, follows=True)
         line.open()
         return line, cut
 

@@ -410,10 +410,15 @@ def test_the_runs_of_a_host_are_told_by_what_their_nodes_wrote(tmp_path):
     assert requests.read_newest(folder=str(tmp_path), name="ready") == ""
 
 
-def test_a_request_that_no_launcher_takes_is_told_after_a_while(tmp_path, monkeypatch):
+def test_a_request_is_for_a_launcher_that_is_heard_and_one_that_is_not_taken_is_told(
+    tmp_path, monkeypatch
+):
+    def ask() -> bool:
+        return requests.ask_launcher(run_dir=str(tmp_path), name="scale", text="{}")
+
     (tmp_path / "nodes/0").mkdir(parents=True)
+    assert (ask(), (tmp_path / "scale").exists()) == (False, False)
     mark_followed(tmp_path, 0)
     monkeypatch.setattr(requests, "ANSWER_LIMIT_S", 0.2)
-
-    assert requests.ask_launcher(run_dir=str(tmp_path), name="scale", text="{}") is False
+    assert ask() is False
     assert (tmp_path / "scale").read_text() == "{}"

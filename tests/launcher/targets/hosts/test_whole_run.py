@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from launcher.follow.target import LiveRun, NodeObservation
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.program import leases
+from launcher.targets.hosts.program.node_state import read_state
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.looks import answering
@@ -30,10 +32,8 @@ from tests.waiting import wait_until
 RUN_ID = f"whole-{os.getpid()}"
 NAMES = ("gpu1", "gpu2")
 PYTHON = """#!/bin/sh
-# In place of the agent: tells how it was started, writes beside the code, and ends when its
-# launcher has taken a request to stop.
-ends() { while [ -e "$RUN_DIR/stop-run" ]; do sleep 0.05; done; echo has ended; exit 143; }
-trap ends TERM
+# In place of the agent: tells how it was started, writes beside the code, and ends at once.
+trap 'echo has ended; exit 143' TERM
 echo "$LAUNCHER_NODE_INDEX.$LAUNCHER_INCARNATION $KEY: $* in $PWD"
 echo 0.5 >loss
 while :; do sleep 0.05; done
@@ -73,9 +73,13 @@ class Bench:
         path = self.run.path / f"nodes/{node}/{incarnation}/console.log"
         return path.read_text() if path.exists() else ""
 
+    def on_host(self, node: int) -> Path:
+        """The run's folder on a node's host."""
+        return self.folder / NAMES[node] / "state/runs" / RUN_ID
+
     def says(self, node: int, incarnation: int = 0) -> str:
         """What a node says of its start."""
-        run_dir = f"{self.folder}/{NAMES[node]}/state/runs/{RUN_ID}"
+        run_dir = self.on_host(node)
         task = f"{run_dir}/nodes/{node}/{incarnation}/node-plan.json"
         words = f"{run_dir}/agent.pyz {task} in {run_dir}/code/examples"
         return f"{node}.{incarnation} secret: {words}\n"
@@ -238,6 +242,26 @@ def test_what_another_run_holds_is_not_given_and_a_node_is_then_missing(bench):
     leases.release(held)
 
 
+def test_the_launcher_of_a_run_has_a_stop_from_elsewhere_before_its_nodes_end(bench):
+    bench.start()
+    other, sessions = bench.launcher(elsewhere=True), list[int]()
+    for line in bench.target._lines.values():
+        assert line._session
+        sessions.append(line._session._talk._popen.pid)
+    with ThreadPoolExecutor(1) as pool:
+        for pid in sessions:
+            os.kill(pid, signal.SIGSTOP)
+        stop = pool.submit(other.stop, RUN_ID, 5.0)
+        # The hosts bring nothing to the run's own launcher for a while.
+        wait([stop], timeout=2.0)
+        states = [read_state(bench.on_host(node) / f"nodes/{node}/0").state for node in (0, 1)]
+        for pid in sessions:
+            os.kill(pid, signal.SIGCONT)
+        stop.result()
+    assert states == ["running", "running"]
+    assert (bench.run.path / "stop-run").read_text() == "stopped from elsewhere\n"
+
+
 def test_a_launcher_elsewhere_sees_a_run_and_asks_its_own_for_what_it_wants(bench):
     bench.start()
     other = bench.launcher(elsewhere=True)
@@ -263,4 +287,4 @@ def test_a_launcher_elsewhere_sees_a_run_and_asks_its_own_for_what_it_wants(benc
     assert bench.held() == [[], []]
     with pytest.raises(TargetError) as error:
         other.scale(RunFolder(folder), plan, 1)
-    assert error.value.what == f"gpu1: no launcher follows {RUN_ID}"
+    assert error.value.what == f"the launcher of {RUN_ID} does not answer"

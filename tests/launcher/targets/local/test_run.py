@@ -65,9 +65,11 @@ def test_a_launcher_that_is_interrupted_while_its_nodes_begin_leaves_nothing(lau
     assert launcher.processes() == []
 
 
-def test_an_address_space_that_is_too_small_for_torch_ends_the_run_at_its_first_start(launcher):
+@pytest.mark.parametrize("limit_kib", [500_000, 630_000])
+def test_an_address_space_that_is_too_small_ends_the_run_at_its_first_start(launcher, limit_kib):
+    """For torch itself, or for the threads of the agent beside it."""
     launcher.write(WAITING)
-    limited = ("sh", "-c", 'ulimit -v 500000; exec "$@"', "sh")
+    limited = ("sh", "-c", f'ulimit -v {limit_kib}; exec "$@"', "sh")
     command = (*limited, *launcher.argv("run", "job.yaml", "--on", "local"))
     done = run_program(command, cwd=launcher.folder, env=launcher.env, timeout=launcher.limit_s)
     assert (done.returncode, launcher.outcome["attempts"]) == (2, 1), done.stderr

@@ -82,17 +82,21 @@ def test_each_step_of_a_job_is_told_once_and_a_wait_is_in_the_timeline(folder, c
     commands.prints("squeue", "7|7|N/A|RUNNING|None|(null)")
     folder.write(j7_1_started="n2 n3", j7_1_ended="195 requeued")
     followed.wait_told("job 7 is queued again: store-lost")
-    folder.write(j7_2_started="n2 n3", j7_2_ended="0 over")
+    folder.write(j7_2_started="n2 n3", j7_2_ended="143 requeued")
+    followed.wait_told("job 7 is queued again: preempted")
+    folder.write(j7_3_started="n2 n3", j7_3_ended="0 over")
     assert followed.driver.turn() == Ending(cause=Cause.COMPLETED)
     followed.driver.end(Ending(cause=Cause.COMPLETED), asked=False)
     assert followed.asked == []
     error = "; ".join(line.removeprefix("squeue: ") for line in NO_MUNGE)
     assert sorted(line.removeprefix("launcher: ") for line in followed.told()) == [
+        "job 7 is queued again: its time limit",
         "job 7 is queued again: preempted",
         "job 7 is queued again: store-lost",
         "job 7 runs on n1 n2",
         "job 7 runs on n2 n3, start 2",
         "job 7 runs on n2 n3, start 3",
+        "job 7 runs on n2 n3, start 4",
         "job 7 waits in the queue: BeginTime",
         f"job 7 waits in the queue: {why}",
         "job 7 was requeued; begins in 15 s or when nodes are free",

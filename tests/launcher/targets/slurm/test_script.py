@@ -302,7 +302,11 @@ def test_what_slurm_ends_is_requeued_only_after_the_time_limit(job, shown, words
     (job.folder / "go").write_text("")
     script.wait(30)
     assert job.ended() == words
-    assert bool(job.requeues()) == ("TimeLimit" in shown)
+    is_limit = "TimeLimit" in shown
+    assert (bool(job.requeues()), (job.files / "7.0.stop").read_text()) == (
+        is_limit,
+        "preempted\n" if is_limit else "",
+    )
 
 
 @pytest.mark.parametrize(("nnodes", "own"), [(2, "7"), ("1:4", "7_3")])
