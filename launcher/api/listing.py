@@ -87,8 +87,8 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
 def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, TargetError | None]:
     """As ``read_state``, and the error of a target that does not answer."""
     outcome, is_suspended = read_kept(run, plan)
+    target = target_of(plan, run.path.parent)
     if outcome is None and run.launcher_pid() is None:
-        target = target_of(plan, run.path.parent)
         try:
             outcome = fold(run, target, SystemClock().wall())
         except TargetError as error:
@@ -97,8 +97,8 @@ def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, 
             # If another machine started the run, its launcher may live there.
             may_run = run.is_foreign or is_out_of_sight(run, target)
             return (RunState.RUNNING.value if may_run else ORPHANED), None, None
-        kept = None if outcome else target.suspension(plan)
-        is_suspended = kept is not None and kept.is_suspended() is True
+    if outcome is None and (kept := target.suspension(plan)) is not None:
+        is_suspended = kept.is_suspended() is True
     if is_suspended:
         return SUSPENDED, outcome, None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome, None
@@ -107,7 +107,7 @@ def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, 
 def find_going_on(run_root: Path) -> list[RunFolder]:
     """Runs that go on, oldest first."""
     open_runs = (run for run in list_folders(run_root) if run.read_outcome() is None)
-    return [run for run in open_runs if _row(run).state in GOES_ON]
+    return [run for run in open_runs if _row(run).state in (*GOES_ON, SUSPENDED)]
 
 
 def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:

@@ -8,14 +8,17 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
-from launcher.contract.errors import ExitCode
+from launcher.code.place import find_code
+from launcher.contract.errors import ExitCode, InputError, KeyInputError
+from launcher.job.file import find_place
 from launcher.manifests.check import (
     MAX_FILE_BYTES,
     STDIN_NAME,
     check_manifests,
+    read_job,
     render_checked,
-    script_of_job,
 )
 from launcher.yamlfile.source import decode_text, read_text
 
@@ -28,7 +31,7 @@ def check(arguments: argparse.Namespace) -> int:
     def read(file: str) -> tuple[str, str]:
         if file != STDIN:
             text = read_text(file, MAX_FILE_BYTES)
-            script = script_of_job(text, file)
+            script = _find_script(text, file)
             return (script, read_text(script)) if os.path.isfile(script) else (file, text)
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         return STDIN_NAME, decode_text(raw, STDIN_NAME, MAX_FILE_BYTES)
@@ -39,3 +42,18 @@ def check(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(render_checked(checked))
     return int(ExitCode.OK if checked.is_good else ExitCode.BAD_INPUT)
+
+
+def _find_script(text: str, file: str) -> str:
+    """The script that a job file names, as it is written there; empty for any other text.
+
+    Raises ``InputError`` for code that is not where the job says: ``run`` would refuse it too.
+    """
+    if (job := read_job(text, file)) is None:
+        return ""
+    try:
+        find_code(job.command, job.code, job.workdir, Path.cwd())
+    except KeyInputError as error:
+        what = f"{find_place(error.key, text, file)}: {error.what}"
+        raise InputError(what, error.hint) from None
+    return job.command[0]

@@ -302,8 +302,9 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
     end = judge_run(seen, nodes, first, limit)
     detail, causes = plan.tell_outside(end.detail), {node.cause for node in nodes}
-    if plan.agent and end.cause is Cause.DISK_FULL and end.cause not in causes:
-        # The node's disk had no room for the node's own report.
+    is_here = Path(plan.outside(plan.nodes[0].log_dir)).is_relative_to(plan.run_dir)
+    if plan.agent and is_here and end.cause is Cause.DISK_FULL and end.cause not in causes:
+        # The nodes write into the run's folder, and its disk had no room for a node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
     finished_at = end.finished_at or now
     started_again = sum(node.incarnation - plan.attempt for node in plan.nodes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
+from launcher.job.spec import JobSpec
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
 from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule
@@ -101,12 +102,12 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     )
 
 
-def script_of_job(text: str, file: str) -> str:
-    """The script that a job file names, as it is written there; empty for any other text."""
+def read_job(text: str, file: str) -> JobSpec | None:
+    """The job of a job file; None for any other text, and where it is wrong."""
     if "command" in text and not ("apiVersion" in text or file.endswith(".py")):
         with contextlib.suppress(FileError):
-            return parse_job(text, file).command[0]
-    return ""
+            return parse_job(text, file)
+    return None
 
 
 def _refuse_job(objects: Iterable[Value], file: str) -> None:

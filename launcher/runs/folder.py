@@ -125,9 +125,9 @@ class RunFolder:
             return {"left_out": f"all of {path.name}: {error}"}
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """On a full disk, empties the agent's archive to make room: the nodes have ended.
+        """On a full disk, empties the agent's archive and the script to make room.
 
-        Raises ``OSError``.
+        The nodes have ended, and the plan can make both again. Raises ``OSError``.
         """
         path = self.path / protocol.OUTCOME_FILE
         text = json.dumps(outcome.to_jsonable(), indent=2) + "\n"
@@ -136,9 +136,10 @@ class RunFolder:
         except OSError as error:
             if not disk.is_full(error):
                 raise
-            # Truncate it, as a process that is still ending may have it open.
-            with contextlib.suppress(FileNotFoundError):
-                os.truncate(self.path / protocol.AGENT_ARCHIVE, 0)
+            for name in (protocol.AGENT_ARCHIVE, protocol.ARTIFACT_FILE):
+                # Truncate it, as a process that is still ending may have it open.
+                with contextlib.suppress(FileNotFoundError):
+                    os.truncate(self.path / name, 0)
             write_atomically(path, text)
 
     def read_outcome(self) -> Outcome | None:

@@ -145,7 +145,7 @@ def _find_missing(run: RunFolder, report: Postmortem, job: Mapping[str, Any]) ->
     )
     if torn := sum(not _is_whole(line) for line in lines):
         yield f"{torn} lines of the ledger are torn"
-    if report.cause is None and report.state not in ("running", "orphaned"):
+    if report.cause is None and report.state not in ("running", "orphaned", "suspended"):
         yield f"{protocol.OUTCOME_FILE}: how it ended is not known"
 
 

@@ -33,7 +33,7 @@ _FROM_IMPORT = rf"(?m)^([ \t]*)from {PACKAGE}(?=[. ])"
 _PLAIN_IMPORT = rf"(?m)^[ \t]*import {PACKAGE}\b.*"
 HOST_FOLDER = "targets/hosts/program"
 HOST_NAMES = (
-    *("agent/__init__.py", "agent/addresses.py", "agent/atomic_write.py"),
+    *("agent/__init__.py", "agent/addresses.py", "agent/atomic_write.py", "agent/disk.py"),
     *("contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
     *("contract/process_stat.py", "contract/waits.py"),
     *("targets/__init__.py", "targets/children.py", "targets/held_child.py"),

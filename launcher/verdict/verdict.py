@@ -78,7 +78,7 @@ class Verdict:
 
 def decide_verdict(evidence: Evidence) -> Verdict:
     """Decides from the evidence which failure came first."""
-    failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
+    failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned", "suspended")
     first = failure.first if failure else None
     stands = list(judge_standing(evidence.standing, stood=evidence.stood))
     found = [*stands, *judge_lines(evidence.lines)]
@@ -257,6 +257,12 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
     least_s = min((one.look.silent_s for one in still), default=0.0)
     silent = f"no step of {name_ranks(one.look.rank for one in still)} for {least_s:.0f} s; "
     what = f"no failure so far; {silent if still else ''}{look} tells where its ranks are"
+    if evidence.state == "suspended":
+        status = typed.command("status", evidence.subject)
+        what = f"its job is suspended, and has no nodes; {status} tells how it goes on"
+    elif evidence.state == "orphaned":
+        end = typed.command("stop", evidence.subject)
+        what = f"no failure so far, but its launcher has died: {end} ends it; {look} shows its ranks"
     what = what if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing

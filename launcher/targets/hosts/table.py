@@ -20,15 +20,18 @@ from launcher.targets.hosts.survey import free_gpus, own_gpus
 
 @dataclass(frozen=True, kw_only=True)
 class HostRow:
-    """One host; where it is not reached, ``error`` and ``hint`` say why, and the rest is empty."""
+    """One host; where it is not reached, ``error`` and ``hint`` say why, and the rest is empty.
+
+    ``slots`` is None where nothing limits them, on a host without GPUs.
+    """
 
     host: str
     error: str = ""
     hint: str = ""
     gpus: Sequence[str] = ()
     free_gpus: Sequence[str] = ()
-    slots: int = 0
-    free_slots: int = 0
+    slots: int | None = 0
+    free_slots: int | None = 0
     leases: Sequence[Lease] = ()
 
 
@@ -57,13 +60,14 @@ def _row(host: Host, found: HostReport | TargetError) -> HostRow:
     if isinstance(found, TargetError):
         return HostRow(host=host.name, error=found.what, hint=found.hint)
     gpus = own_gpus(host, found)
-    slots = 0 if gpus else host.slots or found.cpu_count
+    slots = 0 if gpus else host.slots
+    held = sum(lease.slots for lease in found.leases)
     return HostRow(
         host=host.name,
         gpus=gpus,
         free_gpus=free_gpus(host, found),
         slots=slots,
-        free_slots=max(0, slots - sum(lease.slots for lease in found.leases)),
+        free_slots=None if slots is None else max(0, slots - held),
         leases=found.leases,
     )
 
@@ -75,7 +79,7 @@ def render_hosts_table(rows: Sequence[HostRow]) -> str:
         if row.error:
             table.append((row.host, "?", row.error.partition(": ")[2], "", "", "", ""))
             continue
-        free = f"{row.free_slots} of {row.slots} slots"
+        free = "slots: no limit" if row.slots is None else f"{row.free_slots} of {row.slots} slots"
         if row.gpus:
             free = f"{len(row.free_gpus)} of {len(row.gpus)} GPUs"
         first = (row.host, free)

@@ -417,12 +417,14 @@ class Cluster:
         body: Object | None = None,
     ) -> Any:
         """Sends a request; ``silence_s`` is how long its response may bring nothing."""
-        left_s = getattr(self._of_thread, "ends_at", math.inf) - time.monotonic()
+        ends_at = getattr(self._of_thread, "ends_at", math.inf)
+        left_s = ends_at - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("it has taken too long")
         return self._client.call_api(
             path,
             method,
+            ends_at=ends_at,
             query_params=list(query.items()),
             header_params=dict(headers),
             body=body,

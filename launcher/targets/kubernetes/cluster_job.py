@@ -230,7 +230,7 @@ class ClusterJob:
         job = self.read() if missing or self.plan.is_elastic else None
         if missing := missing - read_withdrawn(RunFolder(Path(self.plan.run_dir)), self.plan):
             with contextlib.suppress(TargetError):
-                reasons = read_reasons(self.cluster, self._kind, job)
+                reasons = read_reasons(self, job)
                 if not reasons and len(missing) == len(nodes):
                     reasons = (describe_silence(self, job),)
                 first = min(missing)

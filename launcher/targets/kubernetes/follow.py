@@ -98,7 +98,7 @@ class ClusterDriver:
         kubectl = job.cluster.kubectl_there
         self._progress = PodProgress(pods.start_limit_s, kubectl)
         self._limit = StartLimit(pods.start_limit_s, plan.min_nodes, kubectl)
-        self._missing = MissingPods(job, pods.kind)
+        self._missing = MissingPods(job)
         self._next_look_at = float("-inf")
         self._look: _Look | None = None
         self._look_error: TargetError | None = None

@@ -15,10 +15,13 @@ from typing import Any
 import yaml
 
 from launcher.contract.errors import TargetError
+from launcher.contract.waits import RETRY_S
 
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 """What the client raises for a file that is no kubeconfig."""
-UNAUTHORIZED = 401
+UNAUTHORIZED, BUSY = 401, 429
+BUSY_TRIES, LONGEST_BUSY_S = 10, 30.0
+"""How often a server with too many requests is asked, as by kubectl, and the longest pause."""
 MOST_CONNECTIONS = 1024
 """Each followed log takes one; above this limit the client warns on the terminal."""
 RETRIES = 3
@@ -108,8 +111,24 @@ class Login:
         """The client's settings."""
         return self._client.configuration
 
-    def call_api(self, *words: Any, **named: Any) -> Any:
-        """As the client's; a request that is not authorized is sent once more, with a new login."""
+    def call_api(self, *words: Any, ends_at: float, **named: Any) -> Any:
+        """As the client's; a server with too many requests is asked again, until ``ends_at``.
+
+        It has done nothing by then, whatever it was asked for. ``ends_at`` is a monotonic time.
+        """
+        client, _ = official_client()
+        for tries_left in reversed(range(BUSY_TRIES)):
+            try:
+                return self._call_api(*words, **named)
+            except client.ApiException as error:
+                pause_s = _pause_s(error)
+                is_last = not tries_left or time.monotonic() + pause_s >= ends_at
+                if error.status != BUSY or is_last:
+                    raise
+            time.sleep(pause_s)
+
+    def _call_api(self, *words: Any, **named: Any) -> Any:
+        """A request that is not authorized is sent once more, with a new login."""
         client, _ = official_client()
         used = self._client
         try:
@@ -125,6 +144,12 @@ class Login:
             if self._client is used and now - self._renewed_at > RENEW_S:
                 self._renewed_at, self._client = now, self._open()
             return self._client
+
+
+def _pause_s(error: Any) -> float:
+    """How long the server wants to be left alone, in seconds."""
+    told = (error.headers or {}).get("Retry-After", "")
+    return min(float(told), LONGEST_BUSY_S) if told.isdecimal() else RETRY_S
 
 
 def parse_warning(value: str) -> str:

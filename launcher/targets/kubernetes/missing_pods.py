@@ -14,7 +14,6 @@ from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     OPERATORS,
     ApiError,
-    Cluster,
 )
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import same_words, tell_limit
@@ -30,7 +29,7 @@ from launcher.targets.kubernetes.pod_states import (
     true_conditions,
 )
 from launcher.targets.kubernetes.refusals import find_fix, is_for_good
-from launcher.targets.kubernetes.render_kinds import VOLCANO
+from launcher.targets.kubernetes.render_kinds import QUEUE_LABEL, VOLCANO
 
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.cluster_job import ClusterJob
@@ -46,8 +45,8 @@ class MissingPods:
     It reports each answer once.
     """
 
-    def __init__(self, job: ClusterJob, kind: str) -> None:
-        self._job, self._kind = job, kind
+    def __init__(self, job: ClusterJob) -> None:
+        self._job = job
         self._limit_s = PodSettings.of(job.plan).start_limit_s
         self._since: float | None = None
         self._next_at = float("-inf")
@@ -73,7 +72,7 @@ class MissingPods:
         with contextlib.suppress(TargetError):
             item = self._job.read()
             names = [pod.name for pod in silent]
-            for line in read_reasons(self._job.cluster, self._kind, item, names):
+            for line in read_reasons(self._job, item, names):
                 is_final = not wanted <= present and is_for_good(line)
                 self.refused = line if is_final else self.refused
                 if same_words(line) not in self._told:
@@ -87,18 +86,19 @@ class MissingPods:
 
 
 def read_reasons(
-    cluster: Cluster, kind: str, job: Object | None, pods: Iterable[str] = ()
+    job: ClusterJob, item: Object | None, pods: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """What the job's conditions, its events and those of ``pods`` say, each in a line.
 
-    Empty if the job is gone. If no condition says anything and the user may not list events, the
-    only line says that. Raises ``TargetError``.
+    ``item`` is the job's object. Empty if it is gone. If no condition says anything and the user
+    may not list events, the only line says that. Raises ``TargetError``.
     """
-    if job is None:
+    if item is None:
         return ()
+    cluster, kind = job.cluster, PodSettings.of(job.plan).kind
     events: list[Object] = []
     refused: tuple[str, ...] = ()
-    name = section(job, "metadata").get("name")
+    name = section(item, "metadata").get("name")
     # The Job that a JobSet or TrainJob makes carries the events about its pods.
     names = (name, f"{name}-node-0") if kind in ("jobset", "trainjob") else (name,)
     try:
@@ -109,14 +109,24 @@ def read_reasons(
         if error.status != FORBIDDEN:
             raise
         refused = (f"events may say why, but you may not list them: {error.hint}",)
-    return tell_reasons(job, events, cluster.namespace, cluster.kubectl) or refused
+    way = f"resume it: {job.render_resuming()}"
+    if QUEUE_LABEL in section(item, "metadata", "labels"):
+        way = f"{cluster.kubectl} get workloads -n {cluster.namespace} tells what it waits for"
+    return tell_reasons(item, events, cluster.namespace, cluster.kubectl, way) or refused
 
 
 def tell_reasons(
-    job: Object, events: Iterable[Object], namespace: str, kubectl: str = "kubectl"
+    job: Object,
+    events: Iterable[Object],
+    namespace: str,
+    kubectl: str = "kubectl",
+    way: str = "",
 ) -> tuple[str, ...]:
-    """What keeps the job's pods from being made; each message once, the latest last. Pure."""
-    lines = (*_conditions(job), *_warnings(job, events, namespace, kubectl))
+    """What keeps the job's pods from being made; each message once, the latest last. Pure.
+
+    ``way`` is how a suspended job goes on.
+    """
+    lines = (*_conditions(job, way), *_warnings(job, events, namespace, kubectl))
     return tuple({same_words(line): line for line in lines}.values())
 
 
@@ -149,12 +159,13 @@ def _read_group(job: ClusterJob) -> Object | None:
     return next(iter(groups), None)
 
 
-def _conditions(job: Object) -> Iterator[str]:
+def _conditions(job: Object, way: str) -> Iterator[str]:
     for kind, condition in true_conditions(job).items():
         if kind not in (*GOOD_ENDS, *BAD_ENDS, "Created", "Running"):
             message = condition.get("message") or condition.get("reason") or ""
             called = f"{job.get('kind')} {section(job, 'metadata').get('name')}"
-            yield f"{called}: {kind}{f': {message}' if message else ''}"
+            fix = f"; {way}" if kind == "Suspended" and way else ""
+            yield f"{called}: {kind}{f': {message}' if message else ''}{fix}"
 
 
 def _warnings(job: Object, events: Iterable[Object], namespace: str, kubectl: str) -> Iterator[str]:

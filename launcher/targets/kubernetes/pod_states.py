@@ -315,16 +315,21 @@ class JobEnd(Part):
 
 
 def parse_job_end(item: Object) -> JobEnd | None:
-    """How a job ended, by its conditions; None while it goes on."""
+    """How a job ended, by its conditions; None while it goes on.
+
+    It ended at the first of them: a Job decides, ends its pods, and only then is ``Failed``.
+    """
     conditions = true_conditions(item)
-    for kind in (*BAD_ENDS, *GOOD_ENDS):
-        if (condition := conditions.get(kind)) is not None:
-            is_good, word = kind in GOOD_ENDS, condition.get("reason", "")
+    for kinds in (BAD_ENDS, GOOD_ENDS):
+        if told := [conditions[kind] for kind in kinds if kind in conditions]:
+            condition, is_good = told[0], kinds is GOOD_ENDS
+            word = condition.get("reason", "")
+            stamps = (seconds_of(one.get("lastTransitionTime") or "") for one in told)
             return JobEnd(
                 words="" if is_good else condition.get("message") or word,
                 cause=Cause.KILLED if "DeadlineExceeded" in word else None,
                 exit_code=int(not is_good),
-                ended_at=seconds_of(condition.get("lastTransitionTime") or "") or math.inf,
+                ended_at=min(filter(None, stamps), default=math.inf),
                 word=word,
             )
     return None

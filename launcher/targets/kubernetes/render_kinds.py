@@ -36,6 +36,7 @@ LOSSES_PER_NODE = 3
 """How many pods may fail for each node of the job, for causes that are worth a retry."""
 
 VOLCANO = "volcano"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Object:
@@ -240,7 +241,7 @@ def _gang_metadata(plan: LaunchPlan) -> Object:
     """Metadata of the object that Kueue admits, at its full size."""
     pods, metadata = PodSettings.of(plan), render_metadata(plan)
     if pods.gang == "kueue":
-        metadata["labels"] = {**metadata["labels"], "kueue.x-k8s.io/queue-name": pods.queue}
+        metadata["labels"] = {**metadata["labels"], QUEUE_LABEL: pods.queue}
     return metadata
 
 

@@ -261,3 +261,21 @@ def test_of_a_job_file_the_script_is_checked(tmp_path, monkeypatch, capsys):
     assert run_command(["check", "job.yaml"]) == run_command(["check", "train.py"])
     of_job, of_script = capsys.readouterr().out.splitlines()[-1], "1 training script checked"
     assert of_job.endswith(of_script)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [("nowhere", "found nowhere; no such folder"), ("other", "is not in ")]
+)
+def test_a_job_file_whose_code_run_would_refuse_is_refused_in_the_same_words(
+    tmp_path, monkeypatch, capsys, code, told
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "train.py").write_text("print()\n")
+    (tmp_path / "job.yaml").write_text(f"name: a\ncommand: [train.py]\ncode: {code}\n")
+    assert run_command(["check", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert run_command(["run", "job.yaml", "--on", "local"]) == 2
+    assert said.startswith("error: job.yaml:3: code: ")
+    assert capsys.readouterr().err == said

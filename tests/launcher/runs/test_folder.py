@@ -63,9 +63,12 @@ def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path, make_plan):
     assert isinstance(caught.value, KeyboardInterrupt)
 
 
-def test_a_full_disk_gives_the_room_of_the_agents_archive_for_the_outcome(make_run, monkeypatch):
+@pytest.mark.parametrize("name", ["agent.pyz", "artifact.sh"])
+def test_a_full_disk_gives_the_room_of_what_the_plan_can_make_again_for_the_outcome(
+    name, make_run, monkeypatch
+):
     run = make_run("a")
-    archive, told = run.path / "agent.pyz", Outcome(cause=Cause.COMPLETED)
+    archive, told = run.path / name, Outcome(cause=Cause.COMPLETED)
     archive.write_text("x")
 
     def write(path: Path, text: str) -> None:

@@ -379,7 +379,13 @@ def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(expect_golden):
     ("state", "missing", "certainty", "what"),
     [
         ("running", (), "", "no failure so far; launcher stacks a tells where its ranks are"),
-        ("orphaned", (), "", "no failure so far; launcher stacks a tells where its ranks are"),
+        (
+            "orphaned",
+            (),
+            "",
+            "no failure so far, but its launcher has died: launcher stop a ends it; "
+            "launcher stacks a shows its ranks",
+        ),
         ("succeeded", (), "", "it ended well"),
         ("", (), "unclear", "no line that was read reports a failure"),
         ("", ("log",), "unclear", "the logs that were read do not say why"),

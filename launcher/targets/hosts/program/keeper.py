@@ -6,6 +6,7 @@ a followed run if the launcher is silent for a while, but never that of a detach
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.waits import SOON_S
 from launcher.targets import children
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 SWEEP_LIMIT_S = 5.0
 LAST_WORD_S = 2.0
 """How long a node may take beyond its grace: an agent that is killed leaves its scratch folder."""
-SETUP_FAILED = 126
+SETUP_FAILED, DISK_FULL = 126, 198
+MOST_TOLD = 2000
+"""Characters of what is told of an end: the record holds no more on a full disk."""
 
 
 class NodeKeeper:
@@ -60,6 +64,10 @@ class NodeKeeper:
             self._close(SETUP_FAILED, f"cannot start {self._spec.argv[0]}: {error.strerror}")
             return
         out_of_memory, told = inspect(name) if (name := self._spec.container) else (False, "")
+        if code == DISK_FULL and not (self._folder / protocol.OUTCOME_FILE).exists():
+            # The node's own report found no room, and only this host sees its disk.
+            said = os.strerror(errno.ENOSPC)
+            told = f"{said}: {disk.describe(said, self._folder.parents[2])}"
         self._close(code, told or self._why, out_of_memory=out_of_memory)
 
     def _follow(self, spec: KeeperSpec) -> int:
@@ -124,7 +132,11 @@ class NodeKeeper:
             time.sleep(SOON_S)
         leases.release(self._held)
         processes.record_process(
-            self._folder, os.getpid(), exit_code=code, detail=detail, out_of_memory=out_of_memory
+            self._folder,
+            os.getpid(),
+            exit_code=code,
+            detail=detail[:MOST_TOLD],
+            out_of_memory=out_of_memory,
         )
 
 

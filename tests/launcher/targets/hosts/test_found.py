@@ -55,22 +55,28 @@ def typed(hosts: str | None, **more: Any) -> Namespace:
     return Namespace(**{"hosts": hosts, **given, **more})
 
 
-def test_the_table_shows_what_is_free_who_holds_the_rest_and_which_host_is_away(hosts_say):
+def test_the_table_shows_what_is_free_who_holds_the_rest_and_which_host_is_away(
+    hosts_say, tmp_path
+):
+    hostfile = tmp_path / "hostfile"
     more = ON_SLOTS.having(node_index=2, slots=7, age_s=0.0)
     hosts_say(
         gpu1={facts.read_host: HostReport(gpus=["0", "1"], cpu_count=64, leases=[ON_GPUS])},
         cpu1={facts.read_host: HostReport(cpu_count=8, leases=[ON_SLOTS, more])},
         cpu2={facts.read_host: HostReport(cpu_count=4)},
+        cpu4={facts.read_host: HostReport(cpu_count=4, leases=[ON_SLOTS])},
     )
-    text, code = show_hosts(typed("gpu1,cpu[1-3]"))
+    hostfile.write_text("gpu1\ncpu1\ncpu2 slots=4\ncpu3\ncpu4 slots=4\n")
+    text, code = show_hosts(typed(str(hostfile)))
     assert (text, code) == (
         """\
-HOST  FREE          RUN                 OWNER      HOLDS    SINCE  LEASE
-gpu1  1 of 2 GPUs   digits-1 node 1     anna@desk  GPUs 0   61 s   followed
-cpu1  0 of 8 slots  b-2 node 0          bob@desk   3 slots  5 s    detached
-                    b-2 node 2          bob@desk   7 slots  0 s    detached
-cpu2  4 of 4 slots  -
-cpu3  ?             it does not answer
+HOST  FREE             RUN                 OWNER      HOLDS    SINCE  LEASE
+gpu1  1 of 2 GPUs      digits-1 node 1     anna@desk  GPUs 0   61 s   followed
+cpu1  slots: no limit  b-2 node 0          bob@desk   3 slots  5 s    detached
+                       b-2 node 2          bob@desk   7 slots  0 s    detached
+cpu2  4 of 4 slots     -
+cpu3  ?                it does not answer
+cpu4  1 of 4 slots     b-2 node 0          bob@desk   3 slots  5 s    detached
   fix: is it on?
 """,
         3,
@@ -78,7 +84,7 @@ cpu3  ?             it does not answer
     rows = json.loads(show_hosts(typed("gpu1,cpu2", json=True))[0])
     assert [(row["host"], row["free_gpus"], row["free_slots"]) for row in rows] == [
         ("gpu1", ["1"], 0),
-        ("cpu2", [], 4),
+        ("cpu2", [], None),
     ]
     with pytest.raises(InputError, match="no hosts are named"):
         show_hosts(typed(None))

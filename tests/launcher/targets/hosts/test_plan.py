@@ -14,9 +14,10 @@ from launcher.code.record import pack_code
 from launcher.contract import protocol
 from launcher.contract.agent_settings import parse_task
 from launcher.contract.causes import Cause
-from launcher.contract.ending import NodeOutcome
+from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
+from launcher.follow.loop import write_outcome
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
@@ -300,5 +301,8 @@ def test_a_host_speaks_for_a_node_that_could_write_nothing(make_host_plan, tmp_p
     write_record(folder, record)
     told = read_report(RunFolder(tmp_path), plan)
     assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device")
+    seen = Ending(cause=Cause.DISK_FULL, detail="node 1 ended with exit code 198")
+    outcome = write_outcome(RunFolder(tmp_path), plan, seen, 9.0)
+    assert outcome.detail == seen.detail, "the disk of the launcher is another one"
     write_record(folder, {**record, "exit_code": 1, "detail": protocol.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None

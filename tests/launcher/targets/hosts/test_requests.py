@@ -18,6 +18,7 @@ import pytest
 from launcher.code.archive import common_ends, hash_of, pack
 from launcher.code.files import list_files
 from launcher.contract import protocol
+from launcher.contract.keeper_record import read_record
 from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, leases, processes, requests
 from launcher.targets.hosts.program.messages import (
@@ -30,6 +31,7 @@ from launcher.targets.hosts.program.messages import (
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.watch import Watch
 from launcher.targets.hosts.program.wire import read_frame
+from tests.disks import mounted
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -246,6 +248,19 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
     for process in (*started, *nodes):
         process.kill()
         process.wait()
+
+
+def test_a_host_names_the_full_disk_of_a_node_that_could_not_report(tmp_path, keep):
+    with mounted(tmp_path) as disk:
+        (tmp_path / "nodes/0/0").mkdir(parents=True)
+        # As of an agent that finds no room for its outcome.
+        keeper = keep(f"head -c 64m /dev/zero >{tmp_path}/big; exit 198")
+        keeper.wait(60)
+        seen = read_record(tmp_path / "nodes/0/0")
+    assert seen["exit_code"] == 198
+    told = f"No space left on device: the disk at {disk.path} is full: "
+    assert seen["detail"].startswith(told)
+    assert "largest in the run folder: big (" in seen["detail"]
 
 
 def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path, keep):

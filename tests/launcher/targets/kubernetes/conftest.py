@@ -10,7 +10,14 @@ from launcher.commands.cli import run_command
 from launcher.contract.causes import Cause
 from launcher.follow import loop
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes import collector, follow, logs, missing_pods, watch
+from launcher.targets.kubernetes import (
+    collector,
+    follow,
+    kubeconfig,
+    logs,
+    missing_pods,
+    watch,
+)
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
@@ -18,7 +25,7 @@ from tests.launcher.fake_cluster import FakeCluster
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (logs, watch, follow):
+    for module in (kubeconfig, logs, watch, follow):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(follow, "READ_END_S", 0.2)
     monkeypatch.setattr(loop, "POLL_ALONE_S", 0.05)

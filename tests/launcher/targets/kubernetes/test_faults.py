@@ -355,6 +355,32 @@ def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_n
     assert "of yesterday" not in run.text
 
 
+@pytest.mark.parametrize("queue", ["", "team-queue"])
+def test_a_job_that_somebody_suspends_is_told_by_each_command_with_the_way_to_go_on(
+    queue, server, start, typed
+):
+    run = begin(start)
+    job = server.objects["jobs", "digits"]
+    job["spec"]["suspend"] = True
+    if queue:
+        job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = queue
+    run.condition("Suspended", message="Job suspended", reason="JobSuspended")
+    server.remove("pods", "digits-0-a")
+    way = "kubectl patch job digits -n team --context fake --type merge -p "
+    way = "kubectl get workloads -n team tells" if queue else f"resume it: {way}"
+    run.said(f"Job digits: Suspended: Job suspended; {way}")
+    said = typed("status", RUN_ID)[1]
+    assert "digits-0a1b2c: SUSPENDED on kubernetes" in said
+    assert f"Job suspended; {way}" in said
+    assert " suspended " in typed("ps")[1]
+    told = typed("why", RUN_ID)[1]
+    assert "its job is suspended, and has no nodes; " in told
+    assert "launcher status digits-0a1b2c tells how it goes on" in told
+    job["spec"]["suspend"] = False
+    server.put("jobs", job)
+    assert "RUNNING" in typed("status", RUN_ID)[1]
+
+
 def test_a_job_that_no_controller_takes_up_is_told(server, start):
     run = start(kind="pytorchjob")
     told = "no controller has taken up pytorchjob digits: is Kubeflow's training operator running?"

@@ -228,6 +228,8 @@ def test_conditions_that_are_true_and_no_end_are_told():
     ]
     job = {**JOB, "status": {"conditions": conditions}}
     assert tell_reasons(job, [], "team") == ("Job d: Suspended: Job suspended",)
+    told = tell_reasons(job, [], "team", way="resume it: X")
+    assert told == ("Job d: Suspended: Job suspended; resume it: X",)
 
 
 @pytest.mark.parametrize(

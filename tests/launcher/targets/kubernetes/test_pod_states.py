@@ -360,6 +360,20 @@ def test_where_no_pod_says_why_the_job_does(kind, reason, message, told):
     assert f"{judged.cause}: {judged.detail}" == told
 
 
+def test_pods_that_a_job_ends_before_it_calls_itself_failed_do_not_say_why():
+    told = {"status": "True", "reason": "DeadlineExceeded", "message": "longer than 9 s"}
+    at = "2026-01-01T00:00:{}Z"
+    conditions = [
+        {**told, "type": "FailureTarget", "lastTransitionTime": at.format("09")},
+        {**told, "type": "Failed", "lastTransitionTime": at.format("40")},
+    ]
+    state = ended(143, finishedAt=at.format("39"))
+    view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
+    end = parse_job_end({"status": {"conditions": conditions}})
+    judged = judge_parts(find_parts(end, [view]))
+    assert f"{judged.cause}: {judged.detail}" == "killed: longer than 9 s"
+
+
 def test_the_termination_message_comes_home():
     state = ended(1, message="Traceback\nValueError: no such file\n")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))

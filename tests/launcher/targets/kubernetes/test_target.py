@@ -13,6 +13,7 @@ from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
+from launcher.targets.kubernetes.kubeconfig import BUSY_TRIES
 from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.target import KubernetesTarget
 from launcher.targets.kubernetes.watch import PodWatch
@@ -62,6 +63,23 @@ def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(status, hint, 
         cluster.read(JOB)
     assert hint in told.value.hint
     assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
+
+
+def test_a_server_with_too_many_requests_is_asked_again_whatever_it_is_asked_for(
+    server, target, plan, cluster
+):
+    busy = "too many requests, please try again later"
+    for method, path in (("POST", "/jobs"), ("PATCH", "/configmaps/"), ("GET", "/jobs/")):
+        server.faults += [Fault(method, path, 429, busy)] * 3
+    target.submit(plan())
+    assert ("jobs", "digits") in server.objects
+    assert server.faults == []
+    server.faults += [Fault("GET", "/jobs/", 429, busy)] * 20
+    with pytest.raises(ApiError, match=busy):
+        cluster.read(JOB)
+    with cluster.answers_within(0.04), pytest.raises(ApiError, match=busy):
+        cluster.read(JOB)
+    assert len(server.faults) == 20 - BUSY_TRIES - 1
 
 
 # -- submitting ---------------------------------------------------------------------------------
