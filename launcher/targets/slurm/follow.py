@@ -4,8 +4,7 @@ silent, how the run ended."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code, parse_cause
@@ -14,7 +13,7 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
-from launcher.follow.endings import Part, decide_parts, judge_part, judge_parts
+from launcher.follow.endings import Part, decide_parts
 from launcher.follow.nodes import FolderWatch
 from launcher.follow.requests import read_withdrawn
 from launcher.follow.target import Observation, Target
@@ -34,7 +33,7 @@ from launcher.targets.slurm.job_starts import (
     read_starts,
     setup_words,
 )
-from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
+from launcher.targets.slurm.queue_watch import HELD_BACK_S, LOOK_S, QueueWatch
 from launcher.targets.slurm.settings import SlurmSettings
 
 SILENT_S = 3 * protocol.ALIVE_S
@@ -43,6 +42,8 @@ SUBMIT_LIMIT_S = 300.0
 Slurm's controller may be slow."""
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
+LATE_S = 2 * LOOK_S
+"""How late the file system may show what the script of a job that has left the queue wrote."""
 
 
 class SlurmDriver:
@@ -64,42 +65,24 @@ class SlurmDriver:
         self._folder = FolderWatch(run, console, clock)
         self._told: dict[str, str] = {}
         self._is_away = False
-        self._missing_since: int | None = None
         self._decided_at: float | None = None
 
     def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
         self._watch.look()
-        starts = read_starts(self._run)
-        jobs = self._watch.jobs or ()
-        self._print_news(starts, jobs)
-        return self._judge(starts, jobs)
-
-    def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> Ending | None:
-        wanted = wanted_elements(self._run, self.plan)
-        if (end := decide_end(self._run, self.plan, starts, jobs, wanted)) is None:
+        starts, jobs = read_starts(self._run), self._watch.jobs
+        self._print_news(starts, jobs or ())
+        if (end := decide_end(self._run, self.plan, starts, jobs)) is None:
             self._decided_at = None
-            return self._judge_gone(starts, jobs)
-        if is_all_over(starts, wanted):
-            return end if is_told_why(end, starts, jobs) or self._watch.ask_soon() else None
-        # Nodes that still run have the grace to notice the run's end.
+            return None
+        if is_all_over(self._run, self.plan, starts):
+            return end
         now = self._clock.monotonic()
         self._decided_at = now if self._decided_at is None else self._decided_at
-        return end if now - self._decided_at > self.plan.stop_grace_s else None
-
-    def _judge_gone(
-        self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-    ) -> Ending | None:
-        """The end of a run whose jobs left the queue before their scripts recorded an end."""
-        if self._watch.jobs is None or any(not job.is_over for job in jobs):
-            self._missing_since = None
-            return None
-        looks = self._watch.looks
-        self._missing_since = looks if self._missing_since is None else self._missing_since
-        # Jobs count as gone after two answers in a row without them: what a script wrote at its
-        # end may be delayed by the file system, and has come by then.
-        return end_by_queue(self._run, starts, jobs) if looks > self._missing_since else None
+        # Nodes that still run have the grace to notice the run's end.
+        limit_s = LATE_S if has_left(jobs) else self.plan.stop_grace_s
+        return end if now - self._decided_at > limit_s else None
 
     # -- what a person is told --------------------------------------------------------------------
 
@@ -145,8 +128,7 @@ class SlurmDriver:
 
     def end(self, why: Ending, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
-        wanted = wanted_elements(self._run, self.plan)
-        if asked or not is_all_over(read_starts(self._run), wanted):
+        if asked or not is_all_over(self._run, self.plan, read_starts(self._run)):
             self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
@@ -178,55 +160,44 @@ def wanted_elements(run: RunFolder, plan: LaunchPlan) -> frozenset[int | None]:
     return frozenset(n.node_index for n in plan.nodes) - read_withdrawn(run, plan)
 
 
-def is_all_over(starts: tuple[JobStart, ...], wanted: frozenset[int | None]) -> bool:
+def is_all_over(run: RunFolder, plan: LaunchPlan, starts: tuple[JobStart, ...]) -> bool:
     """Whether each wanted element's script has ended and has not requeued its job."""
-    newest = newest_starts(starts)
-    over = {e for e, start in newest.items() if start.code is not None and not start.goes_on}
-    return wanted <= over
+    over = {start.element for start in newest_starts(starts).values() if start.is_over}
+    return wanted_elements(run, plan) <= over
+
+
+def has_left(jobs: tuple[QueuedJob, ...] | None) -> bool:
+    """Whether the queue has none of the run's ``jobs`` any more; None before it was asked."""
+    return jobs is not None and all(job.is_over for job in jobs)
 
 
 def decide_end(
     run: RunFolder,
     plan: LaunchPlan,
     starts: tuple[JobStart, ...],
-    jobs: tuple[QueuedJob, ...],
-    wanted: frozenset[int | None],
+    jobs: tuple[QueuedJob, ...] | None = None,
 ) -> Ending | None:
-    """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain."""
+    """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain.
+
+    ``jobs`` are the run's in the queue, None before it was asked. Once they have all left it, a
+    script that recorded no end has ended too.
+    """
     told = (run.read_node_outcome(*node) for node in dict(run.incarnations()).items())
-    newest = [start for element, start in newest_starts(starts).items() if element in wanted]
-    over = [start for start in newest if start.code is not None and not start.goes_on]
-    parts = [find_part(run, start, jobs) for start in over]
-    going = len(wanted) - len(over)
-    return decide_parts(filter(None, told), parts, going=going, min_nodes=plan.min_nodes)
+    wanted, newest = wanted_elements(run, plan), newest_starts(starts)
+    over = [start for e, start in newest.items() if e in wanted and start.is_over]
+    going = wanted.difference(start.element for start in over)
+    if has_left(jobs):
+        lost = [newest.get(e) or unseen_start(run, e, jobs or ()) for e in going]
+        over += sorted(lost, key=lambda start: (not last_words(run, start), start.name))
+        going = frozenset()
+    parts = [find_part(run, start, jobs or ()) for start in over]
+    return decide_parts(filter(None, told), parts, going=len(going), min_nodes=plan.min_nodes)
 
 
-def is_told_why(end: Ending, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
-    """Whether more than a signal is known: scancel, preemption and time limits all send one."""
-    by_signal = end.cause in (Cause.PREEMPTED, Cause.KILLED)
-    newest, over = newest_starts(starts).values(), {job.name for job in jobs if job.is_over}
-    return not by_signal or any(s.stop for s in newest) or all(s.name in over for s in newest)
-
-
-def end_by_queue(
-    run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-) -> Ending:
-    """How a run ended whose files record no end, by the queue if that still knows it."""
-    last = [start for start in starts if start.code is not None][-1:]
-    if parts := find_named(jobs) or [find_part(run, start, jobs) for start in last]:
-        return judge_parts(parts)
-    names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
-    # Also of a script that ended before its program ran.
-    known = starts or [JobStart(job=j.number, element=j.element, restarts=0) for j in jobs]
-    words = next((text for start in known if (text := last_words(run, start))), "")
-    log = f"; its log says: {words}" if words else ""
-    return judge_part(Part(words=f"job {names} ended without recording why{log}"))
-
-
-def find_named(jobs: Iterable[QueuedJob]) -> list[Part]:
-    """The jobs whose state says why they ended."""
-    named = [(job.name, REASON_OF_STATE[job.state]) for job in jobs if job.state in REASON_OF_STATE]
-    return [Part(cause=cause, words=f"job {name}: {words}") for name, (cause, words) in named]
+def unseen_start(run: RunFolder, element: int | None, jobs: tuple[QueuedJob, ...]) -> JobStart:
+    """The start of a job that ended before its program ran."""
+    numbers = [job.number for job in jobs if job.element == element] or [0, *read_jobs(run)]
+    return JobStart(job=numbers[-1], element=element, restarts=0)
 
 
 def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> Part:
@@ -234,11 +205,18 @@ def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> P
     fails = 0 < (start.code or 0) < RETRY_FROM
     # Its script gave up at a time limit: the notice of that is not why.
     gave_up = fails and start.stop == Cause.PREEMPTED
+    asked = None
     with contextlib.suppress(ValueError):
-        if not gave_up:
-            return Part(cause=parse_cause(start.stop), exit_code=start.code)
-    if named := find_named(job for job in jobs if job.name == start.name):
-        return replace(named[0], exit_code=start.code)
+        asked = Part(cause=parse_cause(start.stop), exit_code=start.code)
+    if asked and start.is_over and not gave_up:
+        return asked
+    states = (job.state for job in jobs if job.name == start.name)
+    if named := next(filter(None, map(REASON_OF_STATE.get, states)), None):
+        cause, words = named
+        return Part(cause=cause, words=f"job {start.name}: {words}", exit_code=start.code)
+    if not start.is_over:
+        # Requeued, it waited for its next start; else its script recorded no end.
+        return asked or Part(words=_describe_lost(run, start))
     words = ""
     if start.code and not any(run.incarnations()):
         words = last_words(run, start)
@@ -247,20 +225,25 @@ def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> P
     return Part(words=words, exit_code=start.code)
 
 
+def _describe_lost(run: RunFolder, start: JobStart) -> str:
+    words = last_words(run, start)
+    log = f"; its log says: {words}" if words else ""
+    return f"job {start.name} ended without recording why{log}"
+
+
 def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Ending | None:
     """As ``Target.find_end``; asks the queue once, and only if the files do not say it."""
     if not SlurmSettings.of(plan).inside:
         find_unrecorded(run)
-    starts, wanted = read_starts(run), wanted_elements(run, plan)
-    end = decide_end(run, plan, starts, (), wanted)
-    is_own = not SlurmSettings.of(plan).inside
-    if end is None or (is_own and not is_told_why(end, starts, ())):
+    starts = read_starts(run)
+    end = decide_end(run, plan, starts)
+    if end is None:
         jobs = read_queue(run)
-        if any(not job.is_over for job in jobs) or is_being_submitted(run, SystemClock().wall()):
+        if not has_left(jobs) or is_being_submitted(run, SystemClock().wall()):
             return None
         starts = read_starts(run)
-        end = decide_end(run, plan, starts, jobs, wanted) or end_by_queue(run, starts, jobs)
-    if not is_all_over(starts, wanted):
+        end = decide_end(run, plan, starts, jobs)
+    if not is_all_over(run, plan, starts):
         with contextlib.suppress(TargetError):
             stop()
     return end

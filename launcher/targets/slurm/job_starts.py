@@ -25,9 +25,9 @@ SETUP_LINES = 3
 class JobStart:
     """One start of a job, or of an element of an array.
 
-    ``nodes`` are names. ``stop`` is the reason for which it was asked to stop, empty if it was not.
-    ``code`` is the script's exit code, None while it runs. ``goes_on``: the script has requeued its
-    job. ``is_fault``: a fault of the platform ended it.
+    ``nodes`` are names. ``stop`` is the reason for which it was asked to stop, or for which Slurm
+    has ended it; empty without one. ``code`` is the script's exit code, None while it runs.
+    ``goes_on``: the script has requeued its job. ``is_fault``: a fault of the platform ended it.
     """
 
     job: int
@@ -38,6 +38,11 @@ class JobStart:
     code: int | None = None
     goes_on: bool = False
     is_fault: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its script has ended, and has not requeued its job."""
+        return self.code is not None and not self.goes_on
 
     @property
     def name(self) -> str:
@@ -65,13 +70,13 @@ def read_starts(run: RunFolder) -> tuple[JobStart, ...]:
 
 
 def _start(job: int, element: int | None, restarts: int, files: dict[str, str]) -> JobStart:
-    code, _, then = files.get("ended", "").partition(" ")
+    code, then, why, *_ = [*files.get("ended", "").split(), "", "", ""]
     return JobStart(
         job=job,
         element=element,
         restarts=restarts,
         nodes=files["started"],
-        stop=files.get("stop", ""),
+        stop=files.get("stop") or why,
         code=int(code) if code.isdigit() else None,
         goes_on=then == "requeued",
         is_fault="fault" in files,

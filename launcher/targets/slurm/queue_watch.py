@@ -14,10 +14,6 @@ from launcher.targets.slurm.job_starts import JobStart, read_jobs, read_queue, r
 
 LOOK_S = 10.0
 """Seconds between two questions to the controller: sites ban users who ask more often."""
-SOON_S = 1.0
-"""Seconds between questions about who ended a job by a signal."""
-SOON_LOOKS = 3
-"""How many of these are asked."""
 HELD_BACK_S = 15
 """How long a requeued job is held back; Slurm by itself holds it for about two minutes.
 
@@ -37,12 +33,9 @@ class QueueWatch:
         self._run, self._question = run, threading.Thread()
         # A job that was just submitted waits in the queue; its files say when it starts.
         self._next_at = time.monotonic() + LOOK_S / 5
-        self._soon_until = 0
         self._tried: set[str] = set()
         self.jobs: tuple[QueuedJob, ...] | None = None
         """The jobs by the last answer; None before the first."""
-        self.looks = 0
-        """Answers so far."""
         self.error: TargetError | None = None
         """Why the last question had no answer."""
         self.hastened: tuple[JobStart, ...] = ()
@@ -50,15 +43,14 @@ class QueueWatch:
 
     def look(self) -> None:
         """Asks if it is time to. Does not wait for the answer, which has a limit."""
-        is_asking, is_early = self._question.is_alive(), time.monotonic() < self._next_at
-        if not is_asking and not is_early and read_jobs(self._run):
+        is_early = time.monotonic() < self._next_at
+        if not is_early and not self._question.is_alive() and read_jobs(self._run):
             self._question = threading.Thread(target=self._ask, daemon=True, name="queue")
             self._question.start()
 
     def _ask(self) -> None:
         try:
-            self.jobs = read_queue(self._run)
-            self.looks, self.error = self.looks + 1, None
+            self.jobs, self.error = read_queue(self._run), None
             self._hasten(self.jobs)
         except TargetError as error:
             self.error = error
@@ -66,8 +58,7 @@ class QueueWatch:
             # Such as a file server that is away.
             self.error = TargetError(f"Slurm cannot be asked: {error}", "it is asked again")
         finally:
-            pause_s = SOON_S if self.looks < self._soon_until else LOOK_S
-            self._next_at = time.monotonic() + pause_s
+            self._next_at = time.monotonic() + LOOK_S
 
     def _hasten(self, jobs: tuple[QueuedJob, ...]) -> None:
         """Tells Slurm, once for each requeue, when jobs may begin."""
@@ -78,12 +69,6 @@ class QueueWatch:
             with contextlib.suppress(client.SlurmError):
                 client.start_within([start.name for start in new], HELD_BACK_S)
                 self.hastened += tuple(new)
-
-    def ask_soon(self) -> bool:
-        """Asks a few times in a row; True once that is done, or there was no answer."""
-        if not self._soon_until:
-            self._soon_until, self._next_at = self.looks + SOON_LOOKS, 0.0
-        return self.error is not None or self.looks >= self._soon_until
 
 
 def find_held_back(

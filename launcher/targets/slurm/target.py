@@ -33,12 +33,10 @@ from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
     SlurmDriver,
-    decide_end,
     find_end,
     is_all_over,
     is_being_submitted,
     observe,
-    wanted_elements,
 )
 from launcher.targets.slurm.job_starts import (
     JobStart,
@@ -280,9 +278,7 @@ class SlurmTarget(SharedFolderTarget):
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))
 
     def says_end(self, run: RunFolder, plan: LaunchPlan) -> bool:
-        starts, wanted = read_starts(run), wanted_elements(run, plan)
-        is_decided = decide_end(run, plan, starts, (), wanted) is not None
-        return is_decided and is_all_over(starts, wanted)
+        return is_all_over(run, plan, read_starts(run))
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """As ``Target.scale``: adds elements to the array, or ends those of the highest indices."""
@@ -290,9 +286,7 @@ class SlurmTarget(SharedFolderTarget):
         wanted = frozenset(range(nodes))
         queued = (job.element for job in read_queue(run) if not job.is_over)
         living = (
-            start.element
-            for start in newest_starts(read_starts(run)).values()
-            if start.code is None or start.goes_on
+            start.element for start in newest_starts(read_starts(run)).values() if not start.is_over
         )
         present = frozenset(index for index in (*queued, *living) if index is not None)
         if gone := present - wanted:

@@ -286,7 +286,7 @@ def test_a_run_that_was_asked_to_stop_is_not_requeued(job, reason):
     ("shown", "words"),
     [
         # scancel: a requeue would bring the job back.
-        ("echo JobState=COMPLETING Reason=None Restarts=0 ", "143 over"),
+        ("echo JobState=COMPLETING Reason=None Restarts=0 ", "143 over stop-requested"),
         ("echo JobState=COMPLETING Reason=TimeLimit Restarts=0 ", "143 requeued"),
         # Its controller is away: only the queue can tell, later.
         ("exit 1", "143 requeued"),
