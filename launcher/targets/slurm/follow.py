@@ -4,11 +4,13 @@ silent, how the run ended."""
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable
 
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code, parse_cause
-from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
@@ -20,12 +22,13 @@ from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.targets.shared_folder import changed_at, observe_folder
+from launcher.targets.shared_folder import find_silent, observe_folder
+from launcher.targets.slurm import client
 from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob
-from launcher.targets.slurm.inside import step_by_hand
 from launcher.targets.slurm.job_starts import (
     JobStart,
-    find_unrecorded,
+    by_hand,
+    is_being_submitted,
     last_words,
     newest_starts,
     read_jobs,
@@ -33,13 +36,17 @@ from launcher.targets.slurm.job_starts import (
     read_starts,
     setup_words,
 )
-from launcher.targets.slurm.queue_watch import HELD_BACK_S, LOOK_S, QueueWatch
 from launcher.targets.slurm.settings import SlurmSettings
 
+LOOK_S = 10.0
+"""Seconds between two questions to the controller: sites ban users who ask more often."""
+HELD_BACK_S = 15
+"""How long a requeued job is held back; Slurm by itself holds it for about two minutes.
+
+A node refuses a job that begins in the very second in which the node ended it, and Slurm then
+fails the job. The node uses its own clock, which may be this far ahead of the controller's.
+"""
 SILENT_S = 3 * protocol.ALIVE_S
-SUBMIT_LIMIT_S = 300.0
-"""How long a launcher elsewhere may take from the run's folder to its job: it copies the code, and
-Slurm's controller may be slow."""
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
 LATE_S = 2 * LOOK_S
@@ -136,18 +143,73 @@ class SlurmDriver:
         if not isinstance(error, KeyboardInterrupt):
             return not submitted and isinstance(error, LauncherError)
         # A second Ctrl-C, perhaps before sbatch has answered. A third does not end the wait.
-        names = " ".join(map(str, read_jobs(self._run)))
-        what, by_hand = f"job {names}", f"scancel {names}"
-        if job := SlurmSettings.of(self.plan).inside:
-            what, by_hand = f"its step of job {job}", step_by_hand(job)
-        elif not names:  # sbatch has not answered yet
-            what, by_hand = "what was submitted", "squeue --me, then scancel JOBID"
-        self._console.note(
-            f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
-            f"by hand: {by_hand}"
-        )
+        fix = by_hand(self._run, SlurmSettings.of(self.plan).inside)
+        waits = f"waits at most {END_LIMIT_S:g} s until Slurm has ended it"
+        self._console.note(f"cancelled at once: {waits}; by hand: {fix}")
         self._target.stop(self._run.run_id, 0)
         return True
+
+
+class QueueWatch:
+    """Asks Slurm for the state of a run's jobs every ``LOOK_S``, each time in a thread.
+
+    It also tells Slurm to start requeued jobs sooner than Slurm does by itself. A question to a
+    controller that is away takes long to fail, and must not hold up the output.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run, self._question = run, threading.Thread()
+        # A job that was just submitted waits in the queue; its files say when it starts.
+        self._next_at = time.monotonic() + LOOK_S / 5
+        self._tried: set[str] = set()
+        self.jobs: tuple[QueuedJob, ...] | None = None
+        """The jobs by the last answer; None before the first."""
+        self.error: TargetError | None = None
+        """Why the last question had no answer."""
+        self.hastened: tuple[JobStart, ...] = ()
+        """Starts after which Slurm was told to hold their jobs back for ``HELD_BACK_S`` only."""
+
+    def look(self) -> None:
+        """Asks if it is time to. Does not wait for the answer, which has a limit."""
+        is_early = time.monotonic() < self._next_at
+        if not is_early and not self._question.is_alive() and read_jobs(self._run):
+            self._question = threading.Thread(target=self._ask, daemon=True, name="queue")
+            self._question.start()
+
+    def _ask(self) -> None:
+        try:
+            self.jobs, self.error = read_queue(self._run), None
+            self._hasten(self.jobs)
+        except TargetError as error:
+            self.error = error
+        except OSError as error:
+            # Such as a file server that is away.
+            self.error = TargetError(f"Slurm cannot be asked: {error}", "it is asked again")
+        finally:
+            self._next_at = time.monotonic() + LOOK_S
+
+    def _hasten(self, jobs: tuple[QueuedJob, ...]) -> None:
+        """Tells Slurm, once for each requeue, when jobs may begin."""
+        held = find_held_back(read_starts(self._run), jobs)
+        if new := [start for start in held if start.key not in self._tried]:
+            self._tried.update(start.key for start in new)
+            # An error is ignored: a site may not allow this, or a job may have started meanwhile.
+            with contextlib.suppress(client.SlurmError):
+                client.start_within([start.name for start in new], HELD_BACK_S)
+                self.hastened += tuple(new)
+
+
+def find_held_back(
+    starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
+) -> tuple[JobStart, ...]:
+    """The last starts of requeued jobs that Slurm holds back.
+
+    A job that a fault of the platform has ended is left out: Slurm may not know yet that its node
+    is lost, and would start the job there again.
+    """
+    waiting = {job.name for job in jobs if (job.state, job.why) == ("PENDING", "BeginTime")}
+    last = {start.name: start for start in starts}
+    return tuple(one for name, one in last.items() if name in waiting and not one.is_fault)
 
 
 # -- what the files and the queue say, without a launcher too ------------------------------------
@@ -233,13 +295,13 @@ def _describe_lost(run: RunFolder, start: JobStart) -> str:
 
 def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Ending | None:
     """As ``Target.find_end``; asks the queue once, and only if the files do not say it."""
-    if not SlurmSettings.of(plan).inside:
-        find_unrecorded(run)
+    if is_being_submitted(run):
+        return None
     starts = read_starts(run)
     end = decide_end(run, plan, starts)
     if end is None:
         jobs = read_queue(run)
-        if not has_left(jobs) or is_being_submitted(run, SystemClock().wall()):
+        if not has_left(jobs):
             return None
         starts = read_starts(run)
         end = decide_end(run, plan, starts, jobs)
@@ -249,28 +311,9 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Endi
     return end
 
 
-def is_being_submitted(run: RunFolder, now: float) -> bool:
-    """Whether a launcher that cannot be seen from here may be about to submit the run's job."""
-    is_new = now - run.submitted_at() < SUBMIT_LIMIT_S
-    return is_new and run.is_elsewhere and not read_jobs(run)
-
-
-def find_silent(run: RunFolder) -> dict[int, str]:
-    """Which nodes' agents show no life though another one does, and for how long.
-
-    Only the file server's times are compared: the clocks of machines differ.
-    """
-    signs = {
-        index: changed_at(run.node_dir(index, incarnation) / protocol.ALIVE_FILE)
-        for index, incarnation in dict(run.incarnations()).items()
-    }
-    ages = {i: max(signs.values()) - at for i, at in signs.items() if at > float("-inf")}
-    return {i: f"no sign of life for {s:.0f} s" for i, s in ages.items() if s > SILENT_S}
-
-
 def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Observation:
     """Each node by its own outcome, else by the start that it belongs to."""
-    newest, silent = newest_starts(read_starts(run)), find_silent(run)
+    newest, silent = newest_starts(read_starts(run)), find_silent(run, SILENT_S)
     by_element = {job.element: job for job in jobs}
     is_one = SlurmSettings.of(plan).kind == "allocation"
 
@@ -287,7 +330,7 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Ob
         if is_one and index >= len(names):
             return NodeState.MISSING, f"job {start.name} got {len(names)} nodes"
         if index in silent:
-            return NodeState.MISSING, f"{host}: {silent[index]}"
+            return NodeState.MISSING, f"{host}: no sign of life for {silent[index]:.0f} s"
         return NodeState.RUNNING, host
 
     return observe_folder(run, plan, look)

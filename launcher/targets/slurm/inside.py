@@ -81,11 +81,6 @@ def find_step(run_id: str, job: int) -> list[str]:
     return [step for step, name in pairs if name == run_id]
 
 
-def step_by_hand(job: int) -> str:
-    """How a person ends the run's step."""
-    return f"squeue --steps --jobs={job} names its step; scancel {job}.STEP"
-
-
 def describe_unused(job: JobSpec) -> list[str]:
     """A line about keys that the allocation has decided already, if there are any. Pure."""
     given = sorted(job.slurm.model_fields_set - {"setup", "python", "container", "image"})

@@ -12,7 +12,7 @@ JOBS_DIR = "slurm"
 
 ``KEY`` names one start of one job: ``JOBID.RESTARTS``, or ``ARRAYJOBID_ELEMENT.RESTARTS``.
 
-- ``JOBID.job``: a job that was submitted; its text is the array's elements, empty without an array
+- ``JOBID.job``: a job that was submitted
 - ``KEY.started``: the program runs; its text is the names of the nodes
 - ``KEY.stop``: asks the agents of that start to stop; the program makes it empty, and whoever asks
   writes the reason (``contract.causes``) into it

@@ -12,9 +12,8 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import TargetError
 from launcher.follow.console import Console
 from launcher.runs.ledger import LAUNCHER_LEDGER
-from launcher.targets.slurm import follow, queue_watch
-from launcher.targets.slurm.follow import SlurmDriver
-from launcher.targets.slurm.queue_watch import QueueWatch
+from launcher.targets.slurm import follow
+from launcher.targets.slurm.follow import QueueWatch, SlurmDriver
 from launcher.targets.slurm.target import SlurmTarget
 from tests.launcher.targets.slurm.conftest import Folder
 from tests.waiting import StoppedClock, wait_until
@@ -28,7 +27,7 @@ NO_MUNGE = (
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(follow, "LOOK_S", 0.01)
     monkeypatch.setattr(follow, "LATE_S", 0.1)
 
 
@@ -159,22 +158,22 @@ def test_a_run_whose_folder_was_removed_is_ended_by_the_comment_of_its_jobs(fold
 
 
 @pytest.mark.parametrize(
-    ("files", "inside", "waits_for", "by_hand"),
+    ("files", "inside", "by_hand"),
     [
-        ({}, 0, "what was submitted", "squeue --me, then scancel JOBID"),
-        ({"j7_0_started": "n1 n2"}, 0, "job 7", "scancel 7"),
+        ({}, 0, "squeue --me, then scancel JOBID"),
+        ({"j7_0_started": "n1 n2"}, 0, "scancel 7"),
         # Inside of an allocation the step alone is ended.
-        ({}, 7, "its step of job 7", "squeue --steps --jobs=7 names its step; scancel 7.STEP"),
+        ({}, 7, "squeue --steps --jobs=7 names its step; scancel 7.STEP"),
     ],
 )
-def test_a_second_interrupt_says_what_it_waits_for_and_how_to_end_it_by_hand(
-    tmp_path, files, inside, waits_for, by_hand
+def test_a_second_interrupt_says_that_it_waits_and_how_to_end_the_run_by_hand(
+    tmp_path, files, inside, by_hand
 ):
     folder = Folder(tmp_path, inside=inside, files=files)
     followed = Followed(folder)
     assert followed.driver.abandon(KeyboardInterrupt(), submitted=True)
     assert followed.told() == [
-        f"launcher: cancelled at once: waits until Slurm has ended {waits_for}, at most 60 s; "
+        "launcher: cancelled at once: waits at most 60 s until Slurm has ended it; "
         f"by hand: {by_hand}"
     ]
     assert followed.asked == [("stop", folder.run.run_id, 0)]

@@ -318,7 +318,7 @@ def test_where_a_requeue_is_refused_another_job_follows(tmp_path, nnodes, own):
     assert job.calls("sbatch") == [
         f"sbatch --parsable --dependency=afterany:{own}{array} {job.run}/artifact.sh"
     ]
-    assert (job.files / "9.job").read_text() == f"{job.element or ''}\n"
+    assert (job.files / "9.job").exists()
     assert (job.run / "artifact.sh").read_text() == job.script.read_text()
     job.does("sbatch", "exit 1")
     assert job.run_once(1) == "195 over"
