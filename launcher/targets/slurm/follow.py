@@ -189,27 +189,20 @@ class QueueWatch:
             self._next_at = time.monotonic() + LOOK_S
 
     def _hasten(self, jobs: tuple[QueuedJob, ...]) -> None:
-        """Tells Slurm, once for each requeue, when jobs may begin."""
-        held = find_held_back(read_starts(self._run), jobs)
+        """Tells Slurm, once for each requeue, when jobs may begin that it holds back.
+
+        Not after a fault of the platform: Slurm may not know yet that the job's node is lost, and
+        would start the job there again.
+        """
+        waiting = {job.name for job in jobs if (job.state, job.why) == ("PENDING", "BeginTime")}
+        last = {start.name: start for start in read_starts(self._run) if start.name in waiting}
+        held = [start for start in last.values() if not start.is_fault]
         if new := [start for start in held if start.key not in self._tried]:
             self._tried.update(start.key for start in new)
             # An error is ignored: a site may not allow this, or a job may have started meanwhile.
             with contextlib.suppress(client.SlurmError):
                 client.start_within([start.name for start in new], HELD_BACK_S)
                 self.hastened += tuple(new)
-
-
-def find_held_back(
-    starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-) -> tuple[JobStart, ...]:
-    """The last starts of requeued jobs that Slurm holds back.
-
-    A job that a fault of the platform has ended is left out: Slurm may not know yet that its node
-    is lost, and would start the job there again.
-    """
-    waiting = {job.name for job in jobs if (job.state, job.why) == ("PENDING", "BeginTime")}
-    last = {start.name: start for start in starts}
-    return tuple(one for name, one in last.items() if name in waiting and not one.is_fault)
 
 
 # -- what the files and the queue say, without a launcher too ------------------------------------
