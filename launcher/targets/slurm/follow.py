@@ -250,7 +250,7 @@ def decide_end(
 
 
 def unseen_start(run: RunFolder, element: int | None, jobs: tuple[QueuedJob, ...]) -> JobStart:
-    """The start of a job that ended before its program ran."""
+    """The start of a job that ended before its program ran; of job 0, if none was submitted."""
     numbers = [job.number for job in jobs if job.element == element] or [0, *read_jobs(run)]
     return JobStart(job=numbers[-1], element=element, restarts=0)
 
@@ -281,6 +281,8 @@ def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> P
 
 
 def _describe_lost(run: RunFolder, start: JobStart) -> str:
+    if not start.job:
+        return "its launcher ended before it had submitted a job"
     words = last_words(run, start)
     log = f"; its log says: {words}" if words else ""
     return f"job {start.name} ended without recording why{log}"

@@ -101,6 +101,7 @@ def test_a_job_in_a_state_of_an_end_is_over(state):
     ("nnodes", "files", "jobs", "log", "cause", "detail"),
     [
         (2, {}, [queued("NODE_FAIL")], "7", Cause.NODE_LOST, "job 7: a node failed"),
+        (2, {}, [], "7", Cause.NODE_LOST, "its launcher ended before it had submitted a job"),
         # A script that ended before its program ran, and a program before its agent.
         (2, {}, [queued("FAILED")], "7", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
         (2, ONE, [], "node-0", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
