@@ -215,16 +215,16 @@ class SlurmTarget(SharedFolderTarget):
 
         wait_until(are_over, grace_s + STOP_MARGIN_S if grace_s else 0)
         job = SlurmSettings.of(run.read_plan()).inside
-        by_person = by_hand(run, job, only)
+        fix = by_hand(run, job, only)
         try:
             if left := self._queued(run, only):
                 client.cancel(left)
         except client.SlurmError as error:
-            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_person) from error
+            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", fix) from error
         # Inside, the program may be there without a step: srun waits until nodes are free.
         are_gone = are_over if job else lambda: not self._queued(run, only)
         if (left or job) and not wait_until(are_gone, END_LIMIT_S, LOOK_S):
-            self.notes.append(f"it is cancelled, but not gone yet: squeue --me; {by_person}")
+            self.notes.append(f"it is cancelled, but not gone yet: squeue --me; {fix}")
 
     def _live(self, run: RunFolder, only: frozenset[int] | None) -> list[JobStart]:
         """The starts of these elements, or of all, whose scripts have not recorded an end."""
@@ -234,7 +234,7 @@ class SlurmTarget(SharedFolderTarget):
     def _queued(self, run: RunFolder, only: frozenset[int] | None) -> list[str]:
         """Names of these elements, or ids of all jobs, or the run's step, that are in the queue."""
         if job := SlurmSettings.of(run.read_plan()).inside:
-            return inside.find_step(run.run_id, job)
+            return inside.find_step(run.run_id, job) if self._live(run, only) else []
         jobs = (job for job in read_queue(run) if not job.is_over)
         if only is None:
             return sorted({str(job.number) for job in jobs})
