@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-STOP_FILE, DISK_FULL, PREEMPTED = "LAUNCHER_STOP_FILE", 198, "preempted"
+STOP_FILE, DISK_FULL = "LAUNCHER_STOP_FILE", 198
+PREEMPTED, STOP_REQUESTED, INTERRUPTED = "preempted", "stop-requested", "interrupted"
 STOPPED, UNREACHABLE = 143, 3
 STARTS_AGAIN = "launcher: the job starts again"
 """As ``contract`` has them, which such Pythons cannot read."""
@@ -63,8 +64,8 @@ def fold_codes(agents: List[int], srun: int) -> int:
 def decide_next(
     code: int, asked: str, is_signalled: bool, shown: Optional[str], restarts: int
 ) -> str:
-    """``over``; ``requeued``, by Slurm itself; or why the job is to be requeued: a ``fault`` of the
-    platform, or ``preempted``.
+    """``over``, with the reason if Slurm ended it; ``requeued``, by Slurm itself; or why the job is
+    to be requeued: a ``fault`` of the platform, or ``preempted``.
 
     ``asked`` is why the agents were asked to stop, empty if they were not. ``is_signalled``: Slurm
     has ended the start; scontrol has then ``shown`` the job, None if the controller is away.
@@ -79,7 +80,9 @@ def decide_next(
         if found and int(found.group(1)) > restarts:
             return REQUEUED
         if " Reason=TimeLimit " not in shown:
-            return OVER  # A requeue would bring back what scancel ended.
+            # A requeue would bring back what scancel ended.
+            is_preempted = re.search(r" PreemptTime=[0-9]", shown)
+            return f"{OVER} {PREEMPTED if is_preempted else STOP_REQUESTED}"
         asked = asked or PREEMPTED
     return {"": FAULT, PREEMPTED: PREEMPTED}.get(asked, OVER)
 
@@ -167,7 +170,7 @@ class BatchJob:
     def refuse(self) -> Optional[int]:
         """The exit code of a start that has nothing to do; None if the nodes are to be started."""
         asked = {read(path) for path in self.files.glob(f"{self.id}.*.stop")}
-        if asked & {"stop-requested", "interrupted"}:
+        if asked & {STOP_REQUESTED, INTERRUPTED}:
             return STOPPED
         if self.element:
             ended = {read(path) for path in self.files.glob("[0-9]*.ended")}
@@ -284,7 +287,7 @@ class BatchJob:
     # -- whether the job comes back ----------------------------------------------------------------
 
     def come_back(self, code: int) -> Tuple[int, str]:
-        """Requeues the job where that may help; returns the exit code and the last word."""
+        """Requeues the job where that may help; returns the exit code and the last words."""
         shown = None
         # It may have come while the folder was read, with srun's own end.
         self.is_signalled |= signal.SIGTERM in signal.sigpending()
@@ -292,6 +295,8 @@ class BatchJob:
             failed, said = ask("scontrol", "show", "job", "-o", self.id)
             shown = None if failed else said
         then = decide_next(code, read(self.stop), self.is_signalled, shown, self.restarts)
+        if not self.options.requeue and not then.startswith(OVER):
+            return code, f"{OVER} {PREEMPTED}" if then == PREEMPTED else OVER
         if then == FAULT:
             self.tell(FAULT, str(code))
             faults = len(self.each(FAULT))
@@ -302,7 +307,7 @@ class BatchJob:
             self.ask_to_stop()  # Says so also of a limit that came without a notice.
             if self.idle() >= 2:
                 return self.end_idle(), OVER
-        return code, then if then in (OVER, REQUEUED) else self.requeue()
+        return code, self.requeue() if then in (FAULT, PREEMPTED) else then
 
     def requeue(self) -> str:
         for _ in range(TRIES):
@@ -326,7 +331,7 @@ class BatchJob:
         failed, said = ask("sbatch", "--parsable", *options, f"{self.run}/artifact.sh")
         if not failed:
             job = said.splitlines()[-1].split(";")[0]
-            (self.files / f"{job}.job").write_text(f"{self.element}\n")
+            (self.files / f"{job}.job").touch()
         return not failed
 
 
@@ -388,8 +393,7 @@ def main(argv: List[str]) -> int:
         elif error:
             say(f"error: {error}")
         else:
-            code = job.run_nodes()
-            code, word = job.come_back(code) if job.options.requeue else (code, OVER)
+            code, word = job.come_back(job.run_nodes())
     except OSError as found:
         say(f"error: {found}")
     finally:

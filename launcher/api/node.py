@@ -9,10 +9,7 @@ from typing import NoReturn
 
 from launcher.api.choose_target import started_node
 from launcher.api.planning import plan_job, text_of
-from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
 
 
 def become_node(
@@ -29,21 +26,20 @@ def become_node(
     ``note`` takes lines about the node. Raises ``InputError`` and ``TargetError``.
     """
     node = started_node(job, run_root, environ, run_id)
-    ran = job.model_copy(update={"command": (*job.command, *extra_args)})
-
-    def make(sized: JobSpec, target: Target) -> tuple[LaunchPlan, Callable[[], RunFolder]]:
-        planned = plan_job(
-            sized,
-            run_root,
-            opened=target,
-            extra_args=extra_args,
-            detached=True,
-            run_id=node.run_id,
-        )
-        # The job as it was given: another start may have another number of nodes.
-        return planned.plan, replace(planned, job=ran).create
-
-    plan = node.join(make, text_of(ran))
+    if node.place.index == 0:
+        with node.planning():
+            planned = plan_job(
+                job,
+                run_root,
+                opened=node.target,
+                extra_args=extra_args,
+                detached=True,
+                run_id=node.run_id,
+            )
+            # The job as it was given: another start may have another number of nodes.
+            ran = job.model_copy(update={"command": (*job.command, *extra_args)})
+            node.put(planned.plan, replace(planned, job=ran).create, text_of(ran))
+    plan = node.wait_for_plan()
     for line in node.tell(plan):
         note(line)
     node.become(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -131,6 +132,22 @@ def observe_folder(
 
     nodes = tuple(observe(node.node_index) for node in plan.nodes)
     return Observation(run_id=plan.run_id, nodes=nodes)
+
+
+def find_silent(run: RunFolder, limit_s: float) -> dict[int, float]:
+    """The nodes whose agents have shown no life for ``limit_s``, and for how many seconds.
+
+    Before its agent runs, a node's folder is its sign. Only times of the file system that all share
+    are compared, as the clocks of machines differ; empty if this process may not write there.
+    """
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=run.path) as probe:
+        now, silent = os.fstat(probe.fileno()).st_mtime, {}
+        for index, incarnation in dict(run.incarnations()).items():
+            folder = run.node_dir(index, incarnation)
+            alive = changed_at(folder / protocol.ALIVE_FILE)
+            silent[index] = now - (alive if alive > float("-inf") else changed_at(folder))
+        return {index: seconds for index, seconds in silent.items() if seconds > limit_s}
+    return {}
 
 
 def ask_to_stop(path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from launcher.contract.causes import Cause
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
-from launcher.targets.short_command import CommandEnd
 
 LIMIT_S = 20.0
 """The limit of a command: Slurm's own tries last far longer if the controller is away."""
@@ -114,12 +113,12 @@ def without_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(drop)}
 
 
-def run_command(*argv: str, limit_s: float = LIMIT_S) -> str:
-    """Returns a command's output. Raises ``SlurmError`` with its own words."""
-    return _run(argv, limit_s).out
+def run_command(*argv: str, limit_s: float | None = None) -> str:
+    """Returns what a command prints within ``limit_s``, by default ``LIMIT_S``.
 
-
-def _run(argv: tuple[str, ...], limit_s: float) -> CommandEnd:
+    Raises ``SlurmError`` with its own words.
+    """
+    limit_s = limit_s or LIMIT_S
     try:
         end = short_command.ask(argv, limit_s, env=without_defaults(os.environ))
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
@@ -146,7 +145,8 @@ def _run(argv: tuple[str, ...], limit_s: float) -> CommandEnd:
         hint = ping if is_away else _find_fix(text, OUT_OF_REACH)
         what = f"{argv[0]}: {'; '.join(lines)}"
         raise SlurmError(what, hint, is_away=is_away)
-    return end
+    # What sbatch says of a script that it only tries is on stderr.
+    return end.out or end.err
 
 
 def submit_script(script: Path, *options: str) -> int:
@@ -174,8 +174,7 @@ def try_script(script: Path) -> str:
 
     Raises ``SlurmError`` if Slurm would refuse the script.
     """
-    end = _run(("sbatch", "--test-only", str(script)), LIMIT_S)
-    return (end.err or end.out).strip()
+    return run_command("sbatch", "--test-only", str(script)).strip()
 
 
 def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
@@ -209,14 +208,14 @@ def _parse(line: str) -> QueuedJob:
     )
 
 
-def cancel(names: Iterable[str], *options: str) -> None:
-    """Cancels jobs, or single elements such as ``12_3``; ended ones are no error.
+def cancel(names: Iterable[str]) -> None:
+    """Cancels jobs, or elements such as ``12_3`` and steps; ended ones are no error.
 
     Raises ``SlurmError``.
     """
     if wanted := tuple(names):
         try:
-            run_command("scancel", *options, *wanted)
+            run_command("scancel", *wanted)
         except SlurmError as error:
             if not _UNKNOWN.search(error.what):
                 raise

@@ -4,29 +4,31 @@ silent, how the run ended."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable
 
 from launcher.contract import protocol
 from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code, parse_cause
-from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.states import NodeState
 from launcher.follow.console import Console
-from launcher.follow.endings import Part, decide_parts, judge_part, judge_parts
+from launcher.follow.endings import Part, decide_parts
 from launcher.follow.nodes import FolderWatch
 from launcher.follow.requests import read_withdrawn
 from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.targets.shared_folder import changed_at, observe_folder
+from launcher.targets.shared_folder import find_silent, observe_folder
+from launcher.targets.slurm import client
 from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob
-from launcher.targets.slurm.inside import step_by_hand
 from launcher.targets.slurm.job_starts import (
     JobStart,
-    find_unrecorded,
+    by_hand,
+    is_being_submitted,
     last_words,
     newest_starts,
     read_jobs,
@@ -34,15 +36,21 @@ from launcher.targets.slurm.job_starts import (
     read_starts,
     setup_words,
 )
-from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
 from launcher.targets.slurm.settings import SlurmSettings
 
+LOOK_S = 10.0
+"""Seconds between two questions to the controller: sites ban users who ask more often."""
+HELD_BACK_S = 15
+"""How long a requeued job is held back; Slurm by itself holds it for about two minutes.
+
+A node refuses a job that begins in the very second in which the node ended it, and Slurm then
+fails the job. The node uses its own clock, which may be this far ahead of the controller's.
+"""
 SILENT_S = 3 * protocol.ALIVE_S
-SUBMIT_LIMIT_S = 300.0
-"""How long a launcher elsewhere may take from the run's folder to its job: it copies the code, and
-Slurm's controller may be slow."""
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
+LATE_S = 2 * LOOK_S
+"""How late the file system may show what the script of a job that has left the queue wrote."""
 
 
 class SlurmDriver:
@@ -64,42 +72,24 @@ class SlurmDriver:
         self._folder = FolderWatch(run, console, clock)
         self._told: dict[str, str] = {}
         self._is_away = False
-        self._missing_since: int | None = None
         self._decided_at: float | None = None
 
     def turn(self) -> Ending | None:
         if (end := self._folder.look()) is not None:
             return end
         self._watch.look()
-        starts = read_starts(self._run)
-        jobs = self._watch.jobs or ()
-        self._print_news(starts, jobs)
-        return self._judge(starts, jobs)
-
-    def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> Ending | None:
-        wanted = wanted_elements(self._run, self.plan)
-        if (end := decide_end(self._run, self.plan, starts, jobs, wanted)) is None:
+        starts, jobs = read_starts(self._run), self._watch.jobs
+        self._print_news(starts, jobs or ())
+        if (end := decide_end(self._run, self.plan, starts, jobs)) is None:
             self._decided_at = None
-            return self._judge_gone(starts, jobs)
-        if is_all_over(starts, wanted):
-            return end if is_told_why(end, starts, jobs) or self._watch.ask_soon() else None
-        # Nodes that still run have the grace to notice the run's end.
+            return None
+        if is_all_over(self._run, self.plan, starts):
+            return end
         now = self._clock.monotonic()
         self._decided_at = now if self._decided_at is None else self._decided_at
-        return end if now - self._decided_at > self.plan.stop_grace_s else None
-
-    def _judge_gone(
-        self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-    ) -> Ending | None:
-        """The end of a run whose jobs left the queue before their scripts recorded an end."""
-        if self._watch.jobs is None or any(not job.is_over for job in jobs):
-            self._missing_since = None
-            return None
-        looks = self._watch.looks
-        self._missing_since = looks if self._missing_since is None else self._missing_since
-        # Jobs count as gone after two answers in a row without them: what a script wrote at its
-        # end may be delayed by the file system, and has come by then.
-        return end_by_queue(self._run, starts, jobs) if looks > self._missing_since else None
+        # Nodes that still run have the grace to notice the run's end.
+        limit_s = LATE_S if has_left(jobs) else self.plan.stop_grace_s
+        return end if now - self._decided_at > limit_s else None
 
     # -- what a person is told --------------------------------------------------------------------
 
@@ -148,8 +138,7 @@ class SlurmDriver:
 
     def end(self, why: Ending, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
-        wanted = wanted_elements(self._run, self.plan)
-        if asked or not is_all_over(read_starts(self._run), wanted):
+        if asked or not is_all_over(self._run, self.plan, read_starts(self._run)):
             self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
@@ -157,18 +146,66 @@ class SlurmDriver:
         if not isinstance(error, KeyboardInterrupt):
             return not submitted and isinstance(error, LauncherError)
         # A second Ctrl-C, perhaps before sbatch has answered. A third does not end the wait.
-        names = " ".join(map(str, read_jobs(self._run)))
-        what, by_hand = f"job {names}", f"scancel {names}"
-        if job := SlurmSettings.of(self.plan).inside:
-            what, by_hand = f"its step of job {job}", step_by_hand(job)
-        elif not names:  # sbatch has not answered yet
-            what, by_hand = "what was submitted", "squeue --me, then scancel JOBID"
-        self._console.note(
-            f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
-            f"by hand: {by_hand}"
-        )
+        fix = by_hand(self._run, SlurmSettings.of(self.plan).inside)
+        waits = f"waits at most {END_LIMIT_S:g} s until Slurm has ended it"
+        self._console.note(f"cancelled at once: {waits}; by hand: {fix}")
         self._target.stop(self._run.run_id, 0)
         return True
+
+
+class QueueWatch:
+    """Asks Slurm for the state of a run's jobs every ``LOOK_S``, each time in a thread.
+
+    It also tells Slurm to start requeued jobs sooner than Slurm does by itself. A question to a
+    controller that is away takes long to fail, and must not hold up the output.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run, self._question = run, threading.Thread()
+        # A job that was just submitted waits in the queue; its files say when it starts.
+        self._next_at = time.monotonic() + LOOK_S / 5
+        self._tried: set[str] = set()
+        self.jobs: tuple[QueuedJob, ...] | None = None
+        """The jobs by the last answer; None before the first."""
+        self.error: TargetError | None = None
+        """Why the last question had no answer."""
+        self.hastened: tuple[JobStart, ...] = ()
+        """Starts after which Slurm was told to hold their jobs back for ``HELD_BACK_S`` only."""
+
+    def look(self) -> None:
+        """Asks if it is time to. Does not wait for the answer, which has a limit."""
+        is_early = time.monotonic() < self._next_at
+        if not is_early and not self._question.is_alive() and read_jobs(self._run):
+            self._question = threading.Thread(target=self._ask, daemon=True, name="queue")
+            self._question.start()
+
+    def _ask(self) -> None:
+        try:
+            self.jobs, self.error = read_queue(self._run), None
+            self._hasten(self.jobs)
+        except TargetError as error:
+            self.error = error
+        except OSError as error:
+            # Such as a file server that is away.
+            self.error = TargetError(f"Slurm cannot be asked: {error}", "it is asked again")
+        finally:
+            self._next_at = time.monotonic() + LOOK_S
+
+    def _hasten(self, jobs: tuple[QueuedJob, ...]) -> None:
+        """Tells Slurm, once for each requeue, when jobs may begin that it holds back.
+
+        Not after a fault of the platform: Slurm may not know yet that the job's node is lost, and
+        would start the job there again.
+        """
+        waiting = {job.name for job in jobs if (job.state, job.why) == ("PENDING", "BeginTime")}
+        last = {start.name: start for start in read_starts(self._run) if start.name in waiting}
+        held = [start for start in last.values() if not start.is_fault]
+        if new := [start for start in held if start.key not in self._tried]:
+            self._tried.update(start.key for start in new)
+            # An error is ignored: a site may not allow this, or a job may have started meanwhile.
+            with contextlib.suppress(client.SlurmError):
+                client.start_within([start.name for start in new], HELD_BACK_S)
+                self.hastened += tuple(new)
 
 
 # -- what the files and the queue say, without a launcher too ------------------------------------
@@ -181,55 +218,44 @@ def wanted_elements(run: RunFolder, plan: LaunchPlan) -> frozenset[int | None]:
     return frozenset(n.node_index for n in plan.nodes) - read_withdrawn(run, plan)
 
 
-def is_all_over(starts: tuple[JobStart, ...], wanted: frozenset[int | None]) -> bool:
+def is_all_over(run: RunFolder, plan: LaunchPlan, starts: tuple[JobStart, ...]) -> bool:
     """Whether each wanted element's script has ended and has not requeued its job."""
-    newest = newest_starts(starts)
-    over = {e for e, start in newest.items() if start.code is not None and not start.goes_on}
-    return wanted <= over
+    over = {start.element for start in newest_starts(starts).values() if start.is_over}
+    return wanted_elements(run, plan) <= over
+
+
+def has_left(jobs: tuple[QueuedJob, ...] | None) -> bool:
+    """Whether the queue has none of the run's ``jobs`` any more; None before it was asked."""
+    return jobs is not None and all(job.is_over for job in jobs)
 
 
 def decide_end(
     run: RunFolder,
     plan: LaunchPlan,
     starts: tuple[JobStart, ...],
-    jobs: tuple[QueuedJob, ...],
-    wanted: frozenset[int | None],
+    jobs: tuple[QueuedJob, ...] | None = None,
 ) -> Ending | None:
-    """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain."""
+    """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain.
+
+    ``jobs`` are the run's in the queue, None before it was asked. Once they have all left it, a
+    script that recorded no end has ended too.
+    """
     told = (run.read_node_outcome(*node) for node in dict(run.incarnations()).items())
-    newest = [start for element, start in newest_starts(starts).items() if element in wanted]
-    over = [start for start in newest if start.code is not None and not start.goes_on]
-    parts = [find_part(run, start, jobs) for start in over]
-    going = len(wanted) - len(over)
-    return decide_parts(filter(None, told), parts, going=going, min_nodes=plan.min_nodes)
+    wanted, newest = wanted_elements(run, plan), newest_starts(starts)
+    over = [start for e, start in newest.items() if e in wanted and start.is_over]
+    going = wanted.difference(start.element for start in over)
+    if has_left(jobs):
+        lost = [newest.get(e) or unseen_start(run, e, jobs or ()) for e in going]
+        over += sorted(lost, key=lambda start: (not last_words(run, start), start.name))
+        going = frozenset()
+    parts = [find_part(run, start, jobs or ()) for start in over]
+    return decide_parts(filter(None, told), parts, going=len(going), min_nodes=plan.min_nodes)
 
 
-def is_told_why(end: Ending, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
-    """Whether more than a signal is known: scancel, preemption and time limits all send one."""
-    by_signal = end.cause in (Cause.PREEMPTED, Cause.KILLED)
-    newest, over = newest_starts(starts).values(), {job.name for job in jobs if job.is_over}
-    return not by_signal or any(s.stop for s in newest) or all(s.name in over for s in newest)
-
-
-def end_by_queue(
-    run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-) -> Ending:
-    """How a run ended whose files record no end, by the queue if that still knows it."""
-    last = [start for start in starts if start.code is not None][-1:]
-    if parts := find_named(jobs) or [find_part(run, start, jobs) for start in last]:
-        return judge_parts(parts)
-    names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
-    # Also of a script that ended before its program ran.
-    known = starts or [JobStart(job=j.number, element=j.element, restarts=0) for j in jobs]
-    words = next((text for start in known if (text := last_words(run, start))), "")
-    log = f"; its log says: {words}" if words else ""
-    return judge_part(Part(words=f"job {names} ended without recording why{log}"))
-
-
-def find_named(jobs: Iterable[QueuedJob]) -> list[Part]:
-    """The jobs whose state says why they ended."""
-    named = [(job.name, REASON_OF_STATE[job.state]) for job in jobs if job.state in REASON_OF_STATE]
-    return [Part(cause=cause, words=f"job {name}: {words}") for name, (cause, words) in named]
+def unseen_start(run: RunFolder, element: int | None, jobs: tuple[QueuedJob, ...]) -> JobStart:
+    """The start of a job that ended before its program ran; of job 0, if none was submitted."""
+    numbers = [job.number for job in jobs if job.element == element] or [0, *read_jobs(run)]
+    return JobStart(job=numbers[-1], element=element, restarts=0)
 
 
 def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> Part:
@@ -237,11 +263,18 @@ def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> P
     fails = 0 < (start.code or 0) < RETRY_FROM
     # Its script gave up at a time limit: the notice of that is not why.
     gave_up = fails and start.stop == Cause.PREEMPTED
+    asked = None
     with contextlib.suppress(ValueError):
-        if not gave_up:
-            return Part(cause=parse_cause(start.stop), exit_code=start.code)
-    if named := find_named(job for job in jobs if job.name == start.name):
-        return replace(named[0], exit_code=start.code)
+        asked = Part(cause=parse_cause(start.stop), exit_code=start.code)
+    if asked and start.is_over and not gave_up:
+        return asked
+    states = (job.state for job in jobs if job.name == start.name)
+    if named := next(filter(None, map(REASON_OF_STATE.get, states)), None):
+        cause, words = named
+        return Part(cause=cause, words=f"job {start.name}: {words}", exit_code=start.code)
+    if not start.is_over:
+        # Requeued, it waited for its next start; else its script recorded no end.
+        return asked or Part(words=_describe_lost(run, start))
     words = ""
     if start.code and not any(run.incarnations()):
         words = last_words(run, start)
@@ -250,47 +283,35 @@ def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> P
     return Part(words=words, exit_code=start.code)
 
 
+def _describe_lost(run: RunFolder, start: JobStart) -> str:
+    if not start.job:
+        return "its launcher ended before it had submitted a job"
+    words = last_words(run, start)
+    log = f"; its log says: {words}" if words else ""
+    return f"job {start.name} ended without recording why{log}"
+
+
 def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Ending | None:
     """As ``Target.find_end``; asks the queue once, and only if the files do not say it."""
-    if not SlurmSettings.of(plan).inside:
-        find_unrecorded(run)
-    starts, wanted = read_starts(run), wanted_elements(run, plan)
-    end = decide_end(run, plan, starts, (), wanted)
-    is_own = not SlurmSettings.of(plan).inside
-    if end is None or (is_own and not is_told_why(end, starts, ())):
+    if is_being_submitted(run):
+        return None
+    starts = read_starts(run)
+    end = decide_end(run, plan, starts)
+    if end is None:
         jobs = read_queue(run)
-        if any(not job.is_over for job in jobs) or is_being_submitted(run, SystemClock().wall()):
+        if not has_left(jobs):
             return None
         starts = read_starts(run)
-        end = decide_end(run, plan, starts, jobs, wanted) or end_by_queue(run, starts, jobs)
-    if not is_all_over(starts, wanted):
+        end = decide_end(run, plan, starts, jobs)
+    if not is_all_over(run, plan, starts):
         with contextlib.suppress(TargetError):
             stop()
     return end
 
 
-def is_being_submitted(run: RunFolder, now: float) -> bool:
-    """Whether a launcher that cannot be seen from here may be about to submit the run's job."""
-    is_new = now - run.submitted_at() < SUBMIT_LIMIT_S
-    return is_new and run.is_elsewhere and not read_jobs(run)
-
-
-def find_silent(run: RunFolder) -> dict[int, str]:
-    """Which nodes' agents show no life though another one does, and for how long.
-
-    Only the file server's times are compared: the clocks of machines differ.
-    """
-    signs = {
-        index: changed_at(run.node_dir(index, incarnation) / protocol.ALIVE_FILE)
-        for index, incarnation in dict(run.incarnations()).items()
-    }
-    ages = {i: max(signs.values()) - at for i, at in signs.items() if at > float("-inf")}
-    return {i: f"no sign of life for {s:.0f} s" for i, s in ages.items() if s > SILENT_S}
-
-
 def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Observation:
     """Each node by its own outcome, else by the start that it belongs to."""
-    newest, silent = newest_starts(read_starts(run)), find_silent(run)
+    newest, silent = newest_starts(read_starts(run)), find_silent(run, SILENT_S)
     by_element = {job.element: job for job in jobs}
     is_one = SlurmSettings.of(plan).kind == "allocation"
 
@@ -307,7 +328,7 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Ob
         if is_one and index >= len(names):
             return NodeState.MISSING, f"job {start.name} got {len(names)} nodes"
         if index in silent:
-            return NodeState.MISSING, f"{host}: {silent[index]}"
+            return NodeState.MISSING, f"{host}: no sign of life for {silent[index]:.0f} s"
         return NodeState.RUNNING, host
 
     return observe_folder(run, plan, look)

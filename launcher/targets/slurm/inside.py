@@ -6,7 +6,7 @@ The batch script is the same. It runs as a process of this machine, and its srun
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 
-def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
-    """This process, if it is a script or shell of an allocation; None elsewhere, also in a task."""
+def find_allocation(
+    environ: Mapping[str, str], note: Callable[[str], None] = lambda line: None
+) -> SlurmProcess | None:
+    """This process, if it is a script or shell of an allocation that lives; None elsewhere, also in
+    a task. ``note`` is told why an allocation does not count."""
     process = read_slurm(environ)
-    return None if process is None or process.is_task else process
+    if process is None or process.is_task:
+        return None
+    if why := why_stale(process.job):
+        note(f"SLURM_JOB_ID={process.job} of this shell does not count: {why}")
+        return None
+    return process
 
 
 @functools.cache
@@ -79,11 +87,6 @@ def find_step(run_id: str, job: int) -> list[str]:
     )
     pairs = (line.strip().partition("|")[::2] for line in listing.splitlines())
     return [step for step, name in pairs if name == run_id]
-
-
-def step_by_hand(job: int) -> str:
-    """How a person ends the run's step."""
-    return f"squeue --steps --jobs={job} names its step; scancel {job}.STEP"
 
 
 def describe_unused(job: JobSpec) -> list[str]:

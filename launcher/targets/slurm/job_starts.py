@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from launcher.contract import typed
+from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets.slurm import client
@@ -17,6 +18,9 @@ _KEY = re.compile(r"(\d+)(?:_(\d+))?\.(\d+)\.(started|stop|ended|fault)")
 _JOB = re.compile(r"(\d+)\.job")
 OF_SLURM = re.compile(r"(srun|slurmstepd[\w.-]*|sbatch|scontrol): ")
 """How a line of Slurm itself begins in a job's log."""
+SUBMIT_LIMIT_S = 300.0
+"""How long a launcher elsewhere may take from the run's folder to its job: it copies the code, and
+Slurm's controller may be slow."""
 SETUP_LINES = 3
 """How many of the last lines that ``slurm.setup`` printed are shown."""
 
@@ -25,9 +29,9 @@ SETUP_LINES = 3
 class JobStart:
     """One start of a job, or of an element of an array.
 
-    ``nodes`` are names. ``stop`` is the reason for which it was asked to stop, empty if it was not.
-    ``code`` is the script's exit code, None while it runs. ``goes_on``: the script has requeued its
-    job. ``is_fault``: a fault of the platform ended it.
+    ``nodes`` are names. ``stop`` is the reason for which it was asked to stop, or for which Slurm
+    has ended it; empty without one. ``code`` is the script's exit code, None while it runs.
+    ``goes_on``: the script has requeued its job. ``is_fault``: a fault of the platform ended it.
     """
 
     job: int
@@ -38,6 +42,11 @@ class JobStart:
     code: int | None = None
     goes_on: bool = False
     is_fault: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its script has ended, and has not requeued its job."""
+        return self.code is not None and not self.goes_on
 
     @property
     def name(self) -> str:
@@ -65,13 +74,13 @@ def read_starts(run: RunFolder) -> tuple[JobStart, ...]:
 
 
 def _start(job: int, element: int | None, restarts: int, files: dict[str, str]) -> JobStart:
-    code, _, then = files.get("ended", "").partition(" ")
+    code, then, why, *_ = [*files.get("ended", "").split(), "", "", ""]
     return JobStart(
         job=job,
         element=element,
         restarts=restarts,
         nodes=files["started"],
-        stop=files.get("stop", ""),
+        stop=files.get("stop") or why,
         code=int(code) if code.isdigit() else None,
         goes_on=then == "requeued",
         is_fault="fault" in files,
@@ -122,20 +131,31 @@ def check_cluster(run: RunFolder) -> None:
             )
 
 
-def write_job(run: RunFolder, job: int, elements: str = "") -> None:
+def write_job(run: RunFolder, job: int) -> None:
     """Records a job that was submitted."""
-    write_atomically(run.path / JOBS_DIR / f"{job}.job", f"{elements}\n")
+    write_atomically(run.path / JOBS_DIR / f"{job}.job", "\n")
 
 
-def find_unrecorded(run: RunFolder) -> None:
-    """Records the jobs of a run whose launcher was killed between sbatch and its record."""
-    if not read_jobs(run):
-        for job in client.find_jobs(run.run_id):
-            write_job(run, job)
+def record_queued(run: RunFolder) -> set[int]:
+    """Records jobs that the queue has by their comment, and the folder does not; returns them."""
+    new = set(client.find_jobs(run.run_id)) - set(read_jobs(run))
+    for job in new:
+        write_job(run, job)
+    return new
 
 
-def find_taken(run: RunFolder, error: client.SlurmError) -> int:
-    """The job that a busy controller has accepted although sbatch failed with ``error``.
+def is_being_submitted(run: RunFolder) -> bool:
+    """Whether a launcher that cannot be seen from here may be about to submit the run's job.
+
+    Records a job that nobody recorded, as its launcher was killed just after sbatch.
+    """
+    if read_jobs(run) or record_queued(run):
+        return False
+    return run.is_elsewhere and SystemClock().wall() - run.submitted_at() < SUBMIT_LIMIT_S
+
+
+def find_taken(run: RunFolder, error: client.SlurmError) -> None:
+    """Records the job that a busy controller has accepted although sbatch failed with ``error``.
 
     Raises ``InputError`` if Slurm refused the job, ``TargetError`` if it may still accept it.
     """
@@ -144,10 +164,20 @@ def find_taken(run: RunFolder, error: client.SlurmError) -> int:
     if not error.is_away:
         raise error
     with contextlib.suppress(client.SlurmError):
-        if new := set(client.find_jobs(run.run_id)) - set(read_jobs(run)):
-            return max(new)
+        if record_queued(run):
+            return
     later = f"if squeue --me shows the job later: {typed.command('stop', run.run_id)}"
     raise TargetError(error.what, f"{error.hint}; {later}") from error
+
+
+def by_hand(run: RunFolder, inside: int = 0, only: frozenset[int] | None = None) -> str:
+    """How a person ends the run's jobs, ``only`` these elements, or its step ``inside`` a job."""
+    if inside:
+        return f"squeue --steps --jobs={inside} names its step; scancel {inside}.STEP"
+    names = [str(job) for job in read_jobs(run)]
+    if only is not None:
+        names = [f"{job}_{element}" for job in names for element in sorted(only)]
+    return f"scancel {' '.join(names)}" if names else "squeue --me, then scancel JOBID"
 
 
 def last_words(run: RunFolder, start: JobStart) -> str:

@@ -26,22 +26,17 @@ class SlurmRoom(Room):
     name = "slurm"
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
-        from launcher.targets.slurm.inside import find_allocation, why_stale
+        from launcher.targets.slurm.inside import find_allocation
         from launcher.targets.slurm.target import SlurmTarget
 
         # --on slurm asks for a job of its own, also inside an allocation.
         new = arguments is not None and "set" in arguments and arguments.on is None
-        here = find_allocation(os.environ) if new else None
-        return SlurmTarget(run_root, allocation=None if here and why_stale(here.job) else here)
+        return SlurmTarget(run_root, allocation=find_allocation(os.environ) if new else None)
 
     def is_here(self, environ: Mapping[str, str], note: Note) -> bool:
-        from launcher.targets.slurm.inside import find_allocation, why_stale
+        from launcher.targets.slurm.inside import find_allocation
 
-        here = find_allocation(environ)
-        if here and (why := why_stale(here.job)):
-            note(f"SLURM_JOB_ID={here.job} of this shell does not count: {why}")
-            return False
-        return here is not None
+        return find_allocation(environ, note) is not None
 
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None

@@ -12,11 +12,12 @@ JOBS_DIR = "slurm"
 
 ``KEY`` names one start of one job: ``JOBID.RESTARTS``, or ``ARRAYJOBID_ELEMENT.RESTARTS``.
 
-- ``JOBID.job``: a job that was submitted; its text is the array's elements, empty without an array
+- ``JOBID.job``: a job that was submitted
 - ``KEY.started``: the program runs; its text is the names of the nodes
 - ``KEY.stop``: asks the agents of that start to stop; the program makes it empty, and whoever asks
   writes the reason (``contract.causes``) into it
-- ``KEY.ended``: the program's last act: the exit code, and ``requeued`` or ``over``
+- ``KEY.ended``: the program's last act: the exit code, and ``requeued`` or ``over``; then why Slurm
+  has ended the start, if it did
 - ``KEY.fault``: a fault of the platform ended the start; it counts against ``max_requeues``
 - ``JOBID.log``, ``ARRAYJOBID_ELEMENT.log``: what the script and srun print in all starts
 - ``node-INDEX.log``: what each node's srun task prints before its agent knows its own folder

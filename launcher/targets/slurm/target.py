@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,27 +31,24 @@ from launcher.targets.shared_folder import SharedFolderTarget, ask_to_stop
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
+    LOOK_S,
     SlurmDriver,
-    decide_end,
     find_end,
     is_all_over,
-    is_being_submitted,
     observe,
-    wanted_elements,
 )
 from launcher.targets.slurm.job_starts import (
     JobStart,
+    by_hand,
     find_taken,
-    find_unrecorded,
+    is_being_submitted,
     newest_starts,
-    read_jobs,
     read_queue,
     read_starts,
     write_cluster,
     write_job,
 )
 from launcher.targets.slurm.plan import TARGET, plan_facts
-from launcher.targets.slurm.queue_watch import LOOK_S
 from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
 from launcher.targets.slurm_process import SlurmProcess
@@ -154,15 +150,13 @@ class SlurmTarget(SharedFolderTarget):
             raise TargetError(f"bash: {error.strerror}", "the script needs bash on PATH") from error
 
     def _submit(self, run: RunFolder, elements: tuple[int, ...] = ()) -> None:
-        listed = ",".join(map(str, elements))
-        options = (f"--array={listed}",) if elements else ()
+        options = (f"--array={','.join(map(str, elements))}",) if elements else ()
         script = (run.path / protocol.ARTIFACT_FILE).absolute()
         try:
-            job = client.submit_script(script, *options)
+            write_job(run, client.submit_script(script, *options))
         except client.SlurmError as error:
-            job = find_taken(run, error)
+            find_taken(run, error)
             self.notes.append(f"{error.what}; but Slurm has taken the job")
-        write_job(run, job, listed)
         write_cluster(run)
 
     def observe(self, plan: LaunchPlan) -> Observation:
@@ -201,68 +195,50 @@ class SlurmTarget(SharedFolderTarget):
             try:
                 client.cancel(map(str, client.find_jobs(run_id)))
             except client.SlurmError as error:
-                by_hand = f"squeue --me --format='%F %k' has it as {client.comment_of(run_id)}"
-                raise TargetError(f"STILL RUNNING: {run_id}: {error.what}", by_hand) from error
+                asks = f"squeue --me --format='%F %k' has it as {client.comment_of(run_id)}"
+                raise TargetError(f"STILL RUNNING: {run_id}: {error.what}", asks) from error
             return
-        inside_of = SlurmSettings.of(run.read_plan()).inside
-        if only is None and not inside_of:
-            find_unrecorded(run)
-            if is_being_submitted(run, time.time()):
-                request_stop(run, keep=False)
-                why = "its launcher is on another machine and submits it; it was asked to stop"
-                raise TargetError(f"STILL RUNNING: {run_id}: {why}", "the same command in a moment")
-        self._end(run, None if only is None else frozenset(only), grace_s, inside_of)
+        if is_being_submitted(run):
+            request_stop(run, keep=False)
+            why = "its launcher is on another machine and submits it; it was asked to stop"
+            raise TargetError(f"STILL RUNNING: {run_id}: {why}", "the same command in a moment")
+        self._end(run, None if only is None else frozenset(only), grace_s)
 
-    def _end(
-        self, run: RunFolder, only: frozenset[int] | None, grace_s: float, job: int = 0
-    ) -> None:
-        """Ends these elements, or all of the run; of a ``job`` around it, the run's step alone."""
-        if not job:
-            self._cancel_waiting(run, only)
-        for start in self._live(run, only):
-            ask_to_stop(run.path / JOBS_DIR / f"{start.key}.stop")
-        wait_until(lambda: not self._live(run, only), grace_s + STOP_MARGIN_S if grace_s else 0)
+    def _end(self, run: RunFolder, only: frozenset[int] | None, grace_s: float) -> None:
+        """Ends these elements, or all of the run; inside of an allocation, the run's step alone."""
 
-        def find_left() -> list[str]:
-            # The queue also has jobs whose scripts have not recorded their start yet.
-            return [s.name for s in self._live(run, only)] if job else self._queued(run, only)
+        def are_over() -> bool:
+            live = self._live(run, only)
+            for start in live:
+                ask_to_stop(run.path / JOBS_DIR / f"{start.key}.stop")
+            return not live
 
-        jobs = sorted(map(str, read_jobs(run)))
-        names = jobs if only is None else [f"{one}_{index}" for one in jobs for index in only]
-        by_hand = inside.step_by_hand(job) if job else f"scancel {' '.join(names)}"
+        wait_until(are_over, grace_s + STOP_MARGIN_S if grace_s else 0)
+        job = SlurmSettings.of(run.read_plan()).inside
+        fix = by_hand(run, job, only)
         try:
-            if left := find_left():
-                client.cancel(inside.find_step(run.run_id, job) if job else left)
+            if left := self._queued(run, only):
+                client.cancel(left)
         except client.SlurmError as error:
-            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", by_hand) from error
-        if left and not wait_until(lambda: not find_left(), END_LIMIT_S, LOOK_S):
-            if job:
-                what = f"STILL RUNNING: {run.run_id}: its step of job {job} has not ended"
-                raise TargetError(what, by_hand)
-            self.notes.append(f"the job is cancelled, but not gone yet: squeue -j {','.join(jobs)}")
+            raise TargetError(f"STILL RUNNING: {run.run_id}: {error.what}", fix) from error
+        # Inside, the program may be there without a step: srun waits until nodes are free.
+        are_gone = are_over if job else lambda: not self._queued(run, only)
+        if (left or job) and not wait_until(are_gone, END_LIMIT_S, LOOK_S):
+            self.notes.append(f"it is cancelled, but not gone yet: squeue --me; {fix}")
 
     def _live(self, run: RunFolder, only: frozenset[int] | None) -> list[JobStart]:
         """The starts of these elements, or of all, whose scripts have not recorded an end."""
         newest = newest_starts(read_starts(run)).values()
         return [s for s in newest if (only is None or s.element in only) and s.code is None]
 
-    def _queued(self, run: RunFolder, only: frozenset[int] | None, state: str = "") -> list[str]:
-        """Names of these elements, or ids of all jobs, that are in the queue in ``state``."""
-        jobs = (j for j in read_queue(run) if not j.is_over and state in ("", j.state))
+    def _queued(self, run: RunFolder, only: frozenset[int] | None) -> list[str]:
+        """Names of these elements, or ids of all jobs, or the run's step, that are in the queue."""
+        if job := SlurmSettings.of(run.read_plan()).inside:
+            return inside.find_step(run.run_id, job) if self._live(run, only) else []
+        jobs = (job for job in read_queue(run) if not job.is_over)
         if only is None:
             return sorted({str(job.number) for job in jobs})
         return sorted(job.name for job in jobs if job.element in only)
-
-    def _cancel_waiting(self, run: RunFolder, only: frozenset[int] | None) -> None:
-        """Cancels what waits in the queue: these elements, or all of the run's jobs."""
-        try:
-            # With --state and an element, Slurm 22.05 cancels the whole of an array that waits.
-            options = ["--state=PENDING"] if only is None else []
-            client.cancel(self._queued(run, only, "PENDING"), *options)
-        except client.SlurmError as error:
-            if error.is_away:
-                # The agents are asked all the same, and the caller cancels again.
-                self.notes.append(f"{error.what}; its nodes are asked to stop")
 
     # -- following --------------------------------------------------------------------------------
 
@@ -280,21 +256,14 @@ class SlurmTarget(SharedFolderTarget):
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))
 
     def says_end(self, run: RunFolder, plan: LaunchPlan) -> bool:
-        starts, wanted = read_starts(run), wanted_elements(run, plan)
-        is_decided = decide_end(run, plan, starts, (), wanted) is not None
-        return is_decided and is_all_over(starts, wanted)
+        return is_all_over(run, plan, read_starts(run))
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """As ``Target.scale``: adds elements to the array, or ends those of the highest indices."""
         write_size(run, nodes)
         wanted = frozenset(range(nodes))
-        queued = (job.element for job in read_queue(run) if not job.is_over)
-        living = (
-            start.element
-            for start in newest_starts(read_starts(run)).values()
-            if start.code is None or start.goes_on
-        )
-        present = frozenset(index for index in (*queued, *living) if index is not None)
+        queued = {job.element for job in read_queue(run) if not job.is_over}
+        present = frozenset(index for index in queued if index is not None)
         if gone := present - wanted:
             self._end(run, gone, plan.stop_grace_s)
         if come := sorted(wanted - present):

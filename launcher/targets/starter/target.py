@@ -6,20 +6,17 @@ No launcher follows such a run. What is known of it is what its agents write int
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import wait_until
-from launcher.follow.endings import Part, decide_parts
+from launcher.follow.endings import Part, decide_parts, judge_left
 from launcher.follow.target import Observation, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
@@ -29,24 +26,25 @@ from launcher.targets.processes import ProcessArtifact, read_facts, render_proce
 from launcher.targets.shared_folder import (
     PLACEHOLDER_PORT,
     SharedFolderTarget,
+    ask_to_stop,
     changed_at,
+    find_silent,
     observe_folder,
 )
-from launcher.targets.starter.agreement import last_start, request_stop
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.targets.starter.starters import NodePlace
 
+STARTS_DIR = "starts"
+"""In the run folder: what the nodes of each start tell each other (``node``)."""
 STOP_MARGIN_S = 15.0
 """What agents may need beyond the grace: to see the request, and to write how they ended."""
 LOOK_S = 0.5
-LEFT_BEHIND_S = 60.0
-"""How long, after the grace, a node without an outcome counts as alive when the others ended."""
-SILENT_S = 60.0
-"""A node whose last sign of life is older than this may have ended. Agents show one every
-``ALIVE_S``, and clients of network file systems may see it up to a minute late."""
+SILENT_S = 120.0
+"""Where others have ended, a node whose last sign of life is older than this has ended too. Agents
+show one every ``ALIVE_S``, and clients of network file systems may see it up to a minute late."""
 STARTED_BY = "srun --ntasks-per-node=1 launcher node train.py (or mpirun -N 1, ...)"
 
 
@@ -84,22 +82,26 @@ class StarterTarget(SharedFolderTarget):
         raise InputError(f"{plan.run_id}: somebody else starts its nodes", STARTED_BY)
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
-        end = super().find_end(run, plan)
-        if end is None or end.cause is not Cause.LAUNCHER_LOST:
-            return end
-        left = (run.read_node_outcome(n.node_index, n.incarnation) for n in self.as_run(plan).nodes)
+        seen = self.observe(plan)
+        if any(node.is_alive for node in seen.nodes):
+            return None
+        left = (run.read_node_outcome(node.node_index, node.incarnation) for node in seen.nodes)
         told = [one for one in left if one and one.detail != protocol.OTHERS_GO_ON]
         parts = [Part(words=one.detail, outcome=one) for one in told]
-        return decide_parts(told, parts, going=0, min_nodes=plan.min_nodes) if told else end
+        end = decide_parts(told, parts, going=0, min_nodes=plan.min_nodes) if told else None
+        return end or judge_left(plan, seen)
 
     # -- what the run's folder tells ----------------------------------------------------------
 
     def observe(self, plan: LaunchPlan) -> Observation:
         run = RunFolder(Path(plan.run_dir))
-        began = last_start(run)
-        left = find_left_behind(run, self.as_run(plan), began)
+        began = max(map(changed_at, _starts(run)), default=float("-inf"))
+        folders = (run.node_dir(*node) for node in dict(run.incarnations()).items())
+        # Outcomes of earlier starts do not count.
+        has_ended = any(changed_at(path / protocol.OUTCOME_FILE) > began for path in folders)
+        silent = find_silent(run, SILENT_S) if has_ended else {}
         gone, runs = (NodeState.EXITED, "it left no outcome"), (NodeState.RUNNING, "")
-        return observe_folder(run, plan, lambda index: gone if index in left else runs, began)
+        return observe_folder(run, plan, lambda index: gone if index in silent else runs, began)
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         if only is not None:
@@ -114,7 +116,8 @@ class StarterTarget(SharedFolderTarget):
 
         if not find_living():
             return
-        request_stop(run)
+        for ready in _starts(run):
+            ask_to_stop(ready.with_suffix(".stop"))
         wait_until(lambda: not find_living(), grace_s + STOP_MARGIN_S, LOOK_S, self._clock)
         if left := find_living():
             own = StarterSettings.of(plan)
@@ -123,33 +126,6 @@ class StarterTarget(SharedFolderTarget):
             self.notes.append(f"no end reported by {', '.join(left)}; {ends}")
 
 
-# -- nodes that ended without a word: only times of the file system that all share are compared ----
-
-
-def find_left_behind(run: RunFolder, plan: LaunchPlan, began: float) -> frozenset[int]:
-    """Which nodes have ended without an outcome: they are silent, and others ended long ago.
-
-    Outcomes from before ``began`` do not count.
-    """
-    folders = {n.node_index: run.node_dir(n.node_index, n.incarnation) for n in plan.nodes}
-    ends = {index: changed_at(path / protocol.OUTCOME_FILE) for index, path in folders.items()}
-    ended = {index: at for index, at in ends.items() if at > began}
-    if len(ended) in (0, len(folders)) or (now := _read_now(run.path)) is None:
-        return frozenset()
-    if now - max(ended.values()) <= plan.stop_grace_s + LEFT_BEHIND_S:
-        return frozenset()
-    others = folders.keys() - ended.keys()
-    return frozenset(index for index in others if now - _last_sign(folders[index]) > SILENT_S)
-
-
-def _last_sign(node_dir: Path) -> float:
-    """When the node last showed life; before its agent runs, when its folder was made."""
-    alive = changed_at(node_dir / protocol.ALIVE_FILE)
-    return alive if alive > float("-inf") else changed_at(node_dir)
-
-
-def _read_now(folder: Path) -> float | None:
-    """The file system's own time; None if this process may not write there."""
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
-        return os.fstat(probe.fileno()).st_mtime
-    return None
+def _starts(run: RunFolder) -> list[Path]:
+    """The files that node 0 wrote at each start."""
+    return [*(run.path / STARTS_DIR).glob("*.json")]

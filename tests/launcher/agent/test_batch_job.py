@@ -14,6 +14,7 @@ from launcher.agent.batch_job import (
     OVER,
     PREEMPTED,
     REQUEUED,
+    STOP_REQUESTED,
     BatchJob,
     decide_next,
     fold_codes,
@@ -46,7 +47,9 @@ def test_the_code_of_a_start_is_that_of_its_agents(agents, srun, code):
 
 
 TIME_LIMIT, RESTARTED = " Reason=TimeLimit Restarts=0 ", " Reason=None Restarts=1 "
-CANCELLED = " Reason=None Restarts=0 "
+CANCELLED = " Reason=None Restarts=0 PreemptTime=None "
+TAKEN = " Reason=None Restarts=0 PreemptTime=2026-11-29T20:41:22 "
+STOPPED = f"{OVER} {STOP_REQUESTED}"
 
 
 @pytest.mark.parametrize(
@@ -69,9 +72,10 @@ CANCELLED = " Reason=None Restarts=0 "
         (143, "stop-requested", None, REQUEUED),
         (143, "", RESTARTED, REQUEUED),
         (143, "preempted", RESTARTED, REQUEUED),
-        (143, "", CANCELLED, OVER),
-        (143, "preempted", CANCELLED, OVER),
-        (143, "", "JobId=7", OVER),
+        (143, "", CANCELLED, STOPPED),
+        (143, "preempted", CANCELLED, STOPPED),
+        (143, "", "JobId=7", STOPPED),
+        (143, "", TAKEN, f"{OVER} {PREEMPTED}"),
         (143, "", TIME_LIMIT, PREEMPTED),
         (143, "preempted", TIME_LIMIT, PREEMPTED),
         (143, "stop-requested", TIME_LIMIT, OVER),
@@ -85,7 +89,7 @@ def test_a_job_comes_back_after_faults_of_the_platform_and_at_its_time_limit(
 
 
 def test_a_restart_that_was_counted_before_this_start_is_none():
-    assert decide_next(143, "", True, RESTARTED, 1) == OVER
+    assert decide_next(143, "", True, RESTARTED, 1) == STOPPED
 
 
 def job_in(run: Path) -> BatchJob:
@@ -122,7 +126,7 @@ def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-        assert job.come_back(143) == (143, OVER)
+        assert job.come_back(143) == (143, STOPPED)
     finally:
         signal.sigtimedwait([signal.SIGTERM], 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -138,6 +142,8 @@ def test_any_python_from_3_6_reads_it(module):
 
 
 def test_its_words_are_those_of_the_contract():
-    own = (batch_job.STOP_FILE, batch_job.DISK_FULL, batch_job.PREEMPTED)
-    assert own == (protocol.STOP_FILE, ExitCode.DISK_FULL.value, Cause.PREEMPTED.value)
+    own = (batch_job.STOP_FILE, batch_job.DISK_FULL)
+    assert own == (protocol.STOP_FILE, ExitCode.DISK_FULL.value)
+    causes = (batch_job.PREEMPTED, batch_job.STOP_REQUESTED, batch_job.INTERRUPTED)
+    assert causes == (Cause.PREEMPTED, Cause.STOP_REQUESTED, Cause.INTERRUPTED)
     assert batch_job.STARTS_AGAIN == protocol.STARTS_AGAIN

@@ -65,3 +65,11 @@ def test_a_preempted_run_goes_on_where_the_other_job_has_ended(typist):
     code, _, err = typist.finish()
     assert code == 0, err
     assert "is queued again: preempted" in err
+
+
+def test_a_job_that_is_not_requeued_says_that_another_took_its_nodes(typist):
+    typist.start_seen("nnodes: 2\nslurm: {kind: allocation, exclusive: true, requeue: false}\n", 2)
+    typist.cluster.submit("--partition=high", "--exclusive", "--nodes=3", script="sleep 2")
+    code, _, err = typist.finish()
+    assert (code, typist.outcome["cause"]) == (143, "preempted"), err
+    typist.cluster.wait_idle()

@@ -13,7 +13,7 @@ from launcher.contract.ending import NodeOutcome
 from launcher.runs.folder import RunFolder
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.client import QueuedJob
-from launcher.targets.slurm.follow import decide_end, is_all_over, wanted_elements
+from launcher.targets.slurm.follow import decide_end, is_all_over
 from launcher.targets.slurm.job_starts import read_starts
 from launcher.targets.slurm.settings import SlurmSettings
 from tests.launcher.targets.slurm.test_plan import plan
@@ -106,12 +106,11 @@ class Folder:
         (folder / "outcome.json").write_text(told.to_json())
 
     def decide(self, *jobs: QueuedJob) -> Cause | None:
-        wanted = wanted_elements(self.run, self.plan)
-        end = decide_end(self.run, self.plan, read_starts(self.run), jobs, wanted)
+        end = decide_end(self.run, self.plan, read_starts(self.run), jobs or None)
         return end and end.cause
 
     def is_over(self) -> bool:
-        return is_all_over(read_starts(self.run), wanted_elements(self.run, self.plan))
+        return is_all_over(self.run, self.plan, read_starts(self.run))
 
 
 @pytest.fixture

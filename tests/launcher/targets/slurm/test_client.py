@@ -84,7 +84,7 @@ def test_the_queue_is_told_whole_whatever_filter_a_person_likes(commands, monkey
     "ask",
     [
         lambda: client.read_queue([7]),
-        lambda: client.cancel(["7_1", "8"], "--state=PENDING"),
+        lambda: client.cancel(["7_1", "8"]),
     ],
 )
 def test_a_job_that_slurm_has_forgotten_is_no_error(commands, ask):
@@ -97,7 +97,7 @@ def test_a_job_that_slurm_has_forgotten_is_no_error(commands, ask):
         ask()
     assert {call.partition(" --format")[0] for call in commands.calls()} <= {
         "squeue --noheader --array --states=all --jobs=7",
-        "scancel --state=PENDING 7_1 8",
+        "scancel 7_1 8",
     }
 
 

@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.ending import Ending
@@ -17,18 +16,16 @@ from launcher.runs.folder import process_space
 from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob
 from launcher.targets.slurm.follow import (
     decide_end,
-    end_by_queue,
     find_end,
     observe,
-    wanted_elements,
 )
 from launcher.targets.slurm.job_starts import read_jobs, read_starts
 from launcher.targets.slurm.target import SlurmTarget
 from tests.launcher.targets.slurm.conftest import Folder
 
 
-def queued(state: str, element: int | None = None) -> QueuedJob:
-    return QueuedJob(number=7, element=element, state=state, why="Priority")
+def queued(state: str, element: int | None = None, number: int = 7) -> QueuedJob:
+    return QueuedJob(number=number, element=element, state=state, why="Priority")
 
 
 ONE, STOPPED, FAILED = {"j7_0_started": "n1 n2"}, Cause.STOP_REQUESTED, Cause.TRAINING_FAILED
@@ -63,6 +60,9 @@ ALL_THREE, FULL = {**TWO, "e7_2_0_started": "n3"}, {"e7_2_0_ended": "198 over"}
         # A script that gave up at a time limit, as nothing was saved, was not preempted.
         (2, {**ONE, "j7_0_stop": "preempted", "j7_0_ended": "1 over"}, FAILED, True),
         (2, {**ONE, "j7_0_stop": "preempted", "j7_0_ended": "143 over"}, Cause.PREEMPTED, True),
+        # Who ended a job by a signal is known to its program alone.
+        (2, {**ONE, "j7_0_ended": "143 over preempted"}, Cause.PREEMPTED, True),
+        (2, {**ONE, "j7_0_ended": "143 over stop-requested"}, STOPPED, True),
         # A stop that was asked for is the reason.
         (2, {**ONE, "j7_0_stop": "stop-requested", "j7_0_ended": "143 over"}, STOPPED, True),
     ],
@@ -98,24 +98,35 @@ def test_a_job_in_a_state_of_an_end_is_over(state):
 
 
 @pytest.mark.parametrize(
-    ("files", "jobs", "log", "cause", "detail"),
+    ("nnodes", "files", "jobs", "log", "cause", "detail"),
     [
-        ({}, [queued("NODE_FAIL")], "7", Cause.NODE_LOST, "job 7: a node failed"),
+        (2, {}, [queued("NODE_FAIL")], "7", Cause.NODE_LOST, "job 7: a node failed"),
+        (2, {}, [], "7", Cause.NODE_LOST, "its launcher ended before it had submitted a job"),
         # A script that ended before its program ran, and a program before its agent.
-        ({}, [queued("FAILED")], "7", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
-        (ONE, [], "node-0", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
-        (ALL_THREE, [], "node-2", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
-        (ALL_THREE, [queued("COMPLETED", 1)], "7_1", Cause.NODE_LOST, f"job 7_1 {NO_WORD}: gone"),
-        # What the last script that has ended says counts.
-        ({**TWO, **ENDED, "e9_0_0_started": "n1"}, [], "7_1", Cause.TRAINING_FAILED, "gone"),
+        (2, {}, [queued("FAILED")], "7", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
+        (2, ONE, [], "node-0", Cause.NODE_LOST, f"job 7 {NO_WORD}: gone"),
+        ("1:3", ALL_THREE, [], "node-2", Cause.NODE_LOST, f"job 7_2 {NO_WORD}: gone"),
+        (
+            "1:3",
+            ALL_THREE,
+            [queued("FAILED", 1)],
+            "7_1",
+            Cause.NODE_LOST,
+            f"job 7_1 {NO_WORD}: gone",
+        ),
+        # It was cancelled while it waited for its next start, or no more is known of it.
+        (2, REQUEUED, [queued("CANCELLED", None, 9)], "9", STOPPED, "job 9: cancelled by scancel"),
+        (2, REQUEUED, [], "9", Cause.PREEMPTED, ""),
+        # What a script that has ended says counts.
+        ("1:2", {**TWO, **ENDED, "e9_0_0_started": "n1"}, [], "7_1", FAILED, "gone"),
     ],
 )
 def test_jobs_that_are_gone_are_judged_by_slurms_word_or_their_logs(
-    folder, files, jobs, log, cause, detail
+    tmp_path, nnodes, files, jobs, log, cause, detail
 ):
-    folder.write(**files)
+    folder = Folder(tmp_path, nnodes, files=files)
     (folder.files / f"{log}.log").write_text("module: command not found\ngone\n\n")
-    end = end_by_queue(folder.run, read_starts(folder.run), tuple(jobs))
+    end = decide_end(folder.run, folder.plan, read_starts(folder.run), tuple(jobs))
     assert end == Ending(cause=cause, detail=detail)
 
 
@@ -137,8 +148,7 @@ def test_a_failed_run_tells_what_its_setup_printed_and_nothing_of_slurm(
     (folder.files / "7.log").write_text("long ago\nmodule\nnot\nfound\nsrun: error: n1: task 0\n")
     if has_agent:
         folder.node_ended(0, Cause.TRAINING_FAILED)
-    starts, wanted = read_starts(folder.run), wanted_elements(folder.run, folder.plan)
-    end = decide_end(folder.run, folder.plan, starts, (), wanted)
+    end = decide_end(folder.run, folder.plan, read_starts(folder.run))
     assert end is not None
     assert end.detail == detail
 
@@ -178,22 +188,18 @@ def test_a_node_of_one_job_is_seen_by_the_jobs_start_and_state(folder, files, st
     assert seen(folder, *([queued(state)] if state else []))[1] == found
 
 
-def test_a_node_that_shows_no_life_beside_others_that_do_is_missing(tmp_path):
-    folder = Folder(tmp_path, 4)
-    folder.write(j7_0_started="n1 n2 n3 n4")
-    limit_s = 3 * protocol.ALIVE_S
-    for index, age_s in enumerate((0, limit_s, limit_s + 1, None)):
+def test_a_node_that_shows_no_life_is_missing(tmp_path):
+    folder = Folder(tmp_path, 3)
+    folder.write(j7_0_started="n1 n2 n3")
+    for index, age_s in enumerate((0, 100.0, None)):
         file = folder.run.node_dir(index, 0) / "alive"
         file.parent.mkdir(parents=True)
         if age_s is not None:
             file.touch()
-            os.utime(file, (1e9 - age_s, 1e9 - age_s))
-    assert seen(folder, queued("RUNNING")) == [
-        (NodeState.RUNNING, "n1"),
-        (NodeState.RUNNING, "n2"),
-        (NodeState.MISSING, f"n3: no sign of life for {limit_s + 1:.0f} s"),
-        (NodeState.RUNNING, "n4"),
-    ]
+            os.utime(file, (file.stat().st_mtime - age_s, file.stat().st_mtime - age_s))
+    first, (state, detail), last = seen(folder, queued("RUNNING"))
+    assert (first, last) == ((NodeState.RUNNING, "n1"), (NodeState.RUNNING, "n3"))
+    assert (state, detail[:28]) == (NodeState.MISSING, "n2: no sign of life for 100 ")
 
 
 # -- without a launcher ----------------------------------------------------------------------------
@@ -217,13 +223,11 @@ def find(folder: Folder) -> tuple[Cause | None, int]:
         # Another run's job has got the number since.
         (0, {}, "RUNNING|None|launcher:other-1", Cause.NODE_LOST, 1),
         (0, {"j7_0_ended": "0 over"}, "", Cause.COMPLETED, 0),
-        (0, {"j7_0_ended": "143 over"}, "CANCELLED|None|", Cause.STOP_REQUESTED, 1),
-        (0, {"j7_0_ended": "143 over"}, "PENDING|None|", None, 1),
+        (0, {"j7_0_ended": "143 requeued"}, "PENDING|None|", None, 1),
         (0, {"j7_0_ended": "198 over"}, "CANCELLED|None|", Cause.DISK_FULL, 0),
         (0, {"j7_0_ended": "143 over", "j7_0_stop": "interrupted"}, "", Cause.INTERRUPTED, 0),
         (0, {}, "RUNNING|None|", None, 1),
         (0, {}, "", Cause.NODE_LOST, 1),
-        # The queue would say how the job around it ends.
         (7, {"j7_0_ended": "143 over"}, "RUNNING|None|", Cause.PREEMPTED, 0),
     ],
 )

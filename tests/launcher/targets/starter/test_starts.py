@@ -11,6 +11,7 @@ import pytest
 from launcher.agent.node.identity import take_incarnation
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
+from launcher.contract.clock import Clock
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.states import NodeState
@@ -22,18 +23,15 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.targets.processes import ProcessSettings
 from launcher.targets.starter import node as node_module
-from launcher.targets.starter.agreement import (
+from launcher.targets.starter.node import (
     PLAN_LIMIT_S,
     STALE_LIMIT_S,
-    StartFiles,
-    check_same_job,
-    find_files,
+    StartedNode,
     name_run,
 )
-from launcher.targets.starter.node import StartedNode
 from launcher.targets.starter.plan import env_of_node, nodes_of, plan_facts
 from launcher.targets.starter.starters import NodePlace
-from launcher.targets.starter.target import LEFT_BEHIND_S, SILENT_S, StarterTarget
+from launcher.targets.starter.target import SILENT_S, StarterTarget
 from tests.waiting import StoppedClock
 
 HERE = TargetFacts(
@@ -67,32 +65,57 @@ def run(plan: LaunchPlan) -> RunFolder:
     return run
 
 
-def test_others_take_the_plan_once_node_0_says_that_it_is_there(run, plan):
-    files = StartFiles(run=run, key="77-0")
-    files.begin()
-    clock = StoppedClock(1000.0, lambda now: files.tell(plan) if now > 1005 else None)
-    assert files.wait_for_plan(clock) == plan
+@pytest.fixture
+def start(make_job, tmp_path, monkeypatch) -> Callable[..., StartedNode]:
+    """Starts node 0 or another by hand, on a machine with three GPUs and the job's files."""
+    monkeypatch.setattr(node_module, "check_here", lambda node: None)
+    monkeypatch.setattr(StarterTarget, "check", lambda self, plan: None)
+    monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1", "2"))
+    job = make_job(nproc_per_node=2, nnodes=2)
+
+    def start(index: str, clock: Clock | None = None, **env: str) -> StartedNode:
+        environ = {protocol.NODE_INDEX: index, "MINE": "1", **env}
+        return StartedNode(job, tmp_path, environ, run_id="digits-77.0", clock=clock)
+
+    return start
+
+
+def put(node: StartedNode, plan: LaunchPlan, run: RunFolder) -> None:
+    """As node 0 does once it has planned the run, which may have been started before."""
+    (run.path / protocol.JOB_FILE).write_text("a job\n")
+    with node.planning():
+        node.put(plan, lambda: run, "a job\n")
+
+
+def test_others_take_the_plan_once_node_0_says_that_it_is_there(start, run, plan):
+    first = start("0")
+    clock = StoppedClock(1000.0, lambda now: put(first, plan, run) if now > 1005 else None)
+    assert start("1", clock).wait_for_plan() == plan
     assert clock.now < 1010
 
 
-def test_others_give_up_where_node_0_says_nothing(run):
+def test_others_give_up_where_node_0_says_nothing(start, run):
     clock = StoppedClock(1000.0)
-    with pytest.raises(TargetError, match=r"77-0\.json within 300 s") as caught:
-        StartFiles(run=run, key="77-0").wait_for_plan(clock)
+    with pytest.raises(TargetError, match=r"starts/0\.json within 300 s") as caught:
+        start("1", clock).wait_for_plan()
     assert "--runs DIR on a shared file system" in caught.value.hint
     assert clock.now <= 1000 + PLAN_LIMIT_S + 1
 
 
-def test_an_error_of_an_earlier_start_of_that_name_does_not_count(run, plan):
-    files = StartFiles(run=run, key="77-0")
-    files.tell_error(InputError("of yesterday", ""))
+def fail(node: StartedNode, error: BaseException) -> None:
+    with pytest.raises(type(error)), node.planning():
+        raise error
 
-    def start(now: float) -> None:
+
+def test_an_error_of_an_earlier_start_of_that_name_does_not_count(start, run, plan):
+    first = start("0")
+    fail(first, InputError("of yesterday", ""))
+
+    def begin(now: float) -> None:
         if now > 1000 + STALE_LIMIT_S / 2:
-            files.begin()
-            files.tell(plan)
+            put(first, plan, run)
 
-    assert files.wait_for_plan(StoppedClock(1000.0, start)) == plan
+    assert start("1", StoppedClock(1000.0, begin)).wait_for_plan() == plan
 
 
 @pytest.mark.parametrize(
@@ -113,26 +136,28 @@ def test_a_run_is_named_by_a_person_or_by_its_job(given, job, found):
     assert ("--run-id a-b" if given else "--run-id digits-$(date +%s)") in caught.value.hint
 
 
-def test_all_starts_of_a_job_have_one_run_and_files_of_their_own(tmp_path):
-    run_id = name_run("digits", place(), None)
-    first, second = (find_files(tmp_path, run_id, place(start=n)) for n in ("0", "1"))
+def test_all_starts_of_a_job_have_one_run_and_files_of_their_own(make_job, tmp_path):
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+    environ = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", **step}
+    again = {**environ, "SLURM_RESTART_COUNT": "1"}
+    first, second = (StartedNode(make_job(), tmp_path, env) for env in (environ, again))
     assert first.run.path == second.run.path == tmp_path / "digits-77.0"
-    assert [first.key, second.key] == ["77.0-0", "77.0-1"]
-    assert find_files(tmp_path, run_id, place(job="")).key == "0"
+    assert [first.ready.name, second.stop.name] == ["77.0-0.json", "77.0-1.stop"]
 
 
-def test_only_the_same_job_goes_on_in_a_run(run):
-    (run.path / protocol.JOB_FILE).write_text("a job\n")
-    assert check_same_job(run, "a job\n", place(scheduler="77"), is_named=False)
+def test_only_the_same_job_goes_on_in_a_run(start, run, plan, make_job, tmp_path):
+    path, node = run.path / protocol.JOB_FILE, start("0")
+    put(node, plan, run)
     with pytest.raises(InputError, match="with another job or other options"):
-        check_same_job(run, "another\n", place(), is_named=True)
+        node.put(plan, lambda: run, "another\n")
+    path.unlink()
+    with pytest.raises(InputError, match="with another job or other options"):
+        node.put(plan, lambda: run, "a job\n")
     # The id of an mpirun without a scheduler may be that of an earlier one.
+    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_NAMESPACE": "77.0"}
+    mpi |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     with pytest.raises(InputError, match="already exists and belongs to another run"):
-        check_same_job(run, "a job\n", place(), is_named=False)
-    assert not check_same_job(RunFolder(run.path.parent / "new"), "x", place(), is_named=False)
-    (run.path / protocol.JOB_FILE).unlink()
-    with pytest.raises(InputError, match="with another job or other options"):
-        check_same_job(run, "a job\n", place(), is_named=True)
+        StartedNode(make_job(), tmp_path, mpi).put(plan, lambda: run, "a job\n")
 
 
 @pytest.mark.parametrize(
@@ -219,19 +244,17 @@ def test_a_node_without_an_outcome_has_ended_once_the_others_have(run, plan, tmp
     for index in (0, 1):
         claim_incarnation(run, index)
     # Before its agent runs, its folder is the last sign of life.
-    sign, long_ago = run.node_dir(1, 0), plan.stop_grace_s + LEFT_BEHIND_S + 1
+    sign = run.node_dir(1, 0)
     if has_agent:
         age(sign, SILENT_S + 1)
         sign = show_life(run, 1)
-    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
-    told = end_node(run, 0, Cause.PREEMPTED)
-    age(told, long_ago)
-    assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
     age(sign, SILENT_S + 1)
+    assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
+    end_node(run, 0, Cause.PREEMPTED)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.EXITED]
     assert StarterTarget(tmp_path).find_end(run, plan) is not None
     # It may be about to write its own.
-    age(told, -long_ago)
+    os.utime(sign)
     assert read_states(tmp_path, plan) == [NodeState.EXITED, NodeState.RUNNING]
     assert StarterTarget(tmp_path).find_end(run, plan) is None
     assert not [path for path in run.path.iterdir() if path.name.startswith("tmp")]
@@ -256,7 +279,7 @@ def test_nodes_say_why_a_run_ended_that_no_launcher_follows(
         if told is None:
             age(run.node_dir(index, 0), SILENT_S + 1)
         else:
-            age(end_node(run, index, told, detail=detail), plan.stop_grace_s + LEFT_BEHIND_S + 1)
+            end_node(run, index, told, detail=detail)
     end = StarterTarget(tmp_path).find_end(run, plan)
     assert end is not None
     assert end.cause is cause
@@ -274,14 +297,14 @@ def test_nodes_that_show_life_go_on_long_after_another_has_left(run, plan, tmp_p
 
 
 @pytest.mark.parametrize("waited_s", [0, SILENT_S + 1])
-def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(run, plan, tmp_path, waited_s):
+def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(
+    start, run, plan, tmp_path, waited_s
+):
     for index in (0, 1):
         claim_incarnation(run, index)
         age(show_life(run, index), 7200)
         age(end_node(run, index, Cause.PREEMPTED), 7200)
-    files = StartFiles(run=run, key="77-1")
-    files.begin()
-    files.tell(plan)
+    put(start("0"), plan, run)
     assert read_states(tmp_path, plan) == [NodeState.RUNNING, NodeState.RUNNING]
     claim_incarnation(run, 0)
     # Its agent may wait for room on a disk before it shows life.
@@ -291,35 +314,20 @@ def test_ends_of_an_earlier_start_do_not_end_a_run_that_goes_on(run, plan, tmp_p
     assert run.read_outcome() is None
 
 
-@pytest.fixture
-def start(make_job, tmp_path, monkeypatch) -> Callable[[str], StartedNode]:
-    """Starts node 0 or another by hand, on a machine with three GPUs and the job's files."""
-    monkeypatch.setattr(node_module, "check_here", lambda node: None)
-    monkeypatch.setattr(StarterTarget, "check", lambda self, plan: None)
-    monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1", "2"))
-    job, clock = make_job(nproc_per_node=2, nnodes=2), StoppedClock(1000.0)
-
-    def start(index: str) -> StartedNode:
-        environ = {protocol.NODE_INDEX: index, "MINE": "1"}
-        return StartedNode(job, tmp_path, environ, run_id="digits-77.0", clock=clock)
-
-    return start
-
-
 def test_node_0_makes_the_run_and_all_become_agents_of_it(start, plan, monkeypatch):
     became, run = [], RunFolder(Path(plan.run_dir))
     monkeypatch.setattr(node_module.children, "become", lambda *of, **env: became.append((of, env)))
     first, second = start("0"), start("1")
-    make = (plan, lambda: run.create(plan, "#!/bin/sh\n", 1000.0))
-    assert first.join(lambda job, target: make, "a job\n") == plan
-    assert second.join(lambda job, target: make, "a job\n") == plan
+    with first.planning():
+        first.put(plan, lambda: run.create(plan, "#!/bin/sh\n", 1000.0), "a job\n")
+    assert first.wait_for_plan() == second.wait_for_plan() == plan
     assert first.tell(plan) == [f"run digits-77.0: {plan.size}; folder {run.path}"]
     assert second.tell(plan) == []
     second.become(plan)
     ((argv,), more) = became[0]
-    assert argv == ("/opt/python", f"{run.path}/agent.pyz", str(second.files.ready))
+    assert argv == ("/opt/python", f"{run.path}/agent.pyz", str(second.ready))
     own = {protocol.NODE_INDEX: "1", "CUDA_VISIBLE_DEVICES": "0,1", "MINE": "1"}
-    assert more["env"].items() >= {**own, protocol.STOP_FILE: str(second.files.stop)}.items()
+    assert more["env"].items() >= {**own, protocol.STOP_FILE: str(second.stop)}.items()
     assert more["cwd"] == plan.nodes[0].workdir
     assert (run.path / "agent.pyz").exists()
 
@@ -328,13 +336,9 @@ def test_node_0_makes_the_run_and_all_become_agents_of_it(start, plan, monkeypat
     ("error", "told"), [(InputError("gone.py", "see"), "gone.py"), (KeyError("x"), "KeyError: 'x'")]
 )
 def test_what_keeps_node_0_from_a_plan_ends_the_others_too(start, error, told):
-    def make(job: JobSpec, target: StarterTarget) -> node_module.Planned:
-        raise error
-
-    with pytest.raises(type(error)):
-        start("0").join(make, "a job\n")
+    fail(start("0"), error)
     with pytest.raises(InputError, match=f"node 0 did not start: {told}") as caught:
-        start("1").join(make, "a job\n")
+        start("1", StoppedClock(1000.0)).wait_for_plan()
     assert caught.value.hint == getattr(error, "hint", "")
 
 
@@ -344,11 +348,10 @@ def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
     for index in (0, 1):
         claim_incarnation(run, index)
         end_node(run, index, Cause.PREEMPTED)
-    (run.path / protocol.JOB_FILE).write_text("a job\n")
     before = fold(run, StarterTarget(tmp_path), 1000.0)
     assert before is not None
     node = start("0")
-    node.join(lambda sized, target: (plan, lambda: run), "a job\n")
+    put(node, plan, run)
     assert fold(run, StarterTarget(tmp_path), 2000.0) == before
     start("1").prepare(plan)
     assert list(run.path.glob("outcome-*.json")) == []
@@ -371,19 +374,18 @@ def test_the_cores_that_mpirun_took_from_a_node_are_given_back():
     assert told == ([of_one] if len(mine) > 1 else [])
 
 
-def test_a_stop_that_no_node_answers_says_what_ends_it(run, plan, tmp_path):
-    files = StartFiles(run=run, key="77-0")
-    files.begin()
-    files.tell(plan)
+def test_a_stop_that_no_node_answers_says_what_ends_it(start, run, plan, tmp_path):
+    node = start("0")
+    put(node, plan, run)
     for index in (0, 1):
         claim_incarnation(run, index)
     clock = StoppedClock(1000.0)
     target = StarterTarget(tmp_path, clock=clock)
-    seen = files.stop.stat().st_ino
+    seen = node.stop.stat().st_ino
     target.stop(run.run_id, 10)
-    assert files.stop.read_text().strip() == Cause.STOP_REQUESTED.value
+    assert node.stop.read_text().strip() == Cause.STOP_REQUESTED.value
     # Nodes may see a new file of a network file system a minute late.
-    assert files.stop.stat().st_ino == seen
+    assert node.stop.stat().st_ino == seen
     assert clock.now < 1030
     assert target.notes == [
         "no end reported by node 0, node 1; what still runs ends with srun (job 77)"
