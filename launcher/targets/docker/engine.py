@@ -68,7 +68,10 @@ HINTS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class OwnContainer:
-    """A run's container as the engine lists it, with what its labels say."""
+    """A run's container as the engine lists it, with what its labels say.
+
+    ``is_cut``: it runs, and is on no network: somebody has taken it off.
+    """
 
     id: str
     run_id: str
@@ -76,6 +79,7 @@ class OwnContainer:
     node_index: int
     incarnation: int
     state: NodeState
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,12 +305,14 @@ def _label(run_id: str | None) -> str:
 
 
 def _own_container(listed: Mapping[str, Any]) -> OwnContainer:
-    labels = listed["Labels"]
+    labels, state = listed["Labels"], STATES.get(listed["State"], NodeState.MISSING)
+    networks = listed.get("NetworkSettings", {}).get("Networks")
     return OwnContainer(
         id=listed["Id"],
         run_id=labels[protocol.LABEL_RUN_ID],
         run_dir=labels.get(protocol.LABEL_RUN_DIR, ""),
         node_index=int(labels.get(protocol.LABEL_NODE_INDEX, -1)),
         incarnation=int(labels.get(protocol.LABEL_INCARNATION, -1)),
-        state=STATES.get(listed["State"], NodeState.MISSING),
+        state=state,
+        is_cut=state is NodeState.RUNNING and networks == {},
     )
