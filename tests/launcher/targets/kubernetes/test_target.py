@@ -207,6 +207,12 @@ def test_a_watch_that_is_cut_in_the_middle_goes_on_from_there(server, watch):
     assert len([q for q in server.asked("GET", "/pods") if "watch" not in q]) == 1
 
 
+def test_a_list_that_makes_no_sense_is_a_cluster_that_does_not_answer(cluster, monkeypatch):
+    monkeypatch.setattr(cluster, "list_objects", lambda *_: {"items": [], "metadata": {}})
+    with pytest.raises(TargetError, match="the cluster's answer makes no sense"):
+        PodWatch(cluster, "").refresh()
+
+
 def test_a_server_that_fails_for_a_while_is_asked_again(server, watch):
     server.faults.append(Fault("GET", "/pods", 503, "overloaded"))
     watch.start()
