@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
+from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState
 from launcher.targets.agent_files import OWN_IMAGE
@@ -122,8 +123,18 @@ class Engine:
 
     def read_image_config(self, image: str) -> dict[str, Any]:
         """An image's labels, folder and so on. Raises ``TargetError`` if it is not here."""
+        import docker.errors
+
         with engine_errors(f"inspect {image}", image):
-            inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
+            try:
+                inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
+            except docker.errors.ImageNotFound as error:
+                held = (tag for one in self.api.images() for tag in one["RepoTags"] or ())
+                near = closest(image, held, 0.8)
+                if not near or image.startswith(f"{OWN_IMAGE}:"):
+                    raise
+                what, fix = f"image {image} is not on this machine", _image_hint(image)
+                raise TargetError(what, f"did you mean --image {near}? Else: {fix}") from error
             return inspected["Config"] or {}
 
     def list_containers(self, run_id: str | None = None) -> list[OwnContainer]:
