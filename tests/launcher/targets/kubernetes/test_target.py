@@ -77,8 +77,9 @@ def test_a_server_with_too_many_requests_is_asked_again_whatever_it_is_asked_for
     server.faults += [Fault("GET", "/jobs/", 429, busy)] * 20
     with pytest.raises(ApiError, match=busy):
         cluster.read(JOB)
-    with cluster.answers_within(0.04), pytest.raises(ApiError, match=busy):
+    with cluster.answers_within(0.04), pytest.raises(ApiError, match=busy) as told:
         cluster.read(JOB)
+    assert "wait a minute, then the same command" in told.value.hint
     assert len(server.faults) == 20 - BUSY_TRIES - 1
 
 
