@@ -16,6 +16,7 @@ from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
+from launcher.contract.process_stat import is_stopped
 from launcher.contract.states import OVER, RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import prefix_of
@@ -168,7 +169,8 @@ def render_age(age_s: float) -> str:
 class RunStatus:
     """One run; ``nodes`` as the target reports them, none for a run that has ended.
 
-    ``launcher_death`` proves that its launcher died; ``folder`` is empty if it is temporary.
+    ``launcher_death`` proves that its launcher died; ``launcher_stopped``: it lives, and stands, as
+    after a Ctrl-Z. ``folder`` is empty if it is temporary.
     ``unseen`` is why the target does not report on the run now, and ``fix`` what helps.
     """
 
@@ -192,6 +194,7 @@ class RunStatus:
     heals: tuple[Heal, ...] = ()
     hold: str = ""
     """Who holds its nodes, and who uses them; empty for a run of its own."""
+    launcher_stopped: bool = False
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
@@ -230,7 +233,8 @@ def read_status(run: RunFolder) -> RunStatus:
         target=plan.place,
         state=state,
         attempt=plan.attempt,
-        launcher_pid=run.launcher_pid(),
+        launcher_pid=(pid := run.launcher_pid()),
+        launcher_stopped=pid is not None and is_stopped(pid),
         launcher_death=run.launcher_death(),
         folder="" if run.is_borrowed else str(run.path),
         nodes=nodes,
@@ -269,6 +273,9 @@ def render_status(status: RunStatus) -> str:
         proof, end = status.launcher_death, typed.command("stop", status.run_id)
         dead = f"its launcher has died ({proof}); end it: {end}"
         lines.append(f"  {dead if proof else 'its launcher cannot be seen from here'}")
+    if status.launcher_stopped:
+        stands = f"its launcher (pid {status.launcher_pid}) is stopped, and replaces no node"
+        lines.append(f"  {stands}; fg in its terminal, or kill -CONT {status.launcher_pid}")
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,8 @@ import io
 import itertools
 import json
 import os
+import signal
+import subprocess
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ from launcher.api.listing import (
 )
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
+from launcher.contract.process_stat import is_stopped, start_of
 from launcher.contract.protocol import VITALS_FILE
 from launcher.contract.states import NodeState
 from launcher.follow.loop import write_outcome
@@ -38,6 +41,7 @@ from launcher.runs.heals import Heal
 from launcher.targets.docker.target import DockerTarget
 from tests.launcher.api.conftest import DEAD, mark
 from tests.launcher.worker_ends import worker_end
+from tests.waiting import wait_until
 
 
 def silent(*_: object) -> None:
@@ -90,6 +94,26 @@ def test_runs_are_told_by_how_their_launchers_and_nodes_are(
 
 
 NODE = NodeObservation(node_index=0, incarnation=0, state=NodeState.PENDING)
+
+
+def test_a_launcher_that_was_stopped_as_by_ctrl_z_is_told_with_what_has_it_go_on(
+    make_run, on_local
+):
+    on_local(observe=silent)
+    run, _ = make_run(follows=True)
+    assert "is stopped" not in str(read_status(run))
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_until(lambda: is_stopped(child.pid))
+        record = {"pid": child.pid, "start": start_of(child.pid)}
+        told = json.loads((run.path / "launcher.json").read_text())
+        (run.path / "launcher.json").write_text(json.dumps({**told, **record}))
+        said = f"its launcher (pid {child.pid}) is stopped, and replaces no node; fg in its"
+        assert said in str(read_status(run))
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize(
