@@ -32,7 +32,7 @@ def report_run(run: RunFolder, now: float) -> Postmortem:
         with contextlib.suppress(TargetError):
             list(target_of(plan, run.path.parent).bring_output(run, plan, follow=False))
     state, outcome = read_state(run, plan)
-    states = read_node_states(run, plan) if state in GOES_ON else {}
+    states = read_node_states(run, plan)[0] if state in GOES_ON else {}
     return read_postmortem(run, plan, state, outcome, now, states)
 
 
@@ -51,13 +51,16 @@ def _stand_in(run: RunFolder, outcome: Outcome | None) -> LaunchPlan:
     )
 
 
-def read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], tuple[str, str]]:
+def read_node_states(
+    run: RunFolder, plan: LaunchPlan
+) -> tuple[dict[tuple[int, int], tuple[str, str]], TargetError | None]:
     """Each node's state and the target's words for it now, by (node index, incarnation).
 
-    Empty if the target is silent.
+    And what did not answer; there are no states if that is the target itself.
     """
     try:
-        seen, _ = target_of(plan, run.path.parent).observe_reachable(plan)
-    except TargetError:
-        return {}
-    return {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in seen.nodes}
+        seen, error = target_of(plan, run.path.parent).observe_reachable(plan)
+    except TargetError as silent:
+        return {}, silent
+    states = {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in seen.nodes}
+    return states, error

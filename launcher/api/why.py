@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.api.listing import GOES_ON, read_state
@@ -22,7 +23,7 @@ def read_named_run(run: RunFolder) -> Evidence:
     """The evidence of a run that has a plan. Records the outcome of a run that ended unseen."""
     plan = run.read_plan()
     state, outcome = read_state(run, plan)
-    states = read_node_states(run, plan) if state in GOES_ON else {}
+    states, unseen = read_node_states(run, plan) if state in GOES_ON else ({}, None)
     nodes = {
         index: f"{state}: {detail}" for (index, _), (state, detail) in states.items() if detail
     }
@@ -31,7 +32,9 @@ def read_named_run(run: RunFolder) -> Evidence:
         # Without looks, as for another user's run or a silent target, the folder must do.
         with contextlib.suppress(LauncherError, OSError):
             looks, _ = look_at_nodes(run, plan, SystemClock())
-    return read_run(run, outcome, state, nodes, looks)
+    evidence = read_run(run, outcome, state, nodes, looks)
+    silent = (unseen.what,) if unseen and not nodes else ()
+    return replace(evidence, missing=(*silent, *evidence.missing))
 
 
 def read_path(path: Path) -> Evidence:

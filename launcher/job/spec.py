@@ -312,7 +312,8 @@ class JobSpec(Section):
     engine: Annotated[Literal["torchrun", "agent"] | None, Field(examples=["torchrun"])] = None
     """What starts and watches the workers on each node. ``torchrun``: torch's own command, with
     corrected settings; not on Kubernetes and Slurm. ``agent``: torch's elastic agent inside this
-    project's supervisor, which also acts on lost nodes, hangs and preemption. Left out: ``agent``."""
+    project's supervisor, which also acts on lost nodes, hangs and preemption. Left out:
+    ``agent``."""
     start: Annotated[Literal["fresh", "fork"] | None, Field(examples=["fork"])] = None
     """How the agent starts workers. ``fresh``: each in a new interpreter. ``fork``: forked from a
     process that has imported torch already, which makes starts and restarts several times faster;

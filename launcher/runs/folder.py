@@ -5,8 +5,10 @@ whether its launcher still lives.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -314,4 +316,8 @@ def _cannot_be_made(path: Path, error: OSError) -> LauncherError:
         return full_disk(path)
     fix = "name another one (checkpoint_dir of the job, --runs DIR)"
     fix += ", or change its owner" if isinstance(error, PermissionError) else ""
-    return InputError(f"the folder {path} cannot be made: {error.strerror}", fix)
+    if error.errno == errno.EROFS:
+        disk_of = shlex.quote(str(disk.mount_of(path)))
+        fix += f", or mount -o remount,rw {disk_of}"
+    how = "written" if path.is_dir() else "made"
+    return InputError(f"the folder {path} cannot be {how}: {error.strerror}", fix)

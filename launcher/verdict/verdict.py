@@ -262,7 +262,7 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
         what = f"its job is suspended, and has no nodes; {status} tells how it goes on"
     elif evidence.state == "orphaned":
         end = typed.command("stop", evidence.subject)
-        what = f"no failure so far, but its launcher has died: {end} ends it; {look} shows its ranks"
+        what = f"no failure so far, but its launcher has died; {end} ends it"
     what = what if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing

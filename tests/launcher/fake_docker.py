@@ -38,6 +38,8 @@ class FakeDocker(ThreadingHTTPServer):
             return refusal
         if path == "info":
             return 200, self.info
+        if path == "images":
+            return 200, [{"RepoTags": [name]} for name in self.images]
         kind, _, name = path.partition("/")
         name, _, verb = (name, "", "") if kind == "images" else name.partition("/")
         held = getattr(self, kind)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
+from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.states import NodeState
 from launcher.targets.agent_files import OWN_IMAGE
@@ -68,7 +69,10 @@ HINTS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class OwnContainer:
-    """A run's container as the engine lists it, with what its labels say."""
+    """A run's container as the engine lists it, with what its labels say.
+
+    ``is_cut``: it runs, and is on no network: somebody has taken it off.
+    """
 
     id: str
     run_id: str
@@ -76,6 +80,7 @@ class OwnContainer:
     node_index: int
     incarnation: int
     state: NodeState
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +123,18 @@ class Engine:
 
     def read_image_config(self, image: str) -> dict[str, Any]:
         """An image's labels, folder and so on. Raises ``TargetError`` if it is not here."""
+        import docker.errors
+
         with engine_errors(f"inspect {image}", image):
-            inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
+            try:
+                inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
+            except docker.errors.ImageNotFound as error:
+                held = (tag for one in self.api.images() for tag in one["RepoTags"] or ())
+                near = closest(image, held, 0.8)
+                if not near or image.startswith(f"{OWN_IMAGE}:"):
+                    raise
+                what, fix = f"image {image} is not on this machine", _image_hint(image)
+                raise TargetError(what, f"did you mean --image {near}? Else: {fix}") from error
             return inspected["Config"] or {}
 
     def list_containers(self, run_id: str | None = None) -> list[OwnContainer]:
@@ -301,12 +316,14 @@ def _label(run_id: str | None) -> str:
 
 
 def _own_container(listed: Mapping[str, Any]) -> OwnContainer:
-    labels = listed["Labels"]
+    labels, state = listed["Labels"], STATES.get(listed["State"], NodeState.MISSING)
+    networks = listed.get("NetworkSettings", {}).get("Networks")
     return OwnContainer(
         id=listed["Id"],
         run_id=labels[protocol.LABEL_RUN_ID],
         run_dir=labels.get(protocol.LABEL_RUN_DIR, ""),
         node_index=int(labels.get(protocol.LABEL_NODE_INDEX, -1)),
         incarnation=int(labels.get(protocol.LABEL_INCARNATION, -1)),
-        state=STATES.get(listed["State"], NodeState.MISSING),
+        state=state,
+        is_cut=state is NodeState.RUNNING and networks == {},
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan
@@ -164,13 +164,18 @@ class DockerTarget(Target):
                 self._endings[key] = seen
             state = NodeState.MISSING
         ending = self._endings.get(key) if state is NodeState.MISSING else None
+        detail = "" if ending is None else describe(ending)
+        if held is not None and held.is_cut:
+            back = f"docker network connect {plan.run_id} {node.name}"
+            anew = f"{typed.command('stop', plan.run_id)}, then --resume {plan.run_id}"
+            detail = f"it is on no network: {back}; if that one is gone: {anew}"
         seen_here = NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
             state=state if ending is None else NodeState.EXITED,
             exit_code=None if ending is None else ending.exit_code,
             out_of_memory=ending is not None and ending.out_of_memory,
-            detail="" if ending is None else describe(ending),
+            detail=detail,
         )
         return seen_here.told_by(RunFolder(Path(plan.run_dir)))
 

@@ -23,6 +23,7 @@ from typing import Any
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.kubeconfig import (
+    BUSY,
     MALFORMED,
     Login,
     config_files,
@@ -493,5 +494,6 @@ def _hint(status: int, message: str, cluster: Cluster) -> str:
         401: f"log in again ({kubectl} get pods shows whether it works)",
         409: f"--set name=OTHER; or {typed.command('stop', 'RUN')} ends the run that has the name",
         422: wrong,
+        BUSY: "its API server is overloaded: wait a minute, then the same command",
     }
     return hints.get(status, "")

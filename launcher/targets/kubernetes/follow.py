@@ -141,14 +141,18 @@ class ClusterDriver:
             node = min(self._wanted() - runs, default=0)
             tell_moment(self._run, node, 0, at=self._clock.wall(), text=line)
         if (end := look.end) is not None:
-            self._is_over, self._is_done = True, end.exit_code == 0
-            self._ends_it = not end.exit_code
             # Each node's last pod, even if it was deleted since.
             with contextlib.suppress(TargetError):
                 watch.refresh()
             watch.wait_endings(ENDINGS_LIMIT_S)
-            pods = newest_of_each(watch.seen()).values()
-            return judge_parts(find_parts(end, pods, self._job.cluster.kubectl_there))
+            pods = newest_of_each(watch.seen())
+            well = {index for index, pod in pods.items() if pod.exit_code == 0}
+            if end.exit_code is None and self._wanted() <= well:
+                # Deleted once it was done, as by a time to live.
+                end = Part(exit_code=0)
+            self._is_over, self._is_done = True, end.exit_code == 0
+            self._ends_it = not end.exit_code
+            return judge_parts(find_parts(end, pods.values(), self._job.cluster.kubectl_there))
         least = self.plan.min_nodes
         for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
             self._console.note(line)

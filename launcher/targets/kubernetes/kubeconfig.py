@@ -117,13 +117,14 @@ class Login:
         It has done nothing by then, whatever it was asked for. ``ends_at`` is a monotonic time.
         """
         client, _ = official_client()
-        for tries_left in reversed(range(BUSY_TRIES)):
+        tries = 0
+        while True:
             try:
                 return self._call_api(*words, **named)
             except client.ApiException as error:
-                pause_s = _pause_s(error)
-                is_last = not tries_left or time.monotonic() + pause_s >= ends_at
-                if error.status != BUSY or is_last:
+                pause_s, tries = _pause_s(error), tries + 1
+                is_late = time.monotonic() + pause_s >= ends_at
+                if error.status != BUSY or tries == BUSY_TRIES or is_late:
                     raise
             time.sleep(pause_s)
 

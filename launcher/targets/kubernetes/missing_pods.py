@@ -85,9 +85,7 @@ class MissingPods:
                     yield waits or describe_silence(self._job, item)
 
 
-def read_reasons(
-    job: ClusterJob, item: Object | None, pods: Iterable[str] = ()
-) -> tuple[str, ...]:
+def read_reasons(job: ClusterJob, item: Object | None, pods: Iterable[str] = ()) -> tuple[str, ...]:
     """What the job's conditions, its events and those of ``pods`` say, each in a line.
 
     ``item`` is the job's object. Empty if it is gone. If no condition says anything and the user

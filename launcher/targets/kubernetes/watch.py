@@ -12,6 +12,9 @@ from launcher.contract.waits import RETRY_S
 from launcher.targets.kubernetes.api import GONE, OPENED, ApiError, Cluster, Object
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod, sort_pods
 
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading an answer raises that is no server's: a proxy in between may answer anything."""
+
 
 class PodWatch:
     """Holds the newest view of every pod seen, also of pods that are gone.
@@ -88,21 +91,24 @@ class PodWatch:
                     version = ""
                     continue
                 self.error = error
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                # A proxy between this process and the server may answer anything.
-                self.error = TargetError(f"the cluster's answer makes no sense: {error!r}")
+            except NONSENSE as error:
+                self.error = _nonsense(error)
                 version = ""
             else:
                 continue
             self._stopped.wait(RETRY_S)
 
     def _list(self) -> str:
-        listed = self._cluster.list_objects("v1", "Pod", self._selector)
-        views = [parse_pod(pod, self._masters) for pod in listed["items"]]
+        try:
+            listed = self._cluster.list_objects("v1", "Pod", self._selector)
+            views = [parse_pod(pod, self._masters) for pod in listed["items"]]
+            version = str(listed["metadata"]["resourceVersion"])
+        except NONSENSE as error:
+            raise _nonsense(error) from error
         with self._lock:
             self._gone |= set(self._pods) - {view.uid for view in views}
             self._pods |= {view.uid: view for view in views}
-        return str(listed["metadata"]["resourceVersion"])
+        return version
 
     def _take(self, event: Object) -> str:
         item = event["object"]
@@ -114,3 +120,7 @@ class PodWatch:
                     self._gone.add(view.uid)
                     self._deleted.add(view.uid)
         return str(item["metadata"].get("resourceVersion", ""))
+
+
+def _nonsense(error: Exception) -> TargetError:
+    return TargetError(f"the cluster's answer makes no sense: {error!r}")

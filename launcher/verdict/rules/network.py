@@ -61,7 +61,7 @@ network-cut likely
   ^\[agent\] store-lost|(?:Read|Write) error \[\S+\]:\d+: .*(?:timed out|No route)
 network-cut root
   (?:NIC|\be(?:th|n)\w+:) Link (?:is )?Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely
-  : lost carrier
+  : lost carrier|: it is on no network: docker
 clock-jump likely
   clocks? (?:jumped|skew|differ|wrong)|Token used before issued|clocksource: .*unstable
   not yet valid|RequestTimeTooSkewed

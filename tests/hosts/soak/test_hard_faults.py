@@ -54,6 +54,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(small_disk, typist
     assert typist.outcome["cause"] == "disk-full"
     assert "No space left on device" in told.partition("FAILED")[2]
     assert typist.outcome["failure"]["first"]["host"] == "gpu2"
+    assert "the disk at /root/.launcher is full: " in typist.outcome["detail"], "not the launcher's"
 
 
 # -- clocks ----------------------------------------------------------------------------------------

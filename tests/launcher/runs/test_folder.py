@@ -25,6 +25,7 @@ from launcher.runs.folder import (
     process_space,
 )
 from launcher.runs.outcome import Outcome
+from tests.disks import mounted
 from tests.launcher.values import by_place, changeable
 from tests.waiting import wait_until
 
@@ -129,6 +130,17 @@ def test_a_folder_that_cannot_be_made_is_told_with_the_fix(tmp_path):
         assert "owner" not in caught.value.hint
     with pytest.raises(InputError, match="/proc/none cannot be made: "):
         check_folder(Path("/proc/none"))
+
+
+@pytest.mark.mount
+def test_a_folder_on_a_read_only_disk_is_told_with_the_command_that_mounts_it_to_be_written(
+    tmp_path,
+):
+    with mounted(tmp_path / "disk", "size=1m,ro") as held:
+        for path, how in ((held.path, "written"), (held.path / "new", "made")):
+            with pytest.raises(InputError, match=f" cannot be {how}: Read-only") as caught:
+                check_folder(path)
+            assert caught.value.hint.endswith(f", or mount -o remount,rw {held.path}")
 
 
 def test_a_folder_without_runs_is_told_as_what_it_is(make_run, tmp_path):

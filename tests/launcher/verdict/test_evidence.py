@@ -383,8 +383,7 @@ def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(expect_golden):
             "orphaned",
             (),
             "",
-            "no failure so far, but its launcher has died: launcher stop a ends it; "
-            "launcher stacks a shows its ranks",
+            "no failure so far, but its launcher has died; launcher stop a ends it",
         ),
         ("succeeded", (), "", "it ended well"),
         ("", (), "unclear", "no line that was read reports a failure"),

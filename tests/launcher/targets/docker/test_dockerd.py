@@ -252,9 +252,14 @@ def test_a_container_of_somebody_else_is_never_taken_for_an_earlier_one(dockerd,
 
 @pytest.mark.parametrize(
     ("image", "fix"),
-    [("no/such:1", "docker pull no/such:1"), ("fabric-train:cuda", "make image FLAVOR=cuda in")],
+    [
+        ("no/such:1", "docker pull no/such:1"),
+        ("fabric-tran:cpu", "did you mean --image fabric-train:cpu. Else: docker pull fabric-tran"),
+        ("fabric-train:cuda", "make image FLAVOR=cuda in"),
+    ],
 )
 def test_an_image_that_is_absent_is_told_with_the_command_that_gets_it(dockerd, image, fix):
+    dockerd.images["fabric-train:cpu"] = {}
     with pytest.raises(TargetError, match=f"image {image} is not on this machine\n.*{fix}"):
         Engine(StoppedClock()).read_image_config(image)
 

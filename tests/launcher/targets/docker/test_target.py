@@ -55,6 +55,21 @@ def test_a_run_from_its_submission_to_its_stop(place):
         place.target.stop(run_id, 0)
 
 
+def test_a_node_that_was_taken_off_its_network_says_so_with_the_command_that_puts_it_back(place):
+    plan = place.plan(LINGER, nnodes="1:2")
+    place.target.submit(plan)
+    wait_until(lambda: place.console(plan, 1) == b"up\n")
+    api = place.target._engine.api
+    api.disconnect_container_from_network(plan.nodes[1].name, plan.run_id)
+    cut = place.node(plan, 1)
+    assert (place.node(plan, 0).detail, cut.state) == ("", NodeState.RUNNING)
+    back = f"docker network connect {plan.run_id} {plan.nodes[1].name}"
+    assert cut.detail.startswith(f"it is on no network: {back}; if that one is gone: ")
+    api.connect_container_to_network(*back.split()[:2:-1])
+    assert place.node(plan, 1).detail == ""
+    place.target.stop(plan.run_id, 0)
+
+
 FINDS = r"""
 printf '\377\000 10%%\r 20%%\r\n'
 for p in /proc/[0-9]*; do cat $p/comm 2>/dev/null; done

@@ -355,6 +355,25 @@ def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_n
     assert "of yesterday" not in run.text
 
 
+def test_why_tells_of_a_cluster_that_refuses_what_it_could_not_see(server, start, typed):
+    begin(start)
+    server.denied.add(("list", "pods"))
+    told = typed("why", RUN_ID)[1]
+    assert "not read: the cluster of context fake cannot get Pod: pods is forbidden: " in told
+
+
+def test_a_job_that_is_deleted_once_all_its_pods_have_ended_well_has_completed(server, start):
+    run = begin(start)
+    for index in range(2):
+        run.put(f"digits-{index}-a", index, phase="Succeeded", state=ended(0, "Completed"))
+        server.log(f"digits-{index}-a", ended=True)
+    run.said("digits-1-a ended with 0")
+    server.delete("jobs", "digits")
+    for index in range(2):
+        server.remove("pods", f"digits-{index}-a")
+    assert run.end().cause == "completed"
+
+
 @pytest.mark.parametrize("queue", ["", "team-queue"])
 def test_a_job_that_somebody_suspends_is_told_by_each_command_with_the_way_to_go_on(
     queue, server, start, typed

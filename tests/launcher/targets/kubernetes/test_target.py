@@ -77,8 +77,9 @@ def test_a_server_with_too_many_requests_is_asked_again_whatever_it_is_asked_for
     server.faults += [Fault("GET", "/jobs/", 429, busy)] * 20
     with pytest.raises(ApiError, match=busy):
         cluster.read(JOB)
-    with cluster.answers_within(0.04), pytest.raises(ApiError, match=busy):
+    with cluster.answers_within(0.04), pytest.raises(ApiError, match=busy) as told:
         cluster.read(JOB)
+    assert "wait a minute, then the same command" in told.value.hint
     assert len(server.faults) == 20 - BUSY_TRIES - 1
 
 
@@ -205,6 +206,12 @@ def test_a_watch_that_is_cut_in_the_middle_goes_on_from_there(server, watch):
     server.put("pods", pod("d-1", labelled(1)))
     server.until(lambda: names(watch) == ["d-0", "d-1"])
     assert len([q for q in server.asked("GET", "/pods") if "watch" not in q]) == 1
+
+
+def test_a_list_that_makes_no_sense_is_a_cluster_that_does_not_answer(cluster, monkeypatch):
+    monkeypatch.setattr(cluster, "list_objects", lambda *_: {"items": [], "metadata": {}})
+    with pytest.raises(TargetError, match="the cluster's answer makes no sense"):
+        PodWatch(cluster, "").refresh()
 
 
 def test_a_server_that_fails_for_a_while_is_asked_again(server, watch):
