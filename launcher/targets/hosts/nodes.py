@@ -95,7 +95,7 @@ def bring_last(
     here = Path(plan.run_dir)
     brought = here / protocol.CODE_DIR
     is_new = limit > 0 and not brought.exists()
-    copy_once(session, host, index, plan.run_id, here, beside_code_bytes=limit, is_last=True)
+    copy_once(session, plan, index, beside_code_bytes=limit, is_last=True)
     folder = f"{host.state_dir}/{messages.OUTPUTS_DIR}/{plan.run_id}"
     kept = session.call(
         remove_run,

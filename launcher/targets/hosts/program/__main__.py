@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def converse() -> None:
-    """Answers one request after another; a watch goes on until the launcher ends it."""
+    """Answers one call after another; a watch goes on until the launcher ends it."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
@@ -52,15 +52,9 @@ def converse() -> None:
             if frame is None:
                 return
             asked, blob = frame
-            assert isinstance(asked, (messages.FunctionCall, messages.WatchRun)), type(asked)
+            assert isinstance(asked, messages.FunctionCall), type(asked)
             alarm(int(asked.limit_s) + 60)
-            if (refusal := refuse_as_another(asked.machine)) is not None:
-                write_frame(stdout, refusal)
-            elif isinstance(asked, messages.FunctionCall):
-                write_frame(stdout, answer(asked, blob))
-            # Python's own buffer, which select does not see, holds at most beats: others follow.
-            elif not session.module("watch").Watch(asked, stdout).run(stdin.fileno()):
-                return
+            write_frame(stdout, refuse_as_another(asked.machine) or answer(asked, blob))
     finally:
         session.end()
 

@@ -3,22 +3,23 @@
 import threading
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.contract.errors import TargetError
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import HostLine, copy_once, send_beats
 from launcher.targets.hosts.program.messages import (
     Answered,
     FilePart,
     NodeSeen,
     NodesSeen,
-    WatchRun,
 )
+from launcher.targets.hosts.program.watch import send_run, watch_run
 from launcher.targets.hosts.program.wire import BEAT
-from tests.launcher.targets.hosts.conftest import TWO
 from tests.waiting import StoppedClock, wait_until
 
 RUNNING = NodeSeen(state="running")
@@ -33,8 +34,8 @@ class Talk:
         self.did: list[Any] = []
         self._told, self._killed = [*told], threading.Event()
 
-    def send(self, message: Any, limit_s: float) -> None:
-        self.did.append((message, limit_s))
+    def ask(self, limit_s: float, function: Any, **given: Any) -> None:
+        self.did.append((limit_s, function, given))
 
     def receive(self, limit_s: float | None = None) -> tuple[Any, bytes]:
         if not self._told:
@@ -61,7 +62,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
 
 
 @pytest.fixture
-def make_line(tmp_path: Path, clock: StoppedClock) -> Callable[..., Any]:
+def plan(make_host_plan: Callable[..., LaunchPlan], tmp_path: Path) -> LaunchPlan:
+    return replace(make_host_plan(), run_id="r", run_dir=str(tmp_path))
+
+
+@pytest.fixture
+def make_line(plan: LaunchPlan, clock: StoppedClock) -> Callable[..., Any]:
     """An open line over these sessions, one after the other; and the hosts it disconnected from."""
 
     def make(*talks: Talk) -> tuple[HostLine, list[str]]:
@@ -73,7 +79,7 @@ def make_line(tmp_path: Path, clock: StoppedClock) -> Callable[..., Any]:
             return left.pop(0)
 
         ssh: Any = Namespace(open=open_next, disconnect=lambda host: cut.append(host.name))
-        line = HostLine(ssh, "r", tmp_path, TWO[0], 0, follows=True)
+        line = HostLine(ssh, plan, 0, follows=True)
         line.open()
         return line, cut
 
@@ -87,7 +93,8 @@ def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line
     line, _ = make_line(talk)
     wait_until(line.has_told.is_set)
     have = {"ledger.jsonl": 3}
-    assert talk.did == [(WatchRun(run_dir=RUN_DIR, node=0, have=have, follows=True), 8.0)]
+    asked = {"run_dir": RUN_DIR, "node": 0, "have": have, "follows": True}
+    assert talk.did == [(8.0, watch_run, asked)]
     assert (tmp_path / PART.file).read_bytes() == b"hello"
     assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, NodeSeen(state="missing")]
     line.started("0.1")
@@ -130,25 +137,22 @@ def test_beats_go_to_all_lines_until_the_run_is_over(monkeypatch):
 
 
 def test_a_copy_ends_with_the_states_and_whether_a_launcher_follows_or_what_was_not_copied(
-    tmp_path,
+    plan, tmp_path
 ):
-    told = [(PART, b"hello"), (NodesSeen(nodes={"0.0": RUNNING}), b""), (Answered(value=True), b"")]
+    told = [(PART, b"hello"), (Answered(value=[{"0.0": RUNNING}, True]), b"")]
     talk: Any = Talk(*told)
-    assert copy_once(talk, TWO[0], 0, "r", tmp_path, beside_code_bytes=7) == (
-        {"0.0": RUNNING},
-        True,
-    )
-    asked = WatchRun(run_dir=RUN_DIR, node=0, have={}, once=True, beside_code_bytes=7)
-    assert talk.did == [(asked, 60.0)]
+    assert copy_once(talk, plan, 0, beside_code_bytes=7) == ({"0.0": RUNNING}, True)
+    asked = {"run_dir": RUN_DIR, "node": 0, "have": {}, "beside_code_bytes": 7}
+    assert talk.did == [(3600.0, send_run, asked)]
     # A folder is in the way, as a full disk would be.
     (tmp_path / PART.file).unlink()
     (tmp_path / PART.file).mkdir()
     talk = Talk(*told)
-    assert copy_once(talk, TWO[0], 0, "r", tmp_path)[1] is True
-    assert talk.did == [(asked.having(beside_code_bytes=0), 60.0)]
+    assert copy_once(talk, plan, 0)[1] is True
+    assert talk.did == [(3600.0, send_run, {**asked, "beside_code_bytes": 0})]
     talk = Talk(*told)
     with pytest.raises(TargetError) as error:
-        copy_once(talk, TWO[0], 0, "r", tmp_path, is_last=True)
+        copy_once(talk, plan, 0, is_last=True)
     why = f"gpu1: {PART.file} could not be copied here (Is a directory); the host keeps it"
     fix = f"correct that in {tmp_path}, then launcher stop r"
     assert (error.value.what, error.value.hint) == (why, fix)
