@@ -32,8 +32,8 @@ from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
-from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.nodes import provide_image, read_image
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
 from launcher.targets.hosts.program.requests import ask_launcher, take_look

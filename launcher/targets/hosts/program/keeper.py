@@ -6,6 +6,7 @@ a followed run if the launcher is silent for a while, but never that of a detach
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -16,8 +17,8 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.waits import SOON_S
 from launcher.targets import children
+from launcher.targets.held_child import HeldChild, write
 from launcher.targets.hosts.program import leases, processes
-from launcher.targets.hosts.program.held import KeptChild
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.wire import TYPE_CHECKING
@@ -25,13 +26,15 @@ from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType
 
 SWEEP_LIMIT_S = 5.0
 LAST_WORD_S = 2.0
 """How long a node may take beyond its grace: an agent that is killed leaves its scratch folder."""
 SETUP_FAILED = 126
+SHOWN_S = 1.0
+"""Between two signs to a held node that the run lives."""
 
 
 class NodeKeeper:
@@ -135,7 +138,28 @@ def _end(pid: int, _grace_s: float) -> None:
     send((pid,), signal.SIGCONT)
 
 
-# -- containers ------------------------------------------------------------------------------------
+# -- held nodes and containers ---------------------------------------------------------------------
+
+
+class KeptChild(HeldChild):
+    """The forked node as its keeper sees it, which also shows the held node that the run lives."""
+
+    def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
+        assert spec.held is not None
+        hold_dir, asked = Path(spec.held.run_dir), json.loads(spec.held.request)
+        super().__init__(hold_dir, spec.node_index, Path(asked["record_dir"]))
+        self._user, self._show_at = hold_dir / protocol.HOLD_USER, 0.0
+        # A container has an environment of its own, and pids that say nothing here.
+        given = {**spec.env, **spec.secrets} if asked.get("adds_env") else env
+        write(self._user, spec.held.user)
+        self.ask(json.dumps({**asked, "env": list(given.items())}))
+
+    def poll(self) -> int | None:
+        if (now := time.monotonic()) > self._show_at:
+            self._show_at = now + SHOWN_S
+            with suppress(OSError):
+                os.utime(self._user)
+        return super().poll()
 
 
 def inspect(name: str) -> tuple[bool, str]:

@@ -29,12 +29,11 @@ from launcher.targets.hosts.program.messages import (
     RunOnHost,
 )
 from launcher.targets.hosts.program.session import leave_token, read_clock, take_lease
-from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh, make_control_dir
-from launcher.targets.hosts.survey import survey_hosts
+from launcher.targets.hosts.survey import meet, survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.targets.hosts.conftest import TWO, Answers, Said

@@ -16,8 +16,8 @@ from launcher.contract.look import LookRequest
 from launcher.follow.target import Door
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts import doctor, nodes
-from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.nodes import Image
 from launcher.targets.hosts.program import facts, requests
 from launcher.targets.hosts.program.messages import HostReport, NodeSeen
 from launcher.targets.hosts.program.session import read_clock
@@ -80,7 +80,7 @@ def test_a_plan_is_made_of_what_hosts_have(
         return report(asked)
 
     hosts_say(gpu1={read_clock: 0.0, facts.read_host: read})
-    inspect = "launcher.targets.hosts.images.inspect_image"
+    inspect = "launcher.targets.hosts.nodes.inspect_image"
     monkeypatch.setattr(inspect, lambda name: ("sha256:aa", "2.8.0"))
     monkeypatch.chdir(tmp_path)
     job = make_job(nnodes="1:2", hosts={"runtime": runtime, "inventory": "gpu[1-3]"})
@@ -275,7 +275,7 @@ def test_what_a_plan_needs_here_is_checked(target, make_host_plan, monkeypatch):
     monkeypatch.setattr(
         "launcher.targets.hosts.target.provide_image", lambda *given: provided.append(given)
     )
-    monkeypatch.setattr("launcher.targets.hosts.images.inspect_image", lambda name: ("aa", "2"))
+    monkeypatch.setattr("launcher.targets.hosts.nodes.inspect_image", lambda name: ("aa", "2"))
     target._provide_image(plan, ["session"])
     assert provided == []
     target._provide_image(replace(plan, image="a:1"), ["session"])
