@@ -396,12 +396,10 @@ class HostsTarget(Target):
         """
         if (plan := self._plan_of(run_id)) is None:
             return
-        if only is not None:
+        try:
             self._end(plan, only, grace_s)
-        else:
-            try:
-                self._end(plan, None, grace_s)
-            finally:
+        finally:
+            if only is None:
                 if self._beats is not None:
                     self._beats.set()
                 self._connect(plan).each(lambda line: line.close(), self._lines.values())

@@ -20,18 +20,13 @@ from launcher.targets.hosts.program.wire import (
     write_frame,
 )
 
-SPEC_LIMIT_S = 60
-
 
 def main(argv: list[str]) -> int:
     """Returns when the launcher closes the conversation, or the node has ended."""
     if argv[1:2] == ["keep"]:
-        # The session that started this sends the spec at once, unless it hangs.
-        alarm(SPEC_LIMIT_S)
-        keeper = session.module("keeper")
+        # Ended by the session that started this: it sends the spec at once.
         spec = parse_json(sys.stdin.buffer.read())
-        alarm(0)
-        keeper.NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
+        session.module("keeper").NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
         return 0
     converse()
     return 0
