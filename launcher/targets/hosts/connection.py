@@ -37,8 +37,6 @@ SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
 FULL_RETRY_S = 10.0
 """How long after a failed write here, as on a full disk, the host is asked for missing bytes."""
-UNSEEN_S = 5.0
-"""So long after its start a node counts as running, although its host does not report it yet."""
 COPY_SILENCE_S = 60.0
 """After this silence a host counts as frozen, even if its sshd answers."""
 BROUGHT_BYTES = 100 << 20
@@ -48,7 +46,7 @@ NOT_COPIED_BACK = (
     *("job.json", "code.json", "code.tar.gz", "code.diff"),
 )
 """Files of the run folder that the launcher writes itself."""
-MISSING = NodeSeen(state="missing")
+MISSING, RUNNING = NodeSeen(state="missing"), NodeSeen(state="running")
 
 
 class HostLine:
@@ -59,7 +57,8 @@ class HostLine:
         self._ssh, self._plan, self._index, self._follows = ssh, plan, index, follows
         self._host = HostsSettings.of(plan).hosts[index]
         self._states: Mapping[str, NodeSeen] = {}
-        self._started: dict[str, float] = {}
+        self._started: set[str] = set()
+        """Nodes that were started, and that the host has not reported yet."""
         self._heard_at = self._opened_at = time.monotonic()
         self._session: Session | None = None
         self._lock = threading.Lock()
@@ -80,13 +79,12 @@ class HostLine:
 
     def started(self, node: str) -> None:
         """Notes that a node, as ``index.incarnation``, was just started there."""
-        self._started[node] = time.monotonic()
+        self._started.add(node)
 
     def state(self, node: str) -> NodeSeen:
         """What the host last said of a node, as ``index.incarnation``."""
-        found = self._states.get(node, MISSING)
-        fresh = time.monotonic() - self._started.get(node, float("-inf")) < UNSEEN_S
-        return NodeSeen(state="running") if found.state == "missing" and fresh else found
+        # A report may be long in coming, as after a large file.
+        return self._states.get(node, RUNNING if node in self._started else MISSING)
 
     def silent_s(self) -> float:
         """Seconds since the host was last heard."""
@@ -137,6 +135,7 @@ class HostLine:
                 copy.take(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes
+                    self._started.difference_update(message.nodes)
                     self.has_told.set()
         finally:
             with self._lock:

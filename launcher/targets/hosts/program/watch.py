@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.keeper_record import RECORD
 from launcher.contract.waits import POLL_S
 from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
@@ -110,7 +111,9 @@ class Watch:
         So when a node's end is told, all that it wrote has been sent.
         """
         node = self._run_dir / protocol.NODES_DIR / str(self._node)
-        states = {f"{node.name}.{one.name}": read_state(one) for one in node.glob("[0-9]*")}
+        # A node that was not started yet has no record.
+        found = (record.parent for record in node.glob(f"[0-9]*/{RECORD}"))
+        states = {f"{node.name}.{one.name}": read_state(one) for one in found}
         for path in sorted(_files(self._run_dir, LEFT_OUT)):
             is_request = path.parent == self._run_dir and path.name in protocol.RUN_REQUESTS
             with suppress(OSError):

@@ -1,5 +1,6 @@
 """A launcher's line to a host: what it asks and believes, and when it connects anew."""
 
+import queue
 import threading
 from argparse import Namespace
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from launcher.targets.hosts.program.watch import send_run, watch_run
 from launcher.targets.hosts.program.wire import BEAT
 from tests.waiting import StoppedClock, wait_until
 
-RUNNING = NodeSeen(state="running")
+RUNNING, MISSING = NodeSeen(state="running"), NodeSeen(state="missing")
 RUN_DIR = "/home/gpu1/.launcher/runs/r"
 PART = FilePart(file="nodes/0/0/console.log", offset=0, new=True, at=1.0)
 
@@ -96,16 +97,40 @@ def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line
     asked = {"run_dir": RUN_DIR, "node": 0, "have": have, "follows": True}
     assert talk.did == [(8.0, watch_run, asked)]
     assert (tmp_path / PART.file).read_bytes() == b"hello"
-    assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, NodeSeen(state="missing")]
-    line.started("0.1")
+    assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, MISSING]
     clock.now = 4.9
-    assert (line.state("0.1"), line.silent_s()) == (RUNNING, 4.9)
-    clock.now = 5.0
-    assert line.state("0.1") == NodeSeen(state="missing")
+    assert line.silent_s() == 4.9
     line.close()
     assert talk.did[1:] == ["kill", "close"]
     line.beat()
     assert talk.did[3:] == []
+
+
+def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tmp_path, clock):
+    says: queue.Queue[Any] = queue.Queue()
+
+    class Slow(Talk):
+        def receive(self, limit_s: float | None = None) -> tuple[Any, bytes]:
+            if told := says.get(timeout=30):
+                return told
+            raise TargetError("gpu1: it is gone")
+
+        def kill(self) -> None:
+            says.put(None)
+
+    line, _ = make_line(Slow())
+    says.put((NodesSeen(nodes={"0.0": RUNNING}), b""))
+    wait_until(line.has_told.is_set)
+    line.started("0.1")
+    # What the earlier one has left is still on its way.
+    says.put((PART, b"a large file"))
+    wait_until((tmp_path / PART.file).exists)
+    clock.now = 60.0
+    assert line.state("0.1") == RUNNING
+    for nodes in ({"0.1": RUNNING}, {}):
+        says.put((NodesSeen(nodes=nodes), b""))
+    wait_until(lambda: line.state("0.1") == MISSING)
+    line.close()
 
 
 def test_a_silent_connection_is_replaced_and_a_dead_one_is_shared_no_more(make_line, clock):
