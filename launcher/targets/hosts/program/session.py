@@ -40,6 +40,7 @@ def end() -> None:
             token.unlink()
     if _held:
         module("leases").release(_held)
+        _held.clear()
 
 
 def read_clock() -> float:
