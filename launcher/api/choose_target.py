@@ -1,5 +1,4 @@
-"""Decides where a job runs: where it is forced to, else in processes or containers of this machine.
-"""
+"""Decides where a job runs: where it is forced to, else in processes or containers of this machine."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ class Target(ABC):
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs of which the target holds something, also those of other people.
 
-        Empty if runs on this target go on without a launcher.
+        Empty if runs on this target go on without a launcher, or are asked for one by one.
         """
         return ()
 

@@ -6,12 +6,13 @@ import linecache
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,12 +25,14 @@ from launcher.follow import tails
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
+from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.hosts import connection as host_line
 from launcher.targets.hosts import ssh
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import messages, requests
+from launcher.targets.hosts.program.code_store import store_code
 from launcher.targets.hosts.program.session import read_clock
-from launcher.targets.hosts.settings import Host, HostFacts
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
 from tests.waiting import wait_until
 
@@ -176,11 +179,13 @@ def test_a_host_that_stands_still_is_not_waited_for(
     frozen_session, host, tmp_path, monkeypatch, way
 ):
     monkeypatch.setattr(host_line, "COPY_SILENCE_S", 0.5)
-    asked = messages.FunctionCall(function="session.read_clock", arguments={})
+    own = HostsSettings(hosts=(facts_of(host),), ssh_config=None, containers=ContainerSettings())
+    plan: Any = Namespace(own=own, run_id="r", run_dir=str(tmp_path))
+    code = {"state_dir": host.state_dir, "hash": "h", "archive": bytes(1 << 20)}
     talk: dict[str, Callable[[], object]] = {
         "question": lambda: frozen_session.call_within(0.5, read_clock),
-        "bytes": lambda: frozen_session.send(asked, bytes(1 << 20), limit_s=0.5),
-        "copy": lambda: host_line.copy_once(frozen_session, facts_of(host), 0, "r", tmp_path),
+        "bytes": lambda: frozen_session.ask(0.5, store_code, **code),
+        "copy": lambda: host_line.copy_once(frozen_session, plan, 0),
     }
     with soon(), pytest.raises(TargetError, match="gpu1"):
         talk[way]()
@@ -203,15 +208,6 @@ def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(tmp_path, mo
     monkeypatch.setattr(requests, "ENGINE_LIMIT_S", 0.5)
     with soon(), pytest.raises(messages.RequestError, match="does not answer"):
         requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
-
-
-def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever():
-    code = (
-        "import launcher.targets.hosts.program.__main__ as m;"
-        " m.SPEC_LIMIT_S = 1; m.main(['host', 'keep'])"
-    )
-    keeper = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
-    assert keeper.wait(timeout=20) == -signal.SIGALRM
 
 
 def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(

@@ -51,7 +51,8 @@ def find_named(inventory: Inventory | None, run_root: Path, name: str) -> RunFol
     run = RunFolder(Path(plan.run_dir))
     target = HostsTarget(run_root, inventory)
     run.create(plan, target.render(plan).shell(), began_at(copies))
-    target.collect(plan)
+    # This copies what the hosts that answer have of it.
+    target.observe_reachable(plan)
     return run
 
 

@@ -19,16 +19,18 @@ from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import TargetError
 from launcher.contract.waits import RETRY_S
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program.messages import (
+    IDLE_LIMIT_S,
     Answered,
     FilePart,
     NodeSeen,
     NodesSeen,
-    WatchRun,
 )
+from launcher.targets.hosts.program.watch import send_run, watch_run
 from launcher.targets.hosts.program.wire import BEAT, Record
-from launcher.targets.hosts.settings import HostFacts
+from launcher.targets.hosts.settings import HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
 
 BEAT_S = 1.0
@@ -36,8 +38,6 @@ SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
 FULL_RETRY_S = 10.0
 """How long after a failed write here, as on a full disk, the host is asked for missing bytes."""
-UNSEEN_S = 5.0
-"""So long after its start a node counts as running, although its host does not report it yet."""
 COPY_SILENCE_S = 60.0
 """After this silence a host counts as frozen, even if its sshd answers."""
 BROUGHT_BYTES = 100 << 20
@@ -47,28 +47,21 @@ NOT_COPIED_BACK = (
     *("job.json", "code.json", "code.tar.gz", "code.diff"),
 )
 """Files of the run folder that the launcher writes itself."""
-MISSING = NodeSeen(state="missing")
+MISSING, RUNNING = NodeSeen(state="missing"), NodeSeen(state="running")
 
 
 class HostLine:
     """What is known of one host of a run, kept up to date by a thread."""
 
     def __init__(
-        self,
-        ssh: Ssh,
-        run_id: str,
-        run_dir: Path,
-        host: HostFacts,
-        node: int,
-        clock: Clock,
-        *,
-        follows: bool = False,
+        self, ssh: Ssh, plan: LaunchPlan, index: int, clock: Clock, *, follows: bool = False
     ) -> None:
         self.has_told = threading.Event()
-        self._ssh, self._run_id, self._run_dir = ssh, run_id, run_dir
-        self._host, self._node, self._follows = host, node, follows
+        self._ssh, self._plan, self._index, self._follows = ssh, plan, index, follows
+        self._host = HostsSettings.of(plan).hosts[index]
         self._states: Mapping[str, NodeSeen] = {}
-        self._started: dict[str, float] = {}
+        self._started: set[str] = set()
+        """Nodes that were started, and that the host has not reported yet."""
         self._clock = clock
         self._heard_at = self._opened_at = clock.monotonic()
         self._session: Session | None = None
@@ -90,13 +83,12 @@ class HostLine:
 
     def started(self, node: str) -> None:
         """Notes that a node, as ``index.incarnation``, was just started there."""
-        self._started[node] = self._clock.monotonic()
+        self._started.add(node)
 
     def state(self, node: str) -> NodeSeen:
         """What the host last said of a node, as ``index.incarnation``."""
-        found = self._states.get(node, MISSING)
-        fresh = self._clock.monotonic() - self._started.get(node, float("-inf")) < UNSEEN_S
-        return NodeSeen(state="running") if found.state == "missing" and fresh else found
+        # A report may be long in coming, as after a large file.
+        return self._states.get(node, RUNNING if node in self._started else MISSING)
 
     def silent_s(self) -> float:
         """Seconds since the host was last heard."""
@@ -127,21 +119,28 @@ class HostLine:
                 self._clock.sleep(RETRY_S)
 
     def _watch(self) -> None:
-        session = self._ssh.open(self._host.host)
+        session, run_dir = self._ssh.open(self._host.host), Path(self._plan.run_dir)
         try:
-            asked = watch_request(self._host, self._node, self._run_id, self._run_dir)
-            session.send(asked.having(follows=self._follows), limit_s=SILENCE_LIMIT_S)
+            session.ask(
+                SILENCE_LIMIT_S,
+                watch_run,
+                run_dir=run_dir_on(self._host, self._plan.run_id),
+                node=self._index,
+                have=read_sizes(run_dir),
+                follows=self._follows,
+            )
             with self._lock:
                 self._session, self._opened_at = session, self._clock.monotonic()
                 if self._closed:
                     session.kill()
-            copy = HostCopy(self._run_dir)
+            copy = HostCopy(run_dir)
             while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = self._clock.monotonic()
                 copy.take(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes
+                    self._started.difference_update(message.nodes)
                     self.has_told.set()
         finally:
             with self._lock:
@@ -177,17 +176,10 @@ class HostCopy:
         return self._failed_at is not None and time.monotonic() - self._failed_at > FULL_RETRY_S
 
 
-def watch_request(host: HostFacts, node: int, run_id: str, run_dir: Path) -> WatchRun:
-    """A request for all bytes that are not yet in ``run_dir``; it does not follow the run."""
-    return WatchRun(run_dir=run_dir_on(host, run_id), node=node, have=read_sizes(run_dir))
-
-
 def copy_once(
     session: Session,
-    host: HostFacts,
-    node: int,
-    run_id: str,
-    run_dir: Path,
+    plan: LaunchPlan,
+    index: int,
     *,
     beside_code_bytes: int = 0,
     is_last: bool = False,
@@ -198,24 +190,29 @@ def copy_once(
     ``TargetError`` if the host is gone, and with ``is_last`` also if a file could not be written
     here, as on a full disk.
     """
-    states: Mapping[str, NodeSeen] = {}
+    host, run_dir = HostsSettings.of(plan).hosts[index], Path(plan.run_dir)
     copy = HostCopy(run_dir)
-    asked = watch_request(host, node, run_id, run_dir).having(
-        once=True, beside_code_bytes=beside_code_bytes
+    session.ask(
+        IDLE_LIMIT_S,
+        send_run,
+        run_dir=run_dir_on(host, plan.run_id),
+        node=index,
+        have=read_sizes(run_dir),
+        beside_code_bytes=beside_code_bytes,
     )
-    session.send(asked, limit_s=COPY_SILENCE_S)
     while True:
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if isinstance(message, Answered):
-            if is_last and copy.missing:
-                name, why = next(iter(copy.missing.items()))
-                raise TargetError(
-                    f"{host.name}: {name} could not be copied here ({why}); the host keeps it",
-                    f"correct that in {run_dir}, then {typed.command('stop', run_id)}",
-                )
-            return states, message.value
+            break
         copy.take(message, blob)
-        states = message.nodes if isinstance(message, NodesSeen) else states
+    if is_last and copy.missing:
+        name, why = next(iter(copy.missing.items()))
+        raise TargetError(
+            f"{host.name}: {name} could not be copied here ({why}); the host keeps it",
+            f"correct that in {run_dir}, then {typed.command('stop', plan.run_id)}",
+        )
+    states, is_followed = message.value
+    return states, is_followed
 
 
 def read_sizes(run_dir: Path) -> dict[str, int]:

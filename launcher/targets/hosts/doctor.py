@@ -21,16 +21,15 @@ from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
-from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.nodes import read_image
 from launcher.targets.hosts.plan import shared_folder, wanted_addresses
 from launcher.targets.hosts.program.facts import run_probe
 from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR
 from launcher.targets.hosts.program.requests import remove_run
-from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import read_host
+from launcher.targets.hosts.survey import meet, read_host
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
 

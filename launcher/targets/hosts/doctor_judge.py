@@ -12,12 +12,11 @@ from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.judge import NodeAnswer
 from launcher.job.spec import JobSpec
-from launcher.targets.hosts.images import Image
+from launcher.targets.hosts.nodes import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, decide_addresses, decide_unshared
 from launcher.targets.hosts.program.messages import Address, HostReport
-from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.survey import free_gpus, why_held
+from launcher.targets.hosts.survey import Reachability, free_gpus, why_held
 
 IMAGE = "image"
 

@@ -1,10 +1,12 @@
-"""What is asked of a host for a run's node: its lease, its files and code, its end, and the last
-copy of what it wrote."""
+"""What is asked of a host for a run's node: its lease, its files, code and image, its end, and the
+last copy of what it wrote."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import socket
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -12,15 +14,22 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.code_store import has_code, prepare_run, store_code
-from launcher.targets.hosts.program.requests import ask_launcher, end_nodes, remove_run
+from launcher.targets.hosts.program.processes import inspect_image
+from launcher.targets.hosts.program.requests import (
+    ask_launcher,
+    end_nodes,
+    find_image,
+    remove_run,
+)
 from launcher.targets.hosts.program.session import take_lease
 from launcher.targets.hosts.render import HostNode
-from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
+from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -29,6 +38,11 @@ if TYPE_CHECKING:
 STOP_MARGIN_S = 20.0
 SENDING_LIMIT_S = 600.0
 """How long it may take to send the code."""
+CHUNK_BYTES = 4 << 20
+PROVIDE_LIMIT_S = 3600.0
+"""How long a host may take to pull an image, or to load one that was sent."""
+ENGINE_SILENCE_S = 300.0
+"""How long an engine may take to give the next part of an image, and a host to take it."""
 
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
@@ -97,7 +111,7 @@ def bring_last(
     here = Path(plan.run_dir)
     brought = here / protocol.CODE_DIR
     is_new = limit > 0 and not brought.exists()
-    copy_once(session, host, index, plan.run_id, here, beside_code_bytes=limit, is_last=True)
+    copy_once(session, plan, index, beside_code_bytes=limit, is_last=True)
     folder = f"{host.state_dir}/{messages.OUTPUTS_DIR}/{plan.run_id}"
     kept = session.call(
         remove_run,
@@ -178,3 +192,55 @@ def hosts_of(plan: LaunchPlan) -> list[tuple[HostFacts, int]]:
 def key_of(node: NodePlan | NodeObservation) -> str:
     """A node's name among a host's states. Pure."""
     return f"{node.node_index}.{node.incarnation}"
+
+
+# -- its image -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image as this machine's engine has it; empty values where it does not."""
+
+    name: str
+    id: str = ""
+    torch_version: str = ""
+
+
+def read_image(name: str) -> Image:
+    """The image as this machine's engine has it, if there is one."""
+    id, torch_version = inspect_image(name)
+    return Image(name=name, id=id, torch_version=torch_version)
+
+
+def provide_image(image: Image, ssh: Ssh, session: Session) -> None:
+    """Sends a host the image, or has it pulled there. Raises ``TargetError`` if that fails."""
+    pull_s = 0.0 if image.id else PROVIDE_LIMIT_S
+    there = session.call_within(
+        pull_s or REQUEST_LIMIT_S, find_image, image=image.name, pull_s=pull_s
+    )
+    if image.id and there != image.id and (why := _send(image, ssh, session.host)):
+        raise TargetError(
+            f"{session.host.name}: image {image.name} could not be sent there: {why}",
+            f"docker save {image.name} | {ssh.entering(session.host)} docker load",
+        )
+
+
+def _send(image: Image, ssh: Ssh, host: Host) -> str:
+    """Streams the image into the host's engine; returns why that failed, empty if it did not."""
+    save = Conversation(("docker", "save", image.name))
+    try:
+        with ssh.feed(host, "exec docker load --quiet") as load:
+            # If the host's engine ends before the image does, it says why.
+            with contextlib.suppress(BrokenPipeError):
+                while chunk := save.read(CHUNK_BYTES, ENGINE_SILENCE_S):
+                    with load.limit(ENGINE_SILENCE_S):
+                        load.stdin.write(chunk)
+                code, said = save.end()
+                if code:
+                    return said.strip() or f"docker save ended with exit code {code}"
+                load.stdin.close()
+            load.read(1 << 16, PROVIDE_LIMIT_S)  # until it has ended
+            code, said = load.end()
+    finally:
+        save.end()
+    return "" if code == 0 else said.strip() or f"docker load ended with exit code {code}"

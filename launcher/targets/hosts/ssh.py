@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
@@ -22,7 +22,7 @@ from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, rende
 from launcher.targets.at_once import settle
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import Answered, FunctionCall, HostRequest, Refusal
+from launcher.targets.hosts.program.messages import Answered, FunctionCall, Refusal
 from launcher.targets.hosts.program.wire import MAGIC, Record, read_frame, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import FULL, explain
@@ -321,27 +321,39 @@ class Session:
         ``limit_s``.
         """
         assert not args, "arguments have names on the wire"
-        blob = next((name for name, value in kwargs.items() if isinstance(value, bytes)), "")
-        asked = FunctionCall(
-            function=f"{function.__module__.rpartition('.')[2]}.{function.__name__}",
-            arguments={name: value for name, value in kwargs.items() if name != blob},
-            blob=blob,
-            limit_s=limit_s,
-        )
         with self._talk.limit(limit_s):
-            self.send(asked, cast(bytes, kwargs.get(blob, b"")))
+            self._send(limit_s, function, kwargs)
             answer, _ = self.receive()
         return cast(Result, cast(Answered, answer).value)
 
-    def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:
-        """Sends a message. Raises ``TargetError`` if the connection is gone, or is stuck."""
-        if isinstance(message, HostRequest):
-            message = message.having(machine=self._machine)
-        with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
-            try:
-                write_frame(self._talk.stdin, message, blob)
-            except (OSError, ValueError):
-                self._fail()
+    def ask(
+        self,
+        limit_s: float,
+        function: Callable[Arguments, object],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> None:
+        """Calls a function that may need ``limit_s``; what it sends and returns is received later.
+
+        Raises ``TargetError`` if the connection is gone, or is stuck.
+        """
+        assert not args, "arguments have names on the wire"
+        with self._talk.limit(limit_s):
+            self._send(limit_s, function, kwargs)
+
+    def _send(self, limit_s: float, function: Callable[..., object], given: dict[str, Any]) -> None:
+        blob = next((name for name, value in given.items() if isinstance(value, bytes)), "")
+        asked = FunctionCall(
+            function=f"{function.__module__.rpartition('.')[2]}.{function.__name__}",
+            arguments={name: value for name, value in given.items() if name != blob},
+            blob=blob,
+            limit_s=limit_s,
+            machine=self._machine,
+        )
+        try:
+            write_frame(self._talk.stdin, asked, given.get(blob, b""))
+        except (OSError, ValueError):
+            self._fail()
 
     def say(self, byte: bytes) -> None:
         """Sends ``BEAT`` to a host that watches; a cut connection is no error."""

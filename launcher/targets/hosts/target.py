@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
-from launcher.contract.errors import LauncherError, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.contract.states import NodeState
 from launcher.follow.look import keep_look
 from launcher.follow.requests import render_scale
-from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
+from launcher.follow.target import Door, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import RunFolder, list_runs
+from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
-from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.nodes import provide_image, read_image
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
 from launcher.targets.hosts.program.requests import ask_launcher, take_look
@@ -47,6 +47,7 @@ from launcher.targets.preflight import check_in_code, check_there, read_secrets
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
+    from launcher.contract.ending import Ending
     from launcher.contract.look import LookRequest
     from launcher.follow.target import Artifact
     from launcher.job.spec import JobSpec
@@ -56,7 +57,7 @@ LOST_AFTER_S = 12.0
 OUTPUT_LIMIT_S = 20.0
 """How long ``logs -f`` waits for a host's first word."""
 AWAY_RETRY_S = 30.0
-"""A host that was not reached is not tried again before, unless this launcher follows the run."""
+"""A host that was not reached is not asked about a run again before."""
 _away: dict[str, tuple[float, TargetError]] = {}
 """When a host was last not reached, and why, by its name."""
 
@@ -299,10 +300,10 @@ class HostsTarget(Target):
         )
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
-        ssh, run_dir = self._connect(plan), Path(plan.run_dir)
-        for host, index in nodes.hosts_of(plan):
+        ssh = self._connect(plan)
+        for index in (node.node_index for node in plan.nodes):
             if index not in self._lines:
-                line = HostLine(ssh, plan.run_id, run_dir, host, index, self.clock, follows=follows)
+                line = HostLine(ssh, plan, index, self.clock, follows=follows)
                 self._lines[index] = line
                 line.open()
         if self._beats is None:
@@ -351,7 +352,8 @@ class HostsTarget(Target):
         def copy(item: tuple[HostFacts, int]) -> bool:
             host, index = item
             try:
-                found, followed = self._copy(plan, host, index)
+                with self._open(plan, host) as session:
+                    found, followed = copy_once(session, plan, index)
             except TargetError as error:
                 errors.append(error)
                 silent = NodeSeen(state="missing", detail=error.what)
@@ -363,35 +365,28 @@ class HostsTarget(Target):
         followed = self._connect(plan).each(copy, nodes.hosts_of(plan))
         return states, any(followed), joined(errors) if errors else None
 
-    def _copy(
-        self, plan: LaunchPlan, host: HostFacts, index: int
-    ) -> tuple[Mapping[str, NodeSeen], bool]:
-        ssh = self._connect(plan)
+    def _open(self, plan: LaunchPlan, host: HostFacts) -> Session:
+        """A session; what was in the way of the last one is raised again for a while."""
         tried_at, why = _away.get(host.name, (float("-inf"), None))
-        if why and not self._lines and time.monotonic() - tried_at < AWAY_RETRY_S:
+        if why and time.monotonic() - tried_at < AWAY_RETRY_S:
             raise why
         try:
-            session = ssh.open(host.host)
+            return self._connect(plan).open(host.host)
         except TargetError as error:
             _away[host.name] = time.monotonic(), error
             raise
-        with session:
-            return copy_once(session, host, index, plan.run_id, Path(plan.run_dir))
-
-    def collect(self, plan: LaunchPlan) -> None:
-        """As ``Target.collect``; a host that is not reached keeps what it has."""
-
-        def copy(item: tuple[HostFacts, int]) -> None:
-            if self._answers(item[1]):
-                with contextlib.suppress(TargetError):
-                    self._copy(plan, *item)
-
-        self._connect(plan).each(copy, nodes.hosts_of(plan))
 
     def _answers(self, index: int) -> bool:
         """False for a host known to be silent: do not wait for it again."""
         line = self._lines.get(index)
         return line is None or line.silent_s() < LOST_AFTER_S / 2
+
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
+        """As ``Target.find_end``. Between two attempts no node runs, but the run does."""
+        _, is_followed, error = self._ask(plan)
+        if error:
+            raise error
+        return None if is_followed else super().find_end(run, plan)
 
     # -- end --------------------------------------------------------------------------------------
 
@@ -402,12 +397,10 @@ class HostsTarget(Target):
         """
         if (plan := self._plan_of(run_id)) is None:
             return
-        if only is not None:
+        try:
             self._end(plan, only, grace_s)
-        else:
-            try:
-                self._end(plan, None, grace_s)
-            finally:
+        finally:
+            if only is None:
                 if self._beats is not None:
                     self._beats.set()
                 self._connect(plan).each(lambda line: line.close(), self._lines.values())
@@ -461,27 +454,3 @@ class HostsTarget(Target):
                 "; ".join(error.what for error in away.values()),
                 f"{typed.command('stop', plan.run_id)}, once more",
             )
-
-    def live_runs(self) -> tuple[LiveRun, ...]:
-        """Runs of this machine's run folders that have no outcome yet.
-
-        Empty while this launcher follows a run: its hosts are not asked about others.
-        """
-        if self._lines:
-            return ()
-        found = []
-        for run in list_runs(self._run_root):
-            try:
-                plan = self._plan_of(run.run_id)
-                if plan is None or plan.target != self.name or run.read_outcome() is not None:
-                    continue
-                states, followed, error = self._ask(plan)
-                if error:
-                    raise error
-            except LauncherError:
-                # A host that is away, or a damaged plan, must not hide the other runs.
-                continue
-            # Between two attempts no node runs, but the run does.
-            running = max(sum(s.state == "running" for s in states.values()), int(followed))
-            found.append(LiveRun(run_id=plan.run_id, run_dir=plan.run_dir, running_nodes=running))
-        return tuple(found)

@@ -16,7 +16,7 @@ from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder
 from launcher.targets import process_table
-from launcher.targets.hosts import images, ssh
+from launcher.targets.hosts import nodes, ssh
 from launcher.targets.hosts.program import messages, processes, requests
 from launcher.targets.hosts.program.node_state import read_state
 from tests.launcher.runner import WAITING, Runner
@@ -61,12 +61,12 @@ def living() -> set[int]:
 )
 def test_an_image_that_gets_stuck_on_its_way_is_an_error(tmp_path, monkeypatch, host, save, load):
     put_first(monkeypatch, tmp_path / "docker", "docker", DOCKER.format(save=save, load=load))
-    monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
-    monkeypatch.setattr(images, "PROVIDE_LIMIT_S", 1.0)
-    image = images.Image(name="i", id="own")
+    monkeypatch.setattr(nodes, "ENGINE_SILENCE_S", 1.0)
+    monkeypatch.setattr(nodes, "PROVIDE_LIMIT_S", 1.0)
+    image = nodes.Image(name="i", id="own")
     before, ssh = living(), open_ssh(tmp_path, monkeypatch)
     with ssh.open(host) as session, soon(), pytest.raises(TargetError, match="gpu1"):
-        images.provide_image(image, ssh, session)
+        nodes.provide_image(image, ssh, session)
     assert living() <= before
 
 

@@ -20,25 +20,20 @@ from launcher.targets.hosts.program.wire import (
     write_frame,
 )
 
-SPEC_LIMIT_S = 60
-
 
 def main(argv: list[str]) -> int:
     """Returns when the launcher closes the conversation, or the node has ended."""
     if argv[1:2] == ["keep"]:
-        # The session that started this sends the spec at once, unless it hangs.
-        alarm(SPEC_LIMIT_S)
-        keeper = session.module("keeper")
+        # Ended by the session that started this: it sends the spec at once.
         spec = parse_json(sys.stdin.buffer.read())
-        alarm(0)
-        keeper.NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
+        session.module("keeper").NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
         return 0
     converse()
     return 0
 
 
 def converse() -> None:
-    """Answers one request after another; a watch goes on until the launcher ends it."""
+    """Answers one call after another; a watch goes on until the launcher ends it."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
@@ -52,15 +47,9 @@ def converse() -> None:
             if frame is None:
                 return
             asked, blob = frame
-            assert isinstance(asked, (messages.FunctionCall, messages.WatchRun)), type(asked)
+            assert isinstance(asked, messages.FunctionCall), type(asked)
             alarm(int(asked.limit_s) + 60)
-            if (refusal := refuse_as_another(asked.machine)) is not None:
-                write_frame(stdout, refusal)
-            elif isinstance(asked, messages.FunctionCall):
-                write_frame(stdout, answer(asked, blob))
-            # Python's own buffer, which select does not see, holds at most beats: others follow.
-            elif not session.module("watch").Watch(asked, stdout).run(stdin.fileno()):
-                return
+            write_frame(stdout, refuse_as_another(asked.machine) or answer(asked, blob))
     finally:
         session.end()
 

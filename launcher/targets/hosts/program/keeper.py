@@ -7,6 +7,7 @@ a followed run if the launcher is silent for a while, but never that of a detach
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import time
@@ -18,8 +19,8 @@ from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.waits import SOON_S
 from launcher.targets import children
+from launcher.targets.held_child import HeldChild, write
 from launcher.targets.hosts.program import leases, processes
-from launcher.targets.hosts.program.held import KeptChild
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.wire import TYPE_CHECKING
@@ -27,7 +28,7 @@ from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType
 
 SWEEP_LIMIT_S = 5.0
@@ -36,6 +37,8 @@ LAST_WORD_S = 2.0
 SETUP_FAILED, DISK_FULL = 126, 198
 MOST_TOLD = 2000
 """Characters of what is told of an end: the record holds no more on a full disk."""
+SHOWN_S = 1.0
+"""Between two signs to a held node that the run lives."""
 
 
 class NodeKeeper:
@@ -147,7 +150,28 @@ def _end(pid: int, _grace_s: float) -> None:
     send((pid,), signal.SIGCONT)
 
 
-# -- containers ------------------------------------------------------------------------------------
+# -- held nodes and containers ---------------------------------------------------------------------
+
+
+class KeptChild(HeldChild):
+    """The forked node as its keeper sees it, which also shows the held node that the run lives."""
+
+    def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
+        assert spec.held is not None
+        hold_dir, asked = Path(spec.held.run_dir), json.loads(spec.held.request)
+        super().__init__(hold_dir, spec.node_index, Path(asked["record_dir"]))
+        self._user, self._show_at = hold_dir / protocol.HOLD_USER, 0.0
+        # A container has an environment of its own, and pids that say nothing here.
+        given = {**spec.env, **spec.secrets} if asked.get("adds_env") else env
+        write(self._user, spec.held.user)
+        self.ask(json.dumps({**asked, "env": list(given.items())}))
+
+    def poll(self) -> int | None:
+        if (now := time.monotonic()) > self._show_at:
+            self._show_at = now + SHOWN_S
+            with suppress(OSError):
+                os.utime(self._user)
+        return super().poll()
 
 
 def inspect(name: str) -> tuple[bool, str]:

@@ -17,26 +17,19 @@ RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR = "runs", "checkpoints", "outputs"
 """In a host's ``state_dir``."""
 
 
-class HostRequest(Record):
-    """What a launcher asks of a host.
-
-    The conversation ends if the host needs longer than ``limit_s``. If ``machine`` is named, any
-    other machine refuses the request.
-    """
-
-    limit_s: float = IDLE_LIMIT_S
-    machine: str = ""
-
-
-class FunctionCall(HostRequest):
+class FunctionCall(Record):
     """Calls a function of a module beside this one, ``MODULE.NAME``, with these arguments.
 
-    The argument ``blob`` is the bytes that come with the message, if it is named.
+    The argument ``blob`` is the bytes that come with the message, if it is named. The conversation
+    ends if the host needs longer than ``limit_s``. If ``machine`` is named, any other machine
+    refuses the call.
     """
 
     function: str
     arguments: Mapping[str, Any]
     blob: str = ""
+    limit_s: float = IDLE_LIMIT_S
+    machine: str = ""
 
 
 class Answered(Record):
@@ -140,24 +133,6 @@ class LeftOnHost(Record):
     age_s: float
     size_bytes: int
     is_cut: bool
-
-
-class WatchRun(HostRequest):
-    """Sends what a run writes there as it comes, and its node's states, until the connection ends.
-
-    ``have`` is the size of each file that the launcher has, by its path in the run folder.
-    ``once`` sends what is there, with at most ``beside_code_bytes`` of what the training wrote
-    beside its code, and ends with the answer whether a launcher somewhere drives the run.
-    ``follows`` is set by the launcher that drives the run: without its
-    beats the node ends.
-    """
-
-    run_dir: str
-    node: int
-    have: Mapping[str, int]
-    once: bool = False
-    beside_code_bytes: int = 0
-    follows: bool = False
 
 
 class FilePart(Record):

@@ -44,7 +44,7 @@ def remove_run(
     """Removes a run's folder, and its checkpoint folder if that is empty.
 
     Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named;
-    returns how many. Those that ``WatchRun`` sent within ``brought_bytes`` are not moved.
+    returns how many. Those that ``send_run`` sent within ``brought_bytes`` are not moved.
     """
     code = Path(run_dir, protocol.CODE_DIR)
     kept = split_outputs(code, brought_bytes)[1] if outputs_dir else []

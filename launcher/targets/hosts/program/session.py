@@ -38,13 +38,9 @@ def end() -> None:
     for token in _tokens:
         with suppress(OSError):
             token.unlink()
-    _release()
-
-
-def _release() -> None:
     if _held:
         module("leases").release(_held)
-    _held.clear()
+        _held.clear()
 
 
 def read_clock() -> float:
@@ -63,7 +59,6 @@ def take_lease(
     many slots the host has in all; None for no limit.
     """
     leases = module("leases")
-    _release()
     # An earlier incarnation of the node may still run.
     end_nodes = module("requests").end_nodes
     end_nodes(lease.run_id, lease.node_index, 0.0, in_containers=containers)

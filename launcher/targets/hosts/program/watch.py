@@ -10,19 +10,21 @@ import os
 import select
 import signal
 import stat
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.keeper_record import RECORD
 from launcher.contract.waits import POLL_S
-from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
 from launcher.targets.hosts.program.wire import TYPE_CHECKING, write_frame
 
 if TYPE_CHECKING:
-    from typing import IO
+    from collections.abc import Mapping
+    from typing import Any, NoReturn
 
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
@@ -39,38 +41,57 @@ LEFT_OUT = (
 """Only in the run folder itself: below it, folders with such names belong to the training."""
 
 
+def send_run(
+    *, run_dir: str, node: int, have: Mapping[str, int], beside_code_bytes: int
+) -> list[Any]:
+    """Sends what a run has written here; returns its node's states, and whether a launcher follows.
+
+    Of what the training wrote beside its code it sends at most ``beside_code_bytes``. ``have`` is
+    the size of each file that the launcher has, by its path in the run folder.
+    """
+    watch = Watch(run_dir, node, have, follows=False)
+    watch.send_new()
+    for path in split_outputs(Path(run_dir, protocol.CODE_DIR), beside_code_bytes)[0]:
+        watch.send_file(path)
+    return [watch.states, is_followed(Path(run_dir))]
+
+
+def watch_run(*, run_dir: str, node: int, have: Mapping[str, int], follows: bool) -> NoReturn:
+    """Sends what a run writes here as it comes, and its node's states.
+
+    It ends with the conversation. ``follows`` is set by the launcher that drives the run: without
+    its beats the node ends.
+    """
+    Watch(run_dir, node, have, follows=follows).run()
+    sys.exit()
+
+
 class Watch:
     """One launcher's view of one run."""
 
-    def __init__(self, asked: messages.WatchRun, out: IO[bytes]) -> None:
-        self._asked, self._out = asked, out
-        self._run_dir = Path(asked.run_dir)
+    def __init__(self, run_dir: str, node: int, have: Mapping[str, int], *, follows: bool) -> None:
+        self.states: dict[str, NodeSeen] = {}
+        """By ``index.incarnation``."""
+        self._run_dir, self._node, self._follows = Path(run_dir), node, follows
+        self._out = sys.stdout.buffer
         self._seen: dict[str, tuple[int, int, int]] = {}
-        self._sent = dict(asked.have)
-        self._states: dict[str, NodeSeen] = {}
+        self._sent = dict(have)
         self._stdin: int | None = None
         self._goes_on = True
 
-    def run(self, stdin: int) -> bool:
-        """Blocks until the launcher ends the connection; with ``once`` until all is sent (True)."""
+    def run(self) -> None:
+        """Blocks until the launcher, which beats, ends the connection."""
         beat_at = float("-inf")
-        if self._asked.once:
-            self.send_new()
-            for path in split_outputs(
-                self._run_dir / protocol.CODE_DIR, self._asked.beside_code_bytes
-            )[0]:
-                self._send_file(path)
-            write_frame(self._out, messages.Answered(value=is_followed(self._run_dir)))
-            return True
-        self._stdin = stdin
+        # Python's own buffer, which select does not see, holds at most beats: others follow.
+        self._stdin = sys.stdin.buffer.fileno()
         signal.alarm(SILENCE_LIMIT_S)
         while self._goes_on:
             self._hear(POLL_S)
+            before = self.states
             self.send_new()
-            if time.monotonic() - beat_at >= BEAT_S:
+            if self.states != before or time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
-                write_frame(self._out, NodesSeen(nodes=self._states))
-        return False
+                write_frame(self._out, NodesSeen(nodes=self.states))
 
     def _hear(self, wait_s: float) -> None:
         """Reads what the launcher says; also called between the parts of a large file."""
@@ -81,27 +102,31 @@ class Watch:
         if not self._goes_on:
             return
         signal.alarm(SILENCE_LIMIT_S)
-        if self._asked.follows:
-            mark_followed(self._run_dir, self._asked.node)
+        if self._follows:
+            mark_followed(self._run_dir, self._node)
 
     def send_new(self) -> None:
-        """Everything that changed since the last call: files first, then how nodes ended."""
-        node = self._run_dir / protocol.NODES_DIR / str(self._asked.node)
-        states = {f"{node.name}.{one.name}": read_state(one) for one in node.glob("[0-9]*")}
+        """Sends what has changed in files since the last call, and then sets ``states``.
+
+        So when a node's end is told, all that it wrote has been sent.
+        """
+        node = self._run_dir / protocol.NODES_DIR / str(self._node)
+        # A node that was not started yet has no record.
+        found = (record.parent for record in node.glob(f"[0-9]*/{RECORD}"))
+        states = {f"{node.name}.{one.name}": read_state(one) for one in found}
         for path in sorted(_files(self._run_dir, LEFT_OUT)):
             is_request = path.parent == self._run_dir and path.name in protocol.RUN_REQUESTS
             with suppress(OSError):
-                if self._asked.follows or not is_request:
-                    self._send_file(path)
+                if self._follows or not is_request:
+                    self.send_file(path)
                 if not self._goes_on:
                     return
-                if self._asked.follows and is_request:
+                if self._follows and is_request:
                     path.unlink()
-        if states != self._states:
-            self._states = states
-            write_frame(self._out, NodesSeen(nodes=states))
+        self.states = states
 
-    def _send_file(self, path: Path) -> None:
+    def send_file(self, path: Path) -> None:
+        """Sends what the launcher does not have of a file."""
         name = str(path.relative_to(self._run_dir))
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())

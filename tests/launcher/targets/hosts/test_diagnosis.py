@@ -58,7 +58,7 @@ class Site:
         self._running, self._lock = set[str](), threading.Lock()
         monkeypatch.setattr("launcher.doctor.run.run_probe", self._probe)
         monkeypatch.setattr(
-            "launcher.targets.hosts.images.inspect_image", lambda name: ("sha256:aa", "2.9.0")
+            "launcher.targets.hosts.nodes.inspect_image", lambda name: ("sha256:aa", "2.9.0")
         )
 
     def _probe(self, plan: LaunchPlan, target: Any, limit_s: float) -> ProbeAnswers:

@@ -8,11 +8,11 @@ import pytest
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
-from launcher.targets.hosts.images import Image
+from launcher.targets.hosts.nodes import Image
 from launcher.targets.hosts.plan import decide_unshared
 from launcher.targets.hosts.program.messages import Address, HostReport, Lease
-from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.survey import Reachability
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
 CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.contract.process_stat import name_machine
-from launcher.targets.hosts.images import Image, provide_image, read_image
+from launcher.targets.hosts.nodes import Image, provide_image, read_image
 from launcher.targets.hosts.program import facts, leases, requests
 from launcher.targets.hosts.program.messages import Address, HostReport, Lease, RequestError
 from launcher.targets.hosts.settings import Host

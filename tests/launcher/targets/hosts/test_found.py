@@ -15,6 +15,7 @@ import pytest
 
 from launcher.code.record import Change
 from launcher.contract.errors import InputError, TargetError
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets import hosts
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, localise
@@ -28,12 +29,11 @@ from launcher.targets.hosts.program.messages import (
     RunOnHost,
 )
 from launcher.targets.hosts.program.session import leave_token, read_clock, take_lease
-from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Ssh, make_control_dir
-from launcher.targets.hosts.survey import find_twins, survey_hosts
+from launcher.targets.hosts.survey import find_twins, meet, survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.targets.hosts.conftest import TWO, Answers, Said
@@ -294,8 +294,13 @@ def test_runs_on_hosts_that_have_no_folder_here_are_listed(found, tmp_path):
 
 
 def test_a_run_is_found_by_its_beginning_and_gets_a_folder_here(found, tmp_path, monkeypatch):
-    collected: list[str] = []
-    monkeypatch.setattr(HostsTarget, "collect", lambda self, plan: collected.append(plan.run_id))
+    copied: list[str] = []
+
+    def ask(self: HostsTarget, plan: LaunchPlan) -> Any:
+        copied.append(plan.run_id)
+        return {}, False, None
+
+    monkeypatch.setattr(HostsTarget, "_ask", ask)
     for name, why in [
         ("latest", "'latest' may be any of digits-0a1b2c, moons-1"),
         ("x", "no run 'x'"),
@@ -305,15 +310,15 @@ def test_a_run_is_found_by_its_beginning_and_gets_a_folder_here(found, tmp_path,
     with pytest.raises(InputError, match="digits"):
         find_named(None, tmp_path, "digits")
     run = find_named(found, tmp_path, "digits")
-    assert (run.path, collected) == (tmp_path / RUN_ID, [RUN_ID])
+    assert (run.path, copied) == (tmp_path / RUN_ID, [RUN_ID])
     plan = run.read_plan()
     assert [node.incarnation for node in plan.nodes] == [1, 1], "the newest plan counts"
     assert HostsSettings.of(plan).ssh_config == "my.cfg"
     # Where nobody here has started it, the hosts are asked again.
     assert find_named(found, tmp_path, RUN_ID).path == run.path
-    assert collected == [RUN_ID] * 2
+    assert copied == [RUN_ID] * 2
     assert find_named(None, tmp_path, RUN_ID).path == run.path
-    assert collected == [RUN_ID] * 2
+    assert copied == [RUN_ID] * 2
 
 
 def test_hosts_of_a_run_get_the_names_that_are_used_here(make_host_plan):

@@ -1,27 +1,29 @@
 """A launcher's line to a host: what it asks and believes, and when it connects anew."""
 
+import queue
 import threading
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.contract.errors import TargetError
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import HostLine, copy_once, send_beats
 from launcher.targets.hosts.program.messages import (
     Answered,
     FilePart,
     NodeSeen,
     NodesSeen,
-    WatchRun,
 )
+from launcher.targets.hosts.program.watch import send_run, watch_run
 from launcher.targets.hosts.program.wire import BEAT
-from tests.launcher.targets.hosts.conftest import TWO
 from tests.waiting import StoppedClock, wait_until
 
-RUNNING = NodeSeen(state="running")
+RUNNING, MISSING = NodeSeen(state="running"), NodeSeen(state="missing")
 RUN_DIR = "/home/gpu1/.launcher/runs/r"
 PART = FilePart(file="nodes/0/0/console.log", offset=0, new=True, at=1.0)
 
@@ -33,8 +35,8 @@ class Talk:
         self.did: list[Any] = []
         self._told, self._killed = [*told], threading.Event()
 
-    def send(self, message: Any, limit_s: float) -> None:
-        self.did.append((message, limit_s))
+    def ask(self, limit_s: float, function: Any, **given: Any) -> None:
+        self.did.append((limit_s, function, given))
 
     def receive(self, limit_s: float | None = None) -> tuple[Any, bytes]:
         if not self._told:
@@ -59,7 +61,12 @@ def clock() -> StoppedClock:
 
 
 @pytest.fixture
-def make_line(tmp_path: Path, clock: StoppedClock) -> Callable[..., Any]:
+def plan(make_host_plan: Callable[..., LaunchPlan], tmp_path: Path) -> LaunchPlan:
+    return replace(make_host_plan(), run_id="r", run_dir=str(tmp_path))
+
+
+@pytest.fixture
+def make_line(plan: LaunchPlan, clock: StoppedClock) -> Callable[..., Any]:
     """An open line over these sessions, one after the other; and the hosts it disconnected from."""
 
     def make(*talks: Talk) -> tuple[HostLine, list[str]]:
@@ -71,7 +78,7 @@ def make_line(tmp_path: Path, clock: StoppedClock) -> Callable[..., Any]:
             return left.pop(0)
 
         ssh: Any = Namespace(open=open_next, disconnect=lambda host: cut.append(host.name))
-        line = HostLine(ssh, "r", tmp_path, TWO[0], 0, clock, follows=True)
+        line = HostLine(ssh, plan, 0, clock, follows=True)
         line.open()
         return line, cut
 
@@ -85,18 +92,43 @@ def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line
     line, _ = make_line(talk)
     wait_until(line.has_told.is_set)
     have = {"ledger.jsonl": 3}
-    assert talk.did == [(WatchRun(run_dir=RUN_DIR, node=0, have=have, follows=True), 8.0)]
+    asked = {"run_dir": RUN_DIR, "node": 0, "have": have, "follows": True}
+    assert talk.did == [(8.0, watch_run, asked)]
     assert (tmp_path / PART.file).read_bytes() == b"hello"
-    assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, NodeSeen(state="missing")]
-    line.started("0.1")
+    assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, MISSING]
     clock.now = 4.9
-    assert (line.state("0.1"), line.silent_s()) == (RUNNING, 4.9)
-    clock.now = 5.0
-    assert line.state("0.1") == NodeSeen(state="missing")
+    assert line.silent_s() == 4.9
     line.close()
     assert talk.did[1:] == ["kill", "close"]
     line.beat()
     assert talk.did[3:] == []
+
+
+def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tmp_path, clock):
+    says: queue.Queue[Any] = queue.Queue()
+
+    class Slow(Talk):
+        def receive(self, limit_s: float | None = None) -> tuple[Any, bytes]:
+            if told := says.get(timeout=30):
+                return told
+            raise TargetError("gpu1: it is gone")
+
+        def kill(self) -> None:
+            says.put(None)
+
+    line, _ = make_line(Slow())
+    says.put((NodesSeen(nodes={"0.0": RUNNING}), b""))
+    wait_until(line.has_told.is_set)
+    line.started("0.1")
+    # What the earlier one has left is still on its way.
+    says.put((PART, b"a large file"))
+    wait_until((tmp_path / PART.file).exists)
+    clock.now = 60.0
+    assert line.state("0.1") == RUNNING
+    for nodes in ({"0.1": RUNNING}, {}):
+        says.put((NodesSeen(nodes=nodes), b""))
+    wait_until(lambda: line.state("0.1") == MISSING)
+    line.close()
 
 
 def test_a_silent_connection_is_replaced_and_a_dead_one_is_shared_no_more(make_line, clock):
@@ -128,25 +160,22 @@ def test_beats_go_to_all_lines_until_the_run_is_over(monkeypatch):
 
 
 def test_a_copy_ends_with_the_states_and_whether_a_launcher_follows_or_what_was_not_copied(
-    tmp_path,
+    plan, tmp_path
 ):
-    told = [(PART, b"hello"), (NodesSeen(nodes={"0.0": RUNNING}), b""), (Answered(value=True), b"")]
+    told = [(PART, b"hello"), (Answered(value=[{"0.0": RUNNING}, True]), b"")]
     talk: Any = Talk(*told)
-    assert copy_once(talk, TWO[0], 0, "r", tmp_path, beside_code_bytes=7) == (
-        {"0.0": RUNNING},
-        True,
-    )
-    asked = WatchRun(run_dir=RUN_DIR, node=0, have={}, once=True, beside_code_bytes=7)
-    assert talk.did == [(asked, 60.0)]
+    assert copy_once(talk, plan, 0, beside_code_bytes=7) == ({"0.0": RUNNING}, True)
+    asked = {"run_dir": RUN_DIR, "node": 0, "have": {}, "beside_code_bytes": 7}
+    assert talk.did == [(3600.0, send_run, asked)]
     # A folder is in the way, as a full disk would be.
     (tmp_path / PART.file).unlink()
     (tmp_path / PART.file).mkdir()
     talk = Talk(*told)
-    assert copy_once(talk, TWO[0], 0, "r", tmp_path)[1] is True
-    assert talk.did == [(asked.having(beside_code_bytes=0), 60.0)]
+    assert copy_once(talk, plan, 0)[1] is True
+    assert talk.did == [(3600.0, send_run, {**asked, "beside_code_bytes": 0})]
     talk = Talk(*told)
     with pytest.raises(TargetError) as error:
-        copy_once(talk, TWO[0], 0, "r", tmp_path, is_last=True)
+        copy_once(talk, plan, 0, is_last=True)
     why = f"gpu1: {PART.file} could not be copied here (Is a directory); the host keeps it"
     fix = f"correct that in {tmp_path}, then launcher stop r"
     assert (error.value.what, error.value.hint) == (why, fix)

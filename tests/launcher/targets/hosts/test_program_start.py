@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import FunctionCall, WatchRun
+from launcher.targets.hosts.program.messages import FunctionCall
 from launcher.targets.hosts.program.session import read_clock
 from launcher.targets.hosts.program.wire import Record, write_frame
 from launcher.targets.hosts.settings import Host
@@ -88,7 +88,7 @@ def test_a_conversation_that_asks_for_little_imports_little(folder):
 
 def test_a_watch_imports_nothing_that_starts_processes(folder, tmp_path):
     run_dir = str(tmp_path)
-    asked = WatchRun(run_dir=run_dir, node=0, have={}, once=True)
+    asked = call("watch.send_run", run_dir=run_dir, node=0, have={}, beside_code_bytes=0)
     imported = imported_for(folder, asked)
     assert "pathlib" in imported
     assert not imported & (SLOW | OF_PROCESSES)

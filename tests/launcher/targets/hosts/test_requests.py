@@ -8,6 +8,7 @@ import sys
 import tarfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,16 +21,14 @@ from launcher.code.files import list_files
 from launcher.contract import protocol
 from launcher.contract.keeper_record import read_record
 from launcher.targets.hosts.connection import HostCopy
-from launcher.targets.hosts.program import code_store, leases, processes, requests
+from launcher.targets.hosts.program import code_store, leases, processes, requests, watch
 from launcher.targets.hosts.program.messages import (
     KeeperSpec,
     Lease,
     NodeSeen,
     RunOnHost,
-    WatchRun,
 )
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
-from launcher.targets.hosts.program.watch import Watch
 from launcher.targets.hosts.program.wire import read_frame
 from tests.disks import mounted
 from tests.waiting import wait_until
@@ -69,15 +68,10 @@ def remove(run_dir: Path, brought_bytes: int = 0) -> int:
 
 def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
     """What a launcher copies at the end of a run."""
-    asked = WatchRun(
-        run_dir=str(run_dir),
-        node=0,
-        have={},
-        once=True,
-        beside_code_bytes=limit_bytes,
-    )
     sent = io.BytesIO()
-    assert Watch(asked, sent).run(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch.sys, "stdout", Namespace(buffer=sent))
+        watch.send_run(run_dir=str(run_dir), node=0, have={}, beside_code_bytes=limit_bytes)
     sent.seek(0)
     copy = HostCopy(here)
     while (frame := read_frame(sent)) is not None:

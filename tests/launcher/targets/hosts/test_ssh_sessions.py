@@ -18,6 +18,7 @@ from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import leases
 from launcher.targets.hosts.program.messages import Lease, Refusal
 from launcher.targets.hosts.program.session import HELD_LIMIT_S, read_clock, take_lease
+from launcher.targets.hosts.program.wire import write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh, joined
 
@@ -189,7 +190,7 @@ def test_the_client_gets_all_that_is_known_of_a_host(tmp_path, monkeypatch):
 def test_a_refusal_names_the_host_and_a_fix(refusal, hint):
     # What is sent comes back.
     with Session(Host(name="gpu1"), ("cat",), "", "ssh gpu1") as session:
-        session.send(refusal)
+        write_frame(session._talk.stdin, refusal)
         with pytest.raises(TargetError) as error:
             session.receive()
     assert (error.value.what, error.value.hint) == (f"gpu1: {refusal.error}", hint)

@@ -13,12 +13,11 @@ from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.look import LookRequest
-from launcher.follow.target import Door, LiveRun
+from launcher.follow.target import Door
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome
 from launcher.targets.hosts import doctor, nodes
-from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.nodes import Image
 from launcher.targets.hosts.program import facts, requests
 from launcher.targets.hosts.program.messages import HostReport, NodeSeen
 from launcher.targets.hosts.program.session import read_clock
@@ -81,7 +80,7 @@ def test_a_plan_is_made_of_what_hosts_have(
         return report(asked)
 
     hosts_say(gpu1={read_clock: 0.0, facts.read_host: read})
-    inspect = "launcher.targets.hosts.images.inspect_image"
+    inspect = "launcher.targets.hosts.nodes.inspect_image"
     monkeypatch.setattr(inspect, lambda name: ("sha256:aa", "2.8.0"))
     monkeypatch.chdir(tmp_path)
     job = make_job(nnodes="1:2", hosts={"runtime": runtime, "inventory": "gpu[1-3]"})
@@ -237,26 +236,29 @@ def test_a_host_whose_files_do_not_fit_here_is_told(target, hosts_say, monkeypat
     assert "brought" in target.notes
 
 
-def test_hosts_that_do_not_answer_hold_up_neither_a_copy_nor_a_look(target, hosts_say, monkeypatch):
+def test_hosts_that_do_not_answer_hold_up_neither_a_copy_nor_a_start_nor_a_look(
+    target, hosts_say, monkeypatch
+):
     run = RunFolder(target._run_root / "digits-0a1b2c")
     plan, copied = run.read_plan(), list[str]()
 
-    def copy(session: Any, host: Any, index: int, run_id: str, run_dir: Path) -> None:
-        copied.append(f"{host.name} {index} {run_id} {run_dir}")
+    def copy(session: Any, plan: Any, index: int) -> Any:
+        copied.append(f"{session.host.name} {index}")
+        return {f"{index}.0": NodeSeen(state="running")}, False
 
     monkeypatch.setattr("launcher.targets.hosts.target.copy_once", copy)
-    hosts_say(gpu1={requests.take_look: {}, requests.ask_launcher: False}, gpu2={})
-    for silent_s, names in ((5.9, ["gpu1 0", "gpu2 1"]), (6.0, ["gpu1 0"])):
-        target._lines = {0: Line(), 1: Line(silent_s)}
-        target.collect(plan)
-        assert sorted(copied) == [f"{name} digits-0a1b2c {run.path}" for name in names]
-        copied.clear()
+    monkeypatch.setattr("launcher.targets.hosts.target._away", {})
+    target._lines = {0: Line(), 1: Line(6.0)}
     (away,) = [node for node in render_hosts(plan).nodes if not target._may_answer(node)]
     assert target._refused == {away.node.node_index: "gpu2 does not answer"}
-    hosts_say(gpu1={requests.take_look: {}, requests.ask_launcher: False})
+    target._refused.clear()
     target._lines.clear()
-    target.collect(plan)
-    assert copied == [f"gpu1 0 digits-0a1b2c {run.path}"]
+    hosts_say(gpu1={requests.take_look: {}, requests.ask_launcher: False})
+    for _ in range(2):
+        seen, error = target.observe_reachable(plan)
+        assert [node.state.value for node in seen.nodes] == ["running", "missing"]
+        assert error.what == seen.nodes[1].detail == "gpu2: it does not answer"
+    assert copied == ["gpu1 0"] * 2
     told = target.look(run, plan, LookRequest(id="x"), 1.0, SystemClock())
     assert told == {0: "its agent does not answer", 1: "gpu2: it does not answer"}
     with pytest.raises(TargetError, match="the launcher of digits-0a1b2c does not answer"):
@@ -273,7 +275,7 @@ def test_what_a_plan_needs_here_is_checked(target, make_host_plan, monkeypatch):
     monkeypatch.setattr(
         "launcher.targets.hosts.target.provide_image", lambda *given: provided.append(given)
     )
-    monkeypatch.setattr("launcher.targets.hosts.images.inspect_image", lambda name: ("aa", "2"))
+    monkeypatch.setattr("launcher.targets.hosts.nodes.inspect_image", lambda name: ("aa", "2"))
     target._provide_image(plan, ["session"])
     assert provided == []
     target._provide_image(replace(plan, image="a:1"), ["session"])
@@ -281,23 +283,22 @@ def test_what_a_plan_needs_here_is_checked(target, make_host_plan, monkeypatch):
     assert provided == [(image, target._ssh, "session")]
 
 
-def test_live_runs_are_those_of_hosts_that_have_no_outcome(target, make_host_plan, monkeypatch):
-    root = target._run_root
-    runs = ("away", "hosts"), ("ended", "hosts"), ("other", "docker"), ("waits", "hosts")
-    for run_id, name in runs:
-        plan = replace(make_host_plan(), run_id=run_id, run_dir=str(root / run_id), target=name)
-        RunFolder(root / run_id).create(plan, "", 1.0)
-    RunFolder(root / "ended").write_outcome(Outcome(cause=Cause.COMPLETED))
+@pytest.mark.parametrize(
+    ("state", "is_followed", "cause"),
+    [("running", False, None), ("missing", True, None), ("missing", False, Cause.LAUNCHER_LOST)],
+)
+def test_a_run_goes_on_while_a_node_runs_or_its_launcher_is_heard(
+    target, hosts_say, monkeypatch, state, is_followed, cause
+):
+    def copy(session: Any, plan: Any, index: int) -> Any:
+        return {f"{index}.0": NodeSeen(state=state)}, is_followed and index == 1
 
-    def ask(self: HostsTarget, plan: Any) -> object:
-        states = {"0.0": NodeSeen(state="running"), "1.0": NodeSeen(state="exited")}
-        error = TargetError("gpu1: no route to host") if plan.run_id == "away" else None
-        return ({} if plan.run_id == "waits" else states), plan.run_id == "waits", error
-
-    monkeypatch.setattr(HostsTarget, "_ask", ask)
-    assert target.live_runs() == tuple(
-        LiveRun(run_id=run_id, run_dir=str(root / run_id), running_nodes=1)
-        for run_id in ("digits-0a1b2c", "waits")
-    )
-    target._lines = {0: Line()}
-    assert target.live_runs() == ()
+    run = RunFolder(target._run_root / "digits-0a1b2c")
+    monkeypatch.setattr("launcher.targets.hosts.target.copy_once", copy)
+    monkeypatch.setattr("launcher.targets.hosts.target._away", {})
+    hosts_say(gpu1={}, gpu2={})
+    end = target.find_end(run, run.read_plan())
+    assert (end and end.cause) == cause
+    hosts_say(gpu1={})
+    with pytest.raises(TargetError, match="gpu2: it does not answer"):
+        target.find_end(run, run.read_plan())

@@ -18,7 +18,7 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
 from launcher.contract.look import LookRequest
 from launcher.contract.process_stat import name_machine
-from launcher.follow.target import LiveRun, NodeObservation
+from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts.program import leases
@@ -161,7 +161,6 @@ def test_a_run_takes_leases_brings_what_it_writes_and_leaves_only_outputs(bench)
     assert bench.held() == [[f"{RUN_ID} 0: 2 slots"], [f"{RUN_ID} 1: 2 slots"]]
     assert [bench.console(0), bench.console(1)] == [bench.says(0), bench.says(1)]
     assert bench.observed() == ["0.0 running", "1.0 running"]
-    assert bench.target.live_runs() == ()
     bench.target.stop(RUN_ID, 5.0)
     assert bench.console(1) == f"{bench.says(1)}has ended\n"
     assert (bench.left(), bench.held()) == (
@@ -265,10 +264,9 @@ def test_the_launcher_of_a_run_has_a_stop_from_elsewhere_before_its_nodes_end(be
 def test_a_launcher_elsewhere_sees_a_run_and_asks_its_own_for_what_it_wants(bench):
     bench.start()
     other = bench.launcher(elsewhere=True)
-    (run,) = other.live_runs()
     folder = bench.folder / "elsewhere" / RUN_ID
-    assert run == LiveRun(run_id=RUN_ID, run_dir=str(folder), running_nodes=2)
     plan = RunFolder(folder).read_plan()
+    assert other.find_end(RunFolder(folder), plan) is None
     assert [tell(node) for node in other.observe(plan).nodes] == ["0.0 running", "1.0 running"]
     assert (folder / "nodes/1/0/console.log").read_text() == bench.says(1)
     assert other.scale(RunFolder(folder), plan, 1) is True
