@@ -240,7 +240,7 @@ class Follower:
     def _tell_stopping(self, spent_s: float) -> str:
         plan = self._driver.plan
         folders = (self._run.node_dir(node.node_index, node.incarnation) for node in plan.nodes)
-        asked = [files for files in map(StopFiles, folders) if files.training_speaks()]
+        asked = [files for files in map(StopFiles, folders) if files.training_will_answer()]
         saves = asked and not all(files.has_answer() for files in asked)
         what = "the last checkpoint is being saved" if saves else "waiting for the nodes"
         return f"still stopping, {spent_s:.0f} s of at most {plan.stop_grace_s} s: {what}"

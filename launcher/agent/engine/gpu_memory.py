@@ -15,7 +15,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.waits import POLL_S
 
 DRIVERS_BYTES = 256 << 20
-"""So much more than before the first workers is what drivers keep for themselves."""
+"""Memory in use, beyond that before the first workers, which the driver keeps for itself."""
 
 
 class _Memory(ctypes.Structure):
@@ -39,9 +39,9 @@ def open_devices(visible: str | None) -> UsedBytes | None:
     ``visible`` is CUDA_VISIBLE_DEVICES: indices or UUIDs. If it is not set, all devices that the
     driver shows are the node's: a container sees only its own, numbered from 0.
     """
-    if (found := _open(visible)) is None:
+    if (opened := _open(visible)) is None:
         return None
-    nvml, handles = found
+    nvml, handles = opened
     return lambda: {name: _memory(nvml, handle).used for name, handle in handles.items()}
 
 
@@ -50,9 +50,9 @@ def open_gauges(visible: str | None) -> Callable[[], list[dict[str, Any]]]:
 
     ``visible`` as for ``open_devices``.
     """
-    if (found := _open(visible)) is None:
+    if (opened := _open(visible)) is None:
         return list
-    nvml, handles = found
+    nvml, handles = opened
     return lambda: [{"name": name, **_gauge(nvml, handle)} for name, handle in handles.items()]
 
 

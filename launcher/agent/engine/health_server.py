@@ -80,16 +80,16 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
     training, gpus = vitals.get("training", {}), vitals.get("gpus", [])
     spent = {name: s for name, s in vitals.get("seconds", {}).items() if name != "idle"}
 
-    def one(found: Mapping[str, Any], key: str) -> dict[str, float]:
-        return {"": found[key]} if found.get(key) is not None else {}
+    def single(fields: Mapping[str, Any], key: str) -> dict[str, float]:
+        return {"": fields[key]} if fields.get(key) is not None else {}
 
-    def by(label: str, found: Mapping[str, float]) -> dict[str, float]:
-        return {f'{{{label}="{name}"}}': value for name, value in found.items()}
+    def by(label: str, values_by_name: Mapping[str, float]) -> dict[str, float]:
+        return {f'{{{label}="{name}"}}': value for name, value in values_by_name.items()}
 
     def of_gpus(key: str) -> dict[str, float]:
         return by("gpu", {gpu["name"]: gpu[key] for gpu in gpus})
 
-    age = one(vars(health), "heartbeat_age_s")
+    age = single(vars(health), "heartbeat_age_s")
     return [
         ("launcher_healthy", "1 while the node makes progress.", {"": int(health.healthy)}),
         ("launcher_world_size", "Workers of the job.", {"": health.world_size}),
@@ -99,13 +99,13 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
         ("launcher_restarts_total", "Restarts of workers by cause.", by("cause", health.restarts)),
         ("launcher_phase_seconds_total", "By phase of the agent.", by("phase", health.phase_s)),
         ("launcher_training_seconds_total", "By class; max over nodes.", by("class", spent)),
-        ("launcher_training_step", "Steps over all starts.", one(training, "step")),
-        ("launcher_training_loss", "The last loss in the ledger.", one(training, "loss")),
-        ("launcher_training_samples_per_second", "Of the job.", one(training, "samples_per_s")),
-        ("launcher_checkpoint_timestamp_seconds", "The last save.", one(training, "saved_at")),
-        ("launcher_node_cpu_ratio", "Busy share of the machine.", one(vitals, "cpu_share")),
-        ("launcher_node_memory_bytes", "In use.", one(vitals, "memory_bytes")),
-        ("launcher_node_memory_limit_bytes", "At most.", one(vitals, "memory_limit_bytes")),
+        ("launcher_training_step", "Steps over all starts.", single(training, "step")),
+        ("launcher_training_loss", "The last loss in the ledger.", single(training, "loss")),
+        ("launcher_training_samples_per_second", "Of the job.", single(training, "samples_per_s")),
+        ("launcher_checkpoint_timestamp_seconds", "The last save.", single(training, "saved_at")),
+        ("launcher_node_cpu_ratio", "Busy share of the machine.", single(vitals, "cpu_share")),
+        ("launcher_node_memory_bytes", "In use.", single(vitals, "memory_bytes")),
+        ("launcher_node_memory_limit_bytes", "At most.", single(vitals, "memory_limit_bytes")),
         ("launcher_gpu_utilization_ratio", "Busy share of the GPU.", of_gpus("share")),
         ("launcher_gpu_memory_bytes", "In use.", of_gpus("memory_bytes")),
         ("launcher_gpu_memory_limit_bytes", "At most.", of_gpus("memory_limit_bytes")),
@@ -113,7 +113,7 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
     ]
 
 
-def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int:
+def start_health_server(host: str, port: int, health_now: Callable[[], Health]) -> int:
     """Serves from daemon threads; returns the port. Raises OSError if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -123,7 +123,7 @@ def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int
             if self.path not in ("/healthz", "/metrics"):
                 self.send_error(404, "try /healthz or /metrics")
                 return
-            health = read()
+            health = health_now()
             body = render_metrics(health).encode()
             self.send_response(503 if self.path == "/healthz" and not health.healthy else 200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")

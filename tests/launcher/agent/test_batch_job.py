@@ -113,11 +113,11 @@ def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
     """As where scancel ends srun at once: a requeue would bring the job back."""
     asked = []
 
-    def ask(*argv: str) -> tuple[bool, str]:
+    def run_command(*argv: str) -> tuple[bool, str]:
         asked.append(argv)
         return False, CANCELLED
 
-    monkeypatch.setattr(batch_job, "ask", ask)
+    monkeypatch.setattr(batch_job, "run_command", run_command)
     job = job_in(tmp_path)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:

@@ -281,9 +281,9 @@ def test_what_broke_a_world_is_known_until_the_next_one(played):
     played.work()
     why = "RuntimeError: Timed out waiting 3000ms"
     played.workers[1].say(broken=why)
-    wait_until(lambda: played.node.attempts.broke == {1: why})
+    wait_until(lambda: played.node.attempts.break_reasons == {1: why})
     played.workers[1].say(formed=2)
-    wait_until(lambda: not played.node.attempts.broke)
+    wait_until(lambda: not played.node.attempts.break_reasons)
 
 
 @pytest.mark.parametrize("follows", [True, False])

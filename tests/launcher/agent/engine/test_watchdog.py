@@ -95,7 +95,7 @@ class Watched:
     def look_until(self, end: float, *, every: float = 0.25) -> None:
         while self.clock.now < end:
             self.clock.now += every
-            self.watchdog.look()
+            self.watchdog.poll()
 
 
 @pytest.fixture
