@@ -341,7 +341,7 @@ class BatchJob:
 def run_command(*argv: str) -> Tuple[bool, str]:
     """Whether a command failed, and its output."""
     try:
-        # Slurm's commands have a limit of their own for each message to the controller.
+        # Ended by Slurm's own limit for a message to its controller.
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
         return True, str(error)

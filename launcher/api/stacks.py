@@ -132,7 +132,7 @@ def _by_reason(report: RunStacks) -> list[str]:
     """A line for each reason why a rank stands still, or why part of its look is missing."""
     ranks_of: dict[str, list[int]] = {}
     for one in (seen for each in report.looks.values() for seen in each.ranks):
-        if state := look.tell_state(one):
+        if state := look.describe_state(one):
             ranks_of.setdefault(state, []).append(one.rank)
         if one.no_stacks:
             ranks_of.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)

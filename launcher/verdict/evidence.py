@@ -184,7 +184,7 @@ def read_run(
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
-    detail = outcome.tell(first) if outcome else ""
+    detail = outcome.summarize(first) if outcome else ""
     *placed, detail_line = name_nodes(
         [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, text=detail)], hosts
     )

@@ -21,9 +21,9 @@ from launcher.contract.look import (
     Frame,
     Look,
     RankStacks,
-    hear_look,
     last_collective_at,
     look_dir,
+    parse_printed_looks,
     read_collectives,
     read_look,
     read_looks,
@@ -38,7 +38,7 @@ from launcher.verdict.collectives import join_recorders
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 
-MOST_TOLD_BYTES = 1 << 20
+MOST_PRINTED_BYTES = 1 << 20
 """How much of the end of a console is searched for the stacks that agents print before a stop."""
 
 
@@ -73,11 +73,13 @@ def read_snapshots(
     """
     snapshots = RankSnapshots(folders={**folders})
     for node, console in consoles:
-        if node not in folders and (told_looks := hear_look(read_tail(console, MOST_TOLD_BYTES))):
-            ranks = tuple(worker.look for worker in told_looks)
+        if node not in folders and (
+            printed := parse_printed_looks(read_tail(console, MOST_PRINTED_BYTES))
+        ):
+            ranks = tuple(worker.look for worker in printed)
             snapshots.folders[node] = console.parent
             snapshots.looks[node] = Look(id="", at=0.0, why="stop", attempt=0, ranks=ranks)
-            snapshots.stacks.update({worker.look.rank: worker.stacks for worker in told_looks})
+            snapshots.stacks.update({worker.look.rank: worker.stacks for worker in printed})
     for node, folder in folders.items():
         if look := read_look(folder):
             snapshots.looks[node] = look

@@ -31,6 +31,8 @@ _OF_HANG = (
 _OF_PLACE = (Cause.NO_ROOM, Cause.IMAGE_PULL, Cause.CONTAINER_START)
 OF_STOP = (Cause.STOPPED_BY_USER, Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.KILLED)
 """Causes that a stop of ranks that stand still looks like, but is not."""
+_LIKE_A_STOP = frozenset(OF_STOP) - {Cause.STOPPED_BY_USER}
+"""Those of them that a stop by a person looks like."""
 MOST_SHOWN = 12
 MOST_HEALED = 3
 LINE_CHARACTERS = 160
@@ -101,9 +103,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         others = (None, first.node_index)
         meanings = [m for m in meanings if m.cause not in _OF_PLACE or m.line.node in others]
     if evidence.run_cause is Cause.INTERRUPTED:  # by a person: other ends only look like a stop
-        meanings = [
-            m for m in meanings if m.cause is Cause.STOPPED_BY_USER or m.cause not in OF_STOP
-        ]
+        meanings = [m for m in meanings if m.cause not in _LIKE_A_STOP]
     if evidence.state == RunState.SUCCEEDED.value:
         meanings = []
     if goes_on and first is None:

@@ -110,7 +110,7 @@ class Attempts:
     def describe_disk(self, end: Ending, first: WorkerEnd | None) -> str:
         """The detail of a node's end by a full disk, which names the disk and its largest files."""
         others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
-        summary = disk.describe(end.tell(first), self._run_dir, (self._scratch, *others))
+        summary = disk.describe(end.summarize(first), self._run_dir, (self._scratch, *others))
         return f"{summary}; {end.detail}" if end.detail else summary
 
     def beats(self) -> dict[int, WorkerBeat]:

@@ -126,7 +126,7 @@ class Looker:
         )
         for worker_look in ranks if why == "stop" else ():
             if worker_look.rank in stacks_of:
-                say(look.tell_briefly(worker_look, stacks_of[worker_look.rank]))
+                say(look.render_printed_look(worker_look, stacks_of[worker_look.rank]))
         result = Look(id=id, at=at, why=why, attempt=attempt, native=native, ranks=ranks)
         write_atomically(folder / look.LOOK_FILE, dump_record(result))
         return folder

@@ -145,7 +145,7 @@ class Supervisor:
         if source_of(self._task).is_pod:
             write_termination(outcome, Path(protocol.TERMINATION_LOG))
         if outcome.cause is not Cause.COMPLETED:
-            why = f": {outcome.told}" if outcome.told else ""
+            why = f": {outcome.summary}" if outcome.summary else ""
             say(f"{cause}{why} (exit code {code})")
 
     # -- the agent's process ------------------------------------------------------------------

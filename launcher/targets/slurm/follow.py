@@ -68,7 +68,7 @@ class SlurmDriver:
         self._decided_at: float | None = None
 
     def turn(self) -> Ending | None:
-        if (end := self._folder.look()) is not None:
+        if (end := self._folder.poll()) is not None:
             return end
         self._watch.look()
         starts = read_starts(self._run)
@@ -198,7 +198,7 @@ def decide_end(
     over = [start for start in newest if start.code is not None and not start.goes_on]
     parts = [find_part(run, start, jobs) for start in over]
     going = len(wanted) - len(over)
-    return decide_parts(filter(None, told), parts, going=going, min_nodes=plan.min_nodes)
+    return decide_parts(filter(None, told), parts, still_running=going, min_nodes=plan.min_nodes)
 
 
 def is_told_why(end: Ending, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:

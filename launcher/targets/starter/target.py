@@ -90,7 +90,7 @@ class StarterTarget(SharedFolderTarget):
         left = (run.read_node_outcome(n.node_index, n.incarnation) for n in self.as_run(plan).nodes)
         told = [one for one in left if one and one.detail != protocol.OTHERS_GO_ON]
         parts = [Part(words=one.detail, outcome=one) for one in told]
-        return decide_parts(told, parts, going=0, min_nodes=plan.min_nodes) if told else end
+        return decide_parts(told, parts, still_running=0, min_nodes=plan.min_nodes) if told else end
 
     # -- what the run's folder tells ----------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.contract.causes import Cause
-from launcher.contract.look import Frame, RankLook, tell_state
+from launcher.contract.look import Frame, RankLook, describe_state
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, Meaning
 from launcher.verdict.scan import LIBRARY, place_of
@@ -107,7 +107,7 @@ def _blame(standing: Standing, kind: str, waiting: Sequence[Standing]) -> Meanin
 def _make_meaning(cause: Cause, standing: Standing, others: str) -> Meaning:
     where, state = (
         f"stands at {_name_call(standing)}" if standing.frames else "stands",
-        tell_state(standing.look),
+        describe_state(standing.look),
     )
     if standing.thread:
         where = f"has ended but for its thread {standing.thread}, which {where}"

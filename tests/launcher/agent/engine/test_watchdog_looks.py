@@ -18,8 +18,8 @@ from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import SystemClock
 from launcher.contract.look import (
     LOOK_REQUEST,
-    hear_look,
     look_dir,
+    parse_printed_looks,
     read_look,
     read_looks,
     read_stacks,
@@ -49,7 +49,7 @@ def test_a_hang_is_looked_at_before_its_workers_are_killed(attempts, worker, tmp
 @pytest.mark.parametrize(("why", "is_told"), [("stop", True), ("asked", False)])
 def test_a_look_before_a_stop_says_where_each_rank_is(attempts, worker, capfd, why, is_told):
     Looker(attempts, SystemClock()).take_look(why)
-    told = hear_look(capfd.readouterr().err)
+    told = parse_printed_looks(capfd.readouterr().err)
     heard = [(one.look.rank, one.stacks.threads[0].frames[0].function) for one in told]
     assert heard == ([(0, "hangs")] if is_told else [])
 
