@@ -37,7 +37,7 @@ class Fence:
         self._folder = checkpoint_dir / FOLDER
         self._run_id = run_id
 
-    def take(self, origin: str) -> int:
+    def take_next(self, origin: str) -> int:
         """Takes the next number; raises ``OSError`` when the folder cannot be written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:

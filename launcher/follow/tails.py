@@ -161,12 +161,12 @@ class RunTails:
             self._done.update(self._tails)
             self._tails = {}
 
-    def _outputs(self, read: Callable[[_Tail], Iterator[LineBlock]]) -> Iterator[Output]:
+    def _outputs(self, read_blocks: Callable[[_Tail], Iterator[LineBlock]]) -> Iterator[Output]:
         workers = self._run.worker_logs()
         self._open_new(workers)
         # The agents' own lines first.
         for tail in sorted(self._tails.values(), key=lambda tail: tail.worker is not None):
-            yield from self._outputs_of(tail, read(tail))
+            yield from self._outputs_of(tail, read_blocks(tail))
 
     def _outputs_of(self, tail: _Tail, blocks: Iterator[LineBlock]) -> Iterator[Output]:
         index, worker = tail.node_index, tail.worker

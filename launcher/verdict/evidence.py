@@ -377,8 +377,8 @@ def _tell_of_nodes(
         if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
             node = None if _OF_ALL.match(text) else event.node_index
             yield LogLine(file=name, text=text, node=node, at=event.at)
-    for node, said in nodes.items():
-        yield LogLine(file="the target", text=show_line(said), node=node)
+    for node, words in nodes.items():
+        yield LogLine(file="the target", text=show_line(words), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
         events = read_ledger(path)

@@ -154,21 +154,27 @@ def _place(
     best: Meaning, line: LogLine, evidence: Evidence, ordered: Sequence[Meaning]
 ) -> tuple[int | None, int | None]:
     """The rank and the node at fault, as far as they are known."""
-    ends = evidence.failure.ranks if evidence.failure else ()
+    worker_ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
     of_other = best.cause is Cause.EXITED_EARLY
-    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT and not of_other
-    if rank is None and ends and (is_its or line.text == ends[0].exception):
-        rank = ends[0].rank
+    is_its = (
+        len(worker_ends) == 1 and line.node is None and best.weight < Weight.ROOT and not of_other
+    )
+    if rank is None and worker_ends and (is_its or line.text == worker_ends[0].exception):
+        rank = worker_ends[0].rank
     waits = best.cause is Cause.MISSING_COLLECTIVE or "clients joined" in line.text
     if waits and best.rank is None:
         # The ranks that came have given up; the rank that had to be ended did not come.
-        silent = [m.rank for m in ends if m.cause is Cause.TERMINATED and ": " not in m.exception]
+        silent = [
+            end.rank
+            for end in worker_ends
+            if end.cause is Cause.TERMINATED and ": " not in end.exception
+        ]
         rank = silent[0] if len(silent) == 1 else rank
     if rank == line.rank and best.rank is None and line.node is not None:
         return rank, line.node
     # The node of that rank's end; without a rank, the one node of all ends.
-    nodes = {end.node_index for end in ends if rank in (end.rank, None)}
+    nodes = {end.node_index for end in worker_ends if rank in (end.rank, None)}
     only_node = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if only_node < 0 else only_node
     if node is None and rank is None:  # Take the node where the cause ended a process.
@@ -251,20 +257,20 @@ def _describe(best: Meaning, line: LogLine, rank: int | None) -> str:
 
 def _fell(failure: FailureReport | None, rank: int | None, text: str) -> tuple[int, ...]:
     """The ranks that failed after ``rank``, and not with the same exception."""
-    ends = failure.ranks if failure else ()
-    alike = {end.rank for end in ends if end.exception == text and not end.is_collateral}
-    return tuple(sorted({end.rank for end in ends} - alike - {rank}))
+    worker_ends = failure.ranks if failure else ()
+    alike = {end.rank for end in worker_ends if end.exception == text and not end.is_collateral}
+    return tuple(sorted({end.rank for end in worker_ends} - alike - {rank}))
 
 
 def _decide_nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
     has_failed = not goes_on and evidence.state != RunState.SUCCEEDED.value
-    look = typed.command("stacks", evidence.subject)
+    stacks_command = typed.command("stacks", evidence.subject)
     still = [standing for standing in evidence.standing if standing.look.steps]
     least_s = min((standing.look.silent_s for standing in still), default=0.0)
     silent = (
         f"no step of {name_ranks(standing.look.rank for standing in still)} for {least_s:.0f} s; "
     )
-    what = f"no failure so far; {silent if still else ''}{look} tells where its ranks are"
+    what = f"no failure so far; {silent if still else ''}{stacks_command} tells where its ranks are"
     what = what if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing

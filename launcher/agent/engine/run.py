@@ -178,7 +178,9 @@ def read_installed(command: tuple[str, ...]) -> dict[str, str]:
         with contextlib.suppress(OSError):
             digest.update(source := path.read_bytes())
             beside = (path.with_name(f"{name.decode()}.py") for name in _IMPORTS.findall(source))
-            files += [one for one in sorted({*beside}) if one not in files and one.is_file()]
+            files += [
+                module for module in sorted({*beside}) if module not in files and module.is_file()
+            ]
     return {**versions, "code": digest.hexdigest()[:12]}
 
 

@@ -104,12 +104,12 @@ class Coordinator:
             self._spawn(self._every(RARE_LOOK_S, partial(self._look_at_fence, take=False)))
         await self._every(min(0.1, self.rules.interval_s), self._tick)
 
-    async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, pause_s: float, poll: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(pause_s)
             # A network file system may fail for a moment.
             with contextlib.suppress(OSError):
-                await look()
+                await poll()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -321,7 +321,7 @@ class Coordinator:
                 why = FENCED_OUT if is_own else f"{OTHER_RUN}{newest.run_id}"
                 self._post(decisions.Close(why))
             elif take:
-                number = await asyncio.to_thread(self._fence.take, self.origin)
+                number = await asyncio.to_thread(self._fence.take_next, self.origin)
                 self._post(decisions.Generation(number))
         except OSError as error:
             if take:
