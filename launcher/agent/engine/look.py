@@ -161,11 +161,12 @@ class Looker:
             r: Faulthandler(stacks, files[r]) for r, stacks in taken.items() if not stacks.taken_by
         }
         self._wait(
-            lambda: spied.are_done() and all(stacks.is_done() for stacks in handlers.values()), end
+            lambda: spied.are_done() and all(h.is_done() for h in handlers.values()),
+            end,
         )
         taken |= {rank: spied.read_stacks(rank) for rank in stopped}
         handlers |= {r: Faulthandler(taken[r], files[r]) for r in stopped if not taken[r].taken_by}
-        return taken | {rank: stacks.read_stacks() for rank, stacks in handlers.items()}
+        return taken | {rank: handler.read_stacks() for rank, handler in handlers.items()}
 
     def _take_collectives(
         self,

@@ -93,12 +93,8 @@ class Rounds:
         kind = Meeting if meets_in_folder else Candidates
         self._stores = None if is_static else kind(task, clock, node.token)
         node.healer.rounds = self
-        self._task, self._node, self._clock, self._meets_in_folder = (
-            task,
-            node,
-            clock,
-            meets_in_folder,
-        )
+        self._task, self._node, self._clock = task, node, clock
+        self._meets_in_folder = meets_in_folder
         self._planned, self._losses_at = task, list[float]()
         # The group of a node that was here before may have moved to another store.
         self._is_elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
@@ -223,9 +219,9 @@ class NodeHandler(RosterHandler):
             node.healer.joins = joins
         assert membership is not None
         self._regroups = False
-        if blame_peer and (membership := self._roster.membership):
+        if blame_peer and (sealed := self._roster.membership):
             # By now it is known if a node left.
-            is_fault = membership.cause is group.RoundCause.FAULT
+            is_fault = sealed.cause is group.RoundCause.FAULT
             cause = Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER
             node.on_restart(cause, node.attempts.worker_ends)
         node.on_rendezvous(membership.rank, membership.size)

@@ -258,10 +258,8 @@ def reach(announcement: Announcement, token: str = "") -> dict[str, object]:
             return error
         return None if origin == announcement.origin else WireError("another coordinator answers")
 
-    own_addresses, is_same = (
-        addresses.own_addresses(),
-        addresses.name_machine() == announcement.machine != "",
-    )
+    own_addresses = addresses.own_addresses()
+    is_same = addresses.name_machine() == announcement.machine != ""
     # An address that both machines have, as Docker's, leads back to this one.
     usable = [
         a

@@ -139,8 +139,8 @@ def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_pat
     node._clock.now = 9.0
     node.enter("restart")
     ends = node.attempts.collect_ends()
-    node.tell_ends(ends)
-    node.tell_ends(ends)
+    node.record_ends(ends)
+    node.record_ends(ends)
     node.on_restart(Cause.WORKER_FAULT, ends)
     node.wait_for_gpus()
     node.wait_for_gpus()
