@@ -150,11 +150,10 @@ def find_telling(
         text, named = split_prefix(raw.decode(errors="backslashreplace"), forms)
         text = _OF_GROUP.sub("", text, count=1)
         stamp = named.pop("at", "")
-        pod_match = _POD_NAMED.search(text)
-        pod_of_role = None if pod_match or described else _POD_OF_ROLE.search(text)
-        pod = pod_of_role[0] if pod_of_role else described
-        pod = next(filter(None, pod_match.groups())) if pod_match else pod
-        described = pod if pod_match and pod_match[1] else described
+        match = _POD_NAMED.search(text)
+        role = None if match or described else _POD_OF_ROLE.search(text)
+        pod = next(filter(None, match.groups())) if match else role[0] if role else described
+        described = pod if match and match[1] else described
         who = replace(place, **{"pod": pod, **named})
         own_frame, is_own, indent = traces.get(who, ("", False, 0))
         inside = len(text) - len(text.lstrip())
@@ -183,13 +182,12 @@ def find_telling(
         if key in seen or not (raised or is_telling) or _OF_LOADER in text:
             continue
         seen.add(key)
-        timed_number, last_time = times.get(who, (0, 0.0))
+        timed, last_time = times.get(who, (0, 0.0))
         yield replace(
             who,
             number=number,
             text=text[indent if raised else 0 : MOST_CHARACTERS],
-            at=place.at
-            or (last_time if number - timed_number < (NEAR_LINES if raised else 1) else 0.0),
+            at=place.at or (last_time if number - timed < (NEAR_LINES if raised else 1) else 0.0),
             frame=own_frame if raised else "",
             is_own=raised and is_own,
             raised=raised,

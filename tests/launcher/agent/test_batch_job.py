@@ -103,8 +103,8 @@ def test_the_files_of_a_run_are_made_once_also_where_there_are_no_links(tmp_path
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", link)
-        job.make(path, "first", 0o600)
-    job.make(path, "second", 0o600)
+        job.write_once(path, "first", 0o600)
+    job.write_once(path, "second", 0o600)
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("first", 0o600)
     assert [*(tmp_path / "slurm").iterdir()] == []
 

@@ -186,29 +186,29 @@ def test_newcomers_come_in_when_the_training_has_committed_or_takes_too_long(ans
     roster = SimpleNamespace(status=GroupStatus(newcomers=1), say=said.append)
     admission = Admission(files, SimpleNamespace(roster=roster), clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()
-    admission.look()
+    admission.poll()
     request = files.read_request()
     assert (request.reason, request.at, request.deadline) == ("resize", 100.0, 160.0)
     clock.now = 160.0
-    admission.look()
+    admission.poll()
     assert not said
     if answers:
         (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 3}')
     else:
         clock.now = 160.1
-    admission.look()
+    admission.poll()
     assert said == ["admit"]
     # When they have gone again, their request and its answer go too.
     roster.status = GroupStatus(newcomers=0)
-    admission.look()
+    admission.poll()
     assert not files.is_requested()
     files.write_request("preempted", at=1.0, deadline=2.0)
     assert not files.has_answer(), "a stop waits for an answer of its own"
     (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 4}')
-    admission.look()
+    admission.poll()
     assert files.read_answer() == {"step": 4}
     roster.status = GroupStatus(newcomers=1)
-    admission.look()
+    admission.poll()
     assert files.read_request().reason == "preempted"
     assert said == ["admit"]
 

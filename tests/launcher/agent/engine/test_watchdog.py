@@ -85,7 +85,7 @@ class Watched:
             ),
         )
         ledger = SimpleNamespace(write=lambda event, **values: self.told.append((event, values)))
-        looker = SimpleNamespace(take=lambda why: self.looks.pop(), answer=lambda: None)
+        looker = SimpleNamespace(take_look=lambda why: self.looks.pop(), answer=lambda: None)
         monkeypatch.setattr(processes, "tree_of", lambda pid: (pid,))
         monkeypatch.setattr(processes, "cpu_seconds", lambda pids: self.clock.now * self.share)
         monkeypatch.setattr(processes, "send", lambda *sent: self.killed.append(sent))
