@@ -98,7 +98,7 @@ class Played:
         self.told: list[Any] = []
         self.clock, self.roster = Clock(), Roster()
         self.node = SimpleNamespace(
-            attempts=SimpleNamespace(workers={0: 0, 1: 0}, broke={}),
+            attempts=SimpleNamespace(workers={0: 0, 1: 0}, break_reasons={}),
             roster=self.roster,
             on_met_again=self.told.append,
             on_healed=lambda *values: self.told.append(values),

@@ -168,7 +168,7 @@ def test_a_beat_or_a_pause_of_the_node_begins_the_proof_anew(watched):
 
 def test_the_thread_looks_until_it_is_stopped(watched):
     looks: list[float] = []
-    watched.watchdog.look = lambda: looks.append(0.0)
+    watched.watchdog.poll = lambda: looks.append(0.0)
     watched.watchdog.start()
     wait_until(lambda: len(looks) > 1)
     watched.watchdog.stop()
