@@ -314,7 +314,7 @@ def test_a_group_that_does_not_form_again_is_left_to_torchs_agent(played, error)
     played.lose()
     played.say(ready=True)
     wait_until(lambda: played.healer.refused == "closed")
-    with played.healer.instead():
+    with played.healer.suspended():
         assert played.hear() == [None, None], "the attempt's workers are let go"
         assert played.roster.wakes
         assert not played.healer.refused
