@@ -60,7 +60,7 @@ def exit_codes_page() -> str:
     """docs/exit-codes.md."""
     rows = [
         f"| {code} | {'yes' if code >= RETRY_FROM else 'no' if code else ''} "
-        f"| `{cause}` | {cause.state} | {cause.ends.whose} | {cause.meaning} |"
+        f"| `{cause}` | {cause.state} | {cause.run_end.whose} | {cause.meaning} |"
         for code in ExitCode
         for cause in OF_RUNS
         if cause.exit_code == code

@@ -49,11 +49,11 @@ class Breakdown:
         while True:
             self.end("backward_s")  # the previous micro-batch's
             try:
-                found = next(batches)
+                batch = next(batches)
             except StopIteration:
                 return
             self.end("data_s")
-            yield found
+            yield batch
 
 
 def read_communication(model: nn.Module) -> dict[str, float]:
@@ -64,9 +64,9 @@ def read_communication(model: nn.Module) -> dict[str, float]:
     wrapped = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
     if wrapped is None:
         return {}
-    told = wrapped._get_ddp_logging_data()
-    travel = told.get("avg_backward_comm_time", 0)
-    hidden = told.get("avg_backward_compute_comm_overlap_time", 0)
+    ddp_data = wrapped._get_ddp_logging_data()
+    travel = ddp_data.get("avg_backward_comm_time", 0)
+    hidden = ddp_data.get("avg_backward_compute_comm_overlap_time", 0)
     return {"communication_s": max(0, travel - hidden) / 1e9}
 
 

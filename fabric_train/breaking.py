@@ -51,40 +51,40 @@ def list_connections() -> Iterator[Connection]:
             inode = os.readlink(f"/proc/self/fd/{name}")
             if not inode.startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                is_tcp = one.family in (socket.AF_INET, socket.AF_INET6)
-                if is_tcp and one.type & socket.SOCK_STREAM:
-                    peer, own = one.getpeername(), one.getsockname()
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+                if is_tcp and sock.type & socket.SOCK_STREAM:
+                    peer, address_here = sock.getpeername(), sock.getsockname()
                     address = str(peer[0]).removeprefix("::ffff:")
-                    yield Connection(int(name), inode, own[1], address, peer[1])
+                    yield Connection(int(name), inode, address_here[1], address, peer[1])
 
 
 class Breaker:
-    """The connections of one process group, to be shut down where its work has to end.
+    """Shuts down the connections of one process group when its work has to end.
 
-    Made before the group is formed. What was open then is none of the group's, and neither is a
-    connection to an address where no member of the group is.
+    Make it before the group is formed: connections that are open then do not belong to the group.
+    Nor do later ones to an address at which the group has no member.
     """
 
     def __init__(self, store_port: int) -> None:
         self._store_port = store_port
-        self._before = {one.inode for one in list_connections()}
+        self._before = {connection.inode for connection in list_connections()}
         self._members: Set[str] | None = None
-        self._ends = select.poll()
+        self._closed_by_peer = select.poll()
 
     def formed(self) -> None:
-        """The group is there: its members' addresses are known."""
-        own = [*self._own()]
-        self._members = {one.peer for one in own}
-        for one in own:
-            if self._store_port not in (one.port, one.peer_port):
-                self._ends.register(one.file, select.POLLRDHUP)
+        """Notes the members' addresses. Call it once the group is formed."""
+        connections = [*self._own_connections()]
+        self._members = {connection.peer for connection in connections}
+        for connection in connections:
+            if self._store_port not in (connection.port, connection.peer_port):
+                self._closed_by_peer.register(connection.file, select.POLLRDHUP)
 
     def has_hung_up(self) -> bool:
-        """Whether a member has ended its connection, said once for each; never waits."""
-        ended = self._ends.poll(0)
+        """Whether a member has closed its connection since the last call. Does not wait."""
+        ended = self._closed_by_peer.poll(0)
         for file, _ in ended:
-            self._ends.unregister(file)
+            self._closed_by_peer.unregister(file)
         return bool(ended)
 
     def shut(self) -> None:
@@ -93,14 +93,19 @@ class Breaker:
             for group in [*distributed_c10d._world.pg_map]:
                 if "nccl" in distributed_c10d._world.pg_map[group][0]:
                     group.abort()
-        for one in self._own():
-            is_stores = self._store_port in (one.port, one.peer_port)
-            if self._members is None or (one.peer in self._members and not is_stores):
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.file)) as found:
-                    found.shutdown(socket.SHUT_RDWR)
+        for connection in self._own_connections():
+            is_stores = self._store_port in (connection.port, connection.peer_port)
+            if self._members is None or (connection.peer in self._members and not is_stores):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.socket(fileno=os.dup(connection.file)) as sock,
+                ):
+                    sock.shutdown(socket.SHUT_RDWR)
 
-    def _own(self) -> Iterator[Connection]:
-        return (one for one in list_connections() if one.inode not in self._before)
+    def _own_connections(self) -> Iterator[Connection]:
+        return (
+            connection for connection in list_connections() if connection.inode not in self._before
+        )
 
 
 def leave_groups() -> list[dist.ProcessGroup]:

@@ -168,7 +168,7 @@ class CheckpointStore:
             self.discard(staging)
             raise
         try:
-            # First: until then a power cut could lose the new checkpoint, and the old are needed.
+            # Before the old ones are deleted: a power cut could still lose the new checkpoint.
             sync_folder(self.folder)
             self._point_latest_at(path)
             self._remove_old(manifest)
@@ -197,15 +197,15 @@ class CheckpointStore:
     def _remove_old(self, newest: CheckpointManifest) -> None:
         starts = self.read_starts()
         paths: dict[Commit, Path] = {}
-        found = []
+        scored = []
         for commit, path in self._committed():
             # Strangers and damaged ones are kept for people, and do not count as kept checkpoints.
             if commit.step > newest.step or find_stranger(commit, starts):
                 continue
             with contextlib.suppress(DamagedError, InputError, OSError):
                 paths[commit] = path
-                found.append(Scored(commit=commit, score=read_manifest(path).score))
-        for commit in decide_removals(found, self._keep):
+                scored.append(Scored(commit=commit, score=read_manifest(path).score))
+        for commit in decide_removals(scored, self._keep):
             with contextlib.suppress(OSError):
                 remove_folder(paths[commit])
 
@@ -229,9 +229,9 @@ def name_of(commit: Commit) -> str:
 
 def parse_name(name: str) -> Commit | None:
     """The commit that a folder name stands for; None for any other name. Pure."""
-    found = NAME.fullmatch(name)
+    match = NAME.fullmatch(name)
     return (
-        Commit(step=int(found[1]), writer=Writer(int(found[2]), int(found[3]))) if found else None
+        Commit(step=int(match[1]), writer=Writer(int(match[2]), int(match[3]))) if match else None
     )
 
 

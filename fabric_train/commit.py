@@ -84,17 +84,20 @@ class Save:
 
     def merge_manifests(self) -> CheckpointManifest:
         """This rank's manifest with all ranks' names: a pipeline's rank knows only its own."""
-        own = self.manifest
-        values = self.ranks.merge(own.trainer.get("optimizer", {}))
+        manifest = self.manifest
+        values = self.ranks.merge(manifest.trainer.get("optimizer", {}))
         return replace(
-            own,
-            tensors=self.ranks.merge(own.tensors),
-            trainer={**own.trainer, "optimizer": values},
+            manifest,
+            tensors=self.ranks.merge(manifest.tensors),
+            trainer={**manifest.trainer, "optimizer": values},
         )
 
 
 def tensor_files(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Callable[[Path], list[str]]:
-    """A ``Save.write`` that puts tensors into files of ``torch.distributed.checkpoint``."""
+    """A ``Save.write`` that puts tensors into files of ``torch.distributed.checkpoint``.
+
+    The writer raises OSError or CheckpointException.
+    """
 
     def write(folder: Path) -> list[str]:
         write_tensors(tensors, folder, ranks.group)

@@ -53,10 +53,10 @@ class Continuity:
     def resume(self) -> Path | None:
         """Loads the newest checkpoint, and tells the agent that stop requests will be answered."""
         state = self._state
-        found = self.saver.resume(state.model, state.optimizer, self._strategy)
-        if found:
-            state.step = found.step
-            state.load_json(found.trainer)
+        manifest = self.saver.resume(state.model, state.optimizer, self._strategy)
+        if manifest:
+            state.step = manifest.step
+            state.load_json(manifest.trainer)
         self._watch.begin(state.step)
         return self.saver.newest
 
@@ -67,12 +67,12 @@ class Continuity:
 
     def load(self) -> Path | None:
         """Loads the newest checkpoint for a look at the model; nothing is written."""
-        found = self.saver.resume(
+        manifest = self.saver.resume(
             self._state.model, self._state.optimizer, self._strategy, only_read=True
         )
-        if found:
-            self._state.step = found.step
-            self._state.load_json(found.trainer)
+        if manifest:
+            self._state.step = manifest.step
+            self._state.load_json(manifest.trainer)
         return self.saver.newest
 
     def after_step(self, refresh: Callable[[], object]) -> None:

@@ -95,10 +95,10 @@ def build_ddp(
     )
 
 
-def choose_accelerator(asked: Accelerator, world: World | None) -> Literal["cpu", "cuda"]:
+def choose_accelerator(accelerator: Accelerator, world: World | None) -> Literal["cpu", "cuda"]:
     """``cuda`` or ``cpu``; raises InputError if a node has fewer CUDA devices than workers."""
     devices = torch.cuda.device_count()
-    if asked == "cpu" or (asked == "auto" and not devices):
+    if accelerator == "cpu" or (accelerator == "auto" and not devices):
         return "cpu"
     wanted = world.local_world_size if world else 1
     if devices < wanted:
@@ -134,18 +134,18 @@ def check_nodes(local_rank: int, local_world_size: int) -> None:
     Fabric cannot express another world, and a node's group would have the wrong members. Blocks;
     all ranks must call it.
     """
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (local_rank, local_world_size))
-    sizes = [size for _, size in told]
+    places: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(places, (local_rank, local_world_size))
+    sizes = [size for _, size in places]
     if len(set(sizes)) > 1:
         raise WorldMismatchError(
             f"nodes have different numbers of workers: {', '.join(map(str, sizes))} by rank. "
             "Start each with the same nproc_per_node"
         )
-    if any(local != rank % sizes[0] for rank, (local, _) in enumerate(told)):
+    if any(local != rank % sizes[0] for rank, (local, _) in enumerate(places)):
         raise WorldMismatchError(
             "the ranks of a node are not neighbours: their local ranks are "
-            + ", ".join(str(local) for local, _ in told)
+            + ", ".join(str(local) for local, _ in places)
         )
 
 

@@ -33,7 +33,7 @@ def send_model(model: nn.Module, ranks: Ranks, *, source: int, receives: bool) -
     if ranks.group is None:
         return
     with torch.no_grad():
-        for piece in cut([one.detach() for one in (*model.parameters(), *model.buffers())]):
+        for piece in cut([tensor.detach() for tensor in (*model.parameters(), *model.buffers())]):
             _send(piece, ranks, source=source, receives=receives)
 
 
@@ -53,7 +53,7 @@ def send_state(
     outline: list[Any] = [None]
     if not receives:
         state = _take_out(optimizer.state_dict(), moments)
-        outline = [(state, [describe(one) for one in moments])]
+        outline = [(state, [describe(moment) for moment in moments])]
     dist.broadcast_object_list(outline, src=source, group=ranks.group)
     state, shapes = outline[0]
     if receives:
@@ -87,7 +87,7 @@ def cut(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Runs of neighbours of one type and device, of about PIECE_BYTES each."""
     piece: list[Tensor] = []
     for tensor in tensors:
-        size = sum(one.nbytes for one in piece)
+        size = sum(part.nbytes for part in piece)
         is_alike = piece and (piece[0].dtype, piece[0].device) == (tensor.dtype, tensor.device)
         if piece and (not is_alike or size + tensor.nbytes > PIECE_BYTES):
             yield piece
@@ -104,16 +104,18 @@ def _send(piece: list[Tensor], ranks: Ranks, *, source: int, receives: bool) -> 
         dist.broadcast(piece[0].view(-1).view(torch.uint8), src=source, group=group)
         return
     if receives:
-        flat = piece[0].new_empty(sum(one.numel() for one in piece))
+        flat = piece[0].new_empty(sum(tensor.numel() for tensor in piece))
     else:
-        flat = torch.cat([one.reshape(-1) for one in piece])
+        flat = torch.cat([tensor.reshape(-1) for tensor in piece])
     # The training's own group, with the fastest network there is; it may not take host memory.
     group = None if flat.is_cuda else ranks.group
     # As bytes, because gloo knows fewer types than torch.
     dist.broadcast(flat.view(torch.uint8), src=source, group=group)
     if receives:
-        for one, new in zip(piece, flat.split([one.numel() for one in piece]), strict=True):
-            one.copy_(new.view(one.shape))
+        for tensor, new in zip(
+            piece, flat.split([tensor.numel() for tensor in piece]), strict=True
+        ):
+            tensor.copy_(new.view(tensor.shape))
 
 
 class _Place(int):
@@ -127,9 +129,9 @@ def _take_out(value: Any, tensors: list[Tensor]) -> Any:
             tensors.append(value.detach())
             return _Place(len(tensors) - 1)
         case dict():
-            return {key: _take_out(one, tensors) for key, one in value.items()}
+            return {key: _take_out(item, tensors) for key, item in value.items()}
         case list() | tuple():
-            return type(value)(_take_out(one, tensors) for one in value)
+            return type(value)(_take_out(item, tensors) for item in value)
     return value
 
 
@@ -139,7 +141,7 @@ def _put_back(value: Any, tensors: list[Tensor]) -> Any:
         case _Place():
             return tensors[value]
         case dict():
-            return {key: _put_back(one, tensors) for key, one in value.items()}
+            return {key: _put_back(item, tensors) for key, item in value.items()}
         case list() | tuple():
-            return type(value)(_put_back(one, tensors) for one in value)
+            return type(value)(_put_back(item, tensors) for item in value)
     return value

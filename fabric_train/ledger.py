@@ -189,17 +189,17 @@ class Ledger:
         now = self._clock()
         interval_s = max(LEAST_INTERVAL_S, (now - self._began_at) / KEPT_EVENTS)
         if now - self._told_at >= interval_s:
-            self._tell(ProgressMade, step, read_loss())
+            self._write_progress(ProgressMade, step, read_loss())
 
     def _on_optimizer_step(self, optimizer: Any, *_: object) -> None:
-        # It may be a tensor on a device: only ``_tell`` waits for it.
+        # It may be a tensor on a device: only ``_write_progress`` waits for it.
         self._lr = optimizer.param_groups[0]["lr"]
 
     def on_trained(self, step: int, loss: float) -> None:
         """Writes that the last step is done."""
-        self._tell(Trained, step, loss)
+        self._write_progress(Trained, step, loss)
 
-    def _tell(self, event: type[ProgressMade], step: int, loss: float) -> None:
+    def _write_progress(self, event: type[ProgressMade], step: int, loss: float) -> None:
         self.write(
             event(
                 step=step,

@@ -72,15 +72,15 @@ class Lineage:
 
         Raises OSError if the storage fails: a missing note would change the history.
         """
-        found = []
+        starts = []
         for stem in _list(self._notes):
             path = self._notes / f"{stem}.json"
             with (
                 contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError),
                 reading(path, "start again when the storage answers"),
             ):
-                found.append(_parse_start(json.loads(path.read_bytes())))
-        return tuple(sorted(found, key=lambda start: start.writer))
+                starts.append(_parse_start(json.loads(path.read_bytes())))
+        return tuple(sorted(starts, key=lambda start: start.writer))
 
     def begin(self, generation: int | None, base: Commit | None) -> Writer:
         """Notes that a start continues from ``base``; without a generation it takes the next.
@@ -124,8 +124,8 @@ class Lineage:
 
     def _newest_attempt(self, generation: int) -> int:
         notes = (stem.partition("-") for stem in _list(self._notes))
-        own = f"{generation:08d}"
-        return max((int(attempt) for number, _, attempt in notes if number == own), default=-1)
+        wanted = f"{generation:08d}"
+        return max((int(attempt) for number, _, attempt in notes if number == wanted), default=-1)
 
     def _generation_path(self, number: int) -> Path:
         return self._generations / f"{number:08d}.json"

@@ -69,7 +69,7 @@ class Log:
         """Hands rows over, in a thread, once the checkpoint of ``step`` is committed."""
         self._committed_step = max(step, self._committed_step)
         if self._outlets and not (self._thread and self._thread.is_alive()):
-            rows = self._take()
+            rows = self._drain_rows()
             self._thread = threading.Thread(
                 target=self._hand_over, args=(rows,), name="loggers", daemon=True
             )
@@ -83,9 +83,9 @@ class Log:
     def close(self) -> None:
         """After a successful training: hands over all committed rows, and waits for that."""
         self.join(None)  # the loggers write files, which ends or fails
-        self._hand_over(self._take(), last=True)
+        self._hand_over(self._drain_rows(), last=True)
 
-    def _take(self) -> list[Row]:
+    def _drain_rows(self) -> list[Row]:
         return [row for row in self.state() if row[0] <= self._committed_step]
 
     def _hand_over(self, rows: Sequence[Row], *, last: bool = False) -> None:

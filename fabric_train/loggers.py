@@ -208,8 +208,10 @@ class MlflowLogger(Logger):
         from mlflow import MlflowClient
 
         client = MlflowClient(self.folder.absolute().as_uri())
-        found = client.get_experiment_by_name("fabric_train")
-        experiment = found.experiment_id if found else client.create_experiment("fabric_train")
+        existing = client.get_experiment_by_name("fabric_train")
+        experiment = (
+            existing.experiment_id if existing else client.create_experiment("fabric_train")
+        )
         runs = client.search_runs([experiment]) or [client.create_run(experiment)]
         return client, runs[0].info.run_id
 

@@ -79,14 +79,16 @@ class Cut:
         if not local.numel():
             return []
         begin, end = first[self.dim], first[self.dim] + local.shape[self.dim]
-        found, seen = [], 0
+        blocks, length_before = [], 0
         for start, length in self.runs(self.rank):
-            low, high = max(begin, seen), min(end, seen + length)
+            low, high = max(begin, length_before), min(end, length_before + length)
             if low < high:
-                at = [start + low - seen if d == self.dim else o for d, o in enumerate(first)]
-                found.append((tuple(at), local.narrow(self.dim, low - begin, high - low)))
-            seen += length
-        return found
+                at = [
+                    start + low - length_before if d == self.dim else o for d, o in enumerate(first)
+                ]
+                blocks.append((tuple(at), local.narrow(self.dim, low - begin, high - low)))
+            length_before += length
+        return blocks
 
 
 class Pieces(torch.Tensor):
@@ -183,8 +185,8 @@ def gather_members(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> d
     All ranks of ``group`` must call it.
     """
     known: list[Any] = [None] * dist.get_world_size(group)
-    own = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    dist.all_gather_object(known, own, group=group)
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    dist.all_gather_object(known, shapes, group=group)
     owners = {name: rank for rank, names in reversed(list(enumerate(known))) for name in names}
     rank, device = dist.get_rank(group), find_device(group)
     whole = {}
@@ -219,12 +221,12 @@ def clip_over_ranks(
     one rank alone. The rule is ``torch.nn.utils.clip_grad_norm_``'s.
     """
     gradients = [local_part(weight.grad) for weight in weights if weight.grad is not None]
-    own = [local_part(weight.grad) for weight in counted if weight.grad is not None]
+    counted_gradients = [local_part(weight.grad) for weight in counted if weight.grad is not None]
     squares = torch.zeros(())
     if gradients:
         squares = squares.to(gradients[0].device, gradients[0].dtype)
-    if own:
-        squares += torch.stack(torch._foreach_norm(own)).square().sum()
+    if counted_gradients:
+        squares += torch.stack(torch._foreach_norm(counted_gradients)).square().sum()
     if group is not None:
         dist.all_reduce(squares, group=group)
     norm = squares.sqrt()

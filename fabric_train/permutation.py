@@ -26,11 +26,11 @@ class KeyedPermutation:
 
     def take(self, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The permuted values at these positions, each in [0, size); any shape."""
-        found = self._encrypt(positions.astype(np.uint64))
+        images = self._encrypt(positions.astype(np.uint64))
         # The network covers less than four times the range, so few values walk, and only briefly.
-        while (outside := found >= self._size).any():
-            found[outside] = self._encrypt(found[outside])
-        return found
+        while (outside := images >= self._size).any():
+            images[outside] = self._encrypt(images[outside])
+        return images
 
     def _encrypt(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self._half_bits, values & self._mask

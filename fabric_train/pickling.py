@@ -30,9 +30,9 @@ def check_picklable(loader: DataLoader[Any]) -> None:
     if method == "fork":
         return
     for name in HANDED_OVER:
-        found = find_unpicklable(getattr(loader, name), name)
-        if found:
-            place, value, why = found
+        unpicklable = find_unpicklable(getattr(loader, name), name)
+        if unpicklable:
+            place, value, why = unpicklable
             raise InputError(
                 f"the loader's {place} is {describe(value)}, which cannot be pickled for workers "
                 f"that are started by {method}: {why}",
@@ -65,9 +65,9 @@ def find_unpicklable(
         return None
     for name, part in list_parts(value, place):
         if id(part) not in seen and (
-            found := find_unpicklable(part, name, seen | {id(value), id(part)})
+            unpicklable := find_unpicklable(part, name, seen | {id(value), id(part)})
         ):
-            return found
+            return unpicklable
     return place, value, why
 
 

@@ -72,7 +72,7 @@ class Request:
         return Wish.COMMIT if self.reason == STOP_REASON_RESIZE else Wish.STOP
 
 
-def _tell(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     # A full disk must not end the training.
     with contextlib.suppress(OSError):
         write_file(path, lambda file: file.write(content))
@@ -97,7 +97,7 @@ class Preemption:
     def announce(self) -> None:
         """Tells the agent that this training answers requests."""
         if self._node_dir is not None:
-            _tell(self._node_dir / STOP_READY_FILE, b"")
+            _write_file(self._node_dir / STOP_READY_FILE, b"")
 
     def look(self) -> Wish:
         """What the unanswered request asks for, if any; cheap enough for every step."""
@@ -120,7 +120,7 @@ class Preemption:
         step, checkpoint = self._committed
         if checkpoint is not None:
             text = json.dumps({"step": step, "checkpoint": str(checkpoint)}).encode()
-            _tell(self._node_dir / STOP_ACK_FILE, text)
+            _write_file(self._node_dir / STOP_ACK_FILE, text)
 
     def wait_for_sigterm(self, check_world: Callable[[], object] = lambda: None) -> None:
         """Waits for SIGTERM; raises PreemptedError if none comes in time.
@@ -151,9 +151,11 @@ def read_request(node_dir: Path | None) -> Request | None:
     if node_dir is None:
         return None
     try:
-        found = json.loads((node_dir / STOP_REQUEST_FILE).read_bytes())
+        request = json.loads((node_dir / STOP_REQUEST_FILE).read_bytes())
         return Request(
-            reason=str(found["reason"]), at=float(found["at"]), deadline=float(found["deadline"])
+            reason=str(request["reason"]),
+            at=float(request["at"]),
+            deadline=float(request["deadline"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -179,9 +181,9 @@ def _is_for_the_agent(node_dir: Path | None) -> bool:
 
     Slurm sends such signals. The agent's own SIGTERM follows, after the commit.
     """
-    asked = os.environ.get(ASKED_FILE)
+    asked_file = os.environ.get(ASKED_FILE)
     end = time.monotonic() + REQUEST_LIMIT_S
-    while asked and time.monotonic() < end and not os.path.exists(asked):
+    while asked_file and time.monotonic() < end and not os.path.exists(asked_file):
         request = read_request(node_dir)
         if request is not None and request.wish is Wish.STOP:
             return True

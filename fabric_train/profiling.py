@@ -36,11 +36,11 @@ class Profiler:
         """How many steps the agent asks for; 0 for none. Cheap enough for every step."""
         now = time.monotonic()
         if self._speaks and now - self._looked_at >= LOOK_INTERVAL_S:
-            self._looked_at, self._wish = now, 0 if self._trace else self._read()[0]
+            self._looked_at, self._wish = now, 0 if self._trace else self._read_request()[0]
         return self._wish
 
-    def after_step(self, step: int, asked: int = 0) -> None:
-        """Begins or ends a trace; ``asked`` is what all ranks agreed on. Raises no OSError."""
+    def after_step(self, step: int, request: int = 0) -> None:
+        """Begins or ends a trace; ``request`` is what all ranks agreed on. Raises no OSError."""
         if self._trace and step >= self._last:
             self.stop()
         if self._trace:
@@ -48,8 +48,8 @@ class Profiler:
         if self._planned and self._planned[0] - 1 <= step < self._planned[1]:
             _, last, path = self._planned
             self._start(last, path)
-        elif asked:
-            steps, id = self._read()
+        elif request:
+            steps, id = self._read_request()
             if steps and self._node_dir:
                 self._answered, self._wish = id, 0
                 folder = self._node_dir / LOOKS_DIR / id
@@ -76,13 +76,13 @@ class Profiler:
         except (OSError, RuntimeError):  # a full disk must not end the training
             staged.unlink(missing_ok=True)
 
-    def _read(self) -> tuple[int, str]:
+    def _read_request(self) -> tuple[int, str]:
         """The request that is not answered yet: its steps and its id."""
         if self._node_dir is None:
             return 0, ""
         try:
-            found = json.loads((self._node_dir / PROFILE_REQUEST).read_bytes())
-            steps, id = int(found["steps"]), str(found["id"])
+            request = json.loads((self._node_dir / PROFILE_REQUEST).read_bytes())
+            steps, id = int(request["steps"]), str(request["id"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0, ""
         return (0, "") if id == self._answered else (steps, id)

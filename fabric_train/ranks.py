@@ -27,10 +27,10 @@ DOWNLOAD_LIMIT_S = 86_400.0
 
 
 class Ranks:
-    """All ranks of the world; without a process group, or a limit, one rank alone."""
+    """All ranks of the world; without a process group, or without a limit, this rank alone."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
-        """``timeout_s``: the limit of what they tell each other."""
+        """``timeout_s``: the limit of each exchange between ranks, in seconds."""
         self._timeout_s, self.size = timeout_s, 1
         if dist.is_initialized() and timeout_s is not None:
             self.size = dist.get_world_size()
@@ -41,7 +41,7 @@ class Ranks:
     def group(self) -> dist.ProcessGroup | None:
         """A group of their own: saves in the background must not mix with the training.
 
-        Made in the first call that all make, as rank 0 may ask for ``leads`` alone.
+        It is made in the first call that all ranks make: rank 0 may need ``leads`` alone.
         """
         return None if self._timeout_s is None or self.size == 1 else new_cpu_group(self._timeout_s)
 
@@ -58,11 +58,11 @@ class Ranks:
 
         All ranks must call it. Otherwise the others would wait for the rank that failed.
         """
-        own = attempt(act)
-        results = self.gather(as_sent(own))
+        own_result = attempt(act)
+        results = self.gather(as_sent(own_result))
         for result in results:
             if isinstance(result, Exception):
-                raise own if isinstance(own, Exception) else result
+                raise own_result if isinstance(own_result, Exception) else result
         return results  # type: ignore[return-value]
 
     def merge(self, values: Mapping[str, T]) -> dict[str, T]:
@@ -76,10 +76,10 @@ class Ranks:
         """
         if self.group is None:
             return decide()
-        own = attempt(decide) if self.leads else None
-        sent: list[Any] = [as_sent(own)]
+        own_result = attempt(decide) if self.leads else None
+        sent: list[Any] = [as_sent(own_result)]
         dist.broadcast_object_list(sent, src=0, group=self.group)
-        result: Any = own if self.leads else sent[0]
+        result: Any = own_result if self.leads else sent[0]
         if isinstance(result, InputError) and not self.leads:
             raise InputError(f"rank 0 refuses: {result.what}")
         if isinstance(result, Exception):
@@ -87,18 +87,18 @@ class Ranks:
         value: T = result
         return value
 
-    def spread(self, read: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors that ``read`` gives on rank 0, on all ranks; all ranks must call it."""
+    def spread(self, read_tensors: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Reads tensors on rank 0 and returns them on all ranks. Call it on all ranks; blocks."""
         if self.group is None:
-            return dict(read())
-        own: dict[str, Tensor] = {}
+            return dict(read_tensors())
+        read_here: dict[str, Tensor] = {}
 
         def describe() -> dict[str, tuple[torch.Size, torch.dtype]]:
-            own.update(read())
-            return {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+            read_here.update(read_tensors())
+            return {name: (tensor.shape, tensor.dtype) for name, tensor in read_here.items()}
 
         known = self.from_rank_zero(describe)
-        tensors = own or {
+        tensors = read_here or {
             name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in known.items()
         }
         for tensor in tensors.values():
@@ -110,11 +110,11 @@ class Ranks:
 
         Raises OSError, on all ranks, if the storage of one fails.
         """
-        seen = self.gather_done(path.exists)
-        if not all(seen):
+        exists_for = self.gather_done(path.exists)
+        if not all(exists_for):
             raise InputError(
-                f"rank {seen.index(False)} does not see {path}, but all ranks read and write parts "
-                "of the state",
+                f"rank {exists_for.index(False)} does not see {path}, but all ranks read and write "
+                "parts of the state",
                 "set checkpoint_dir to a folder that all nodes share",
             )
 
@@ -145,8 +145,8 @@ def rank_zero_first(*, local: bool = True, limit_s: float = DOWNLOAD_LIMIT_S) ->
 def new_cpu_group(timeout_s: float) -> dist.ProcessGroup:
     """A gloo group of all ranks; all must call it. ``timeout_s``: the limit of its collectives.
 
-    A rank that waits to be connected to one that died meanwhile is woken by nothing but a limit, so
-    this one is short: all ranks are here when it begins.
+    A rank that waits to connect to one that has died is woken only by the limit. So the limit for
+    forming the group, ``FORM_LIMIT_S``, is short: all ranks are there when it begins.
     """
     here = torch.zeros(1, device="cuda" if dist.get_backend() == "nccl" else "cpu")
     dist.all_reduce(here)
@@ -165,9 +165,9 @@ def attempt(act: Callable[[], T]) -> T | Exception:
 
 
 def as_sent(value: T | Exception) -> T | Exception:
-    """An exception that pickle refuses, or makes no more, as a RuntimeError with its words.
+    """The value; but an exception that pickle cannot copy becomes a RuntimeError with its text.
 
-    Such as that of a download, which holds the server's answer.
+    Such as the exception of a download, which holds the server's answer.
     """
     if not isinstance(value, Exception):
         return value

@@ -113,17 +113,20 @@ class ExactReduction:
         )
         assign_gradients(self._parameters, total / self._virtual_shards)
 
-    def _exchange(self, own: list[Tensor]) -> Tensor:
-        world_size, length = len(self._covers), own[0].numel()
+    def _exchange(self, own_sums: list[Tensor]) -> Tensor:
+        world_size, length = len(self._covers), own_sums[0].numel()
         piece = -(-length // world_size)
-        padded = own[0].new_zeros(len(own), world_size * piece)
-        padded[:, :length] = torch.stack(own)
+        padded = own_sums[0].new_zeros(len(own_sums), world_size * piece)
+        padded[:, :length] = torch.stack(own_sums)
         # [nodes, world, piece] to [world, nodes, piece], so that each rank's part is contiguous.
-        sent = padded.view(len(own), world_size, piece).transpose(0, 1).contiguous().view(-1)
+        sent = padded.view(len(own_sums), world_size, piece).transpose(0, 1).contiguous().view(-1)
         counts = [len(cover) for cover in self._covers]
         received = sent.new_empty(sum(counts) * piece)
         dist.all_to_all_single(
-            received, sent, [count * piece for count in counts], [len(own) * piece] * world_size
+            received,
+            sent,
+            [count * piece for count in counts],
+            [len(own_sums) * piece] * world_size,
         )
         sums = TreeSum(self._virtual_shards)
         nodes = [node for cover in self._covers for node in cover]

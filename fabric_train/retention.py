@@ -34,9 +34,9 @@ class Scored:
     score: float | None
 
 
-def decide_removals(found: Sequence[Scored], keep: Keep) -> tuple[Commit, ...]:
+def decide_removals(candidates: Sequence[Scored], keep: Keep) -> tuple[Commit, ...]:
     """The commits that may be deleted, oldest first; never the newest."""
-    ordered = sorted(found, key=lambda each: (each.commit.step, each.commit.writer))
+    ordered = sorted(candidates, key=lambda each: (each.commit.step, each.commit.writer))
     kept = {each.commit for each in ordered[-max(1, keep.last) :]}
     scored = [each for each in ordered if each.score is not None]
     if keep.best and scored:
@@ -72,7 +72,10 @@ def young_interval_s(cost_s: float, mtbf_s: float) -> float:
 
 
 def observe_mtbf_s(starts: Sequence[Start], now: float) -> float:
-    """Mean seconds between starts; each start but the first followed a failure."""
+    """The mean time between failures in seconds: each start but the first followed a failure.
+
+    ``now`` is in seconds since the epoch.
+    """
     if len(starts) < 2:
         return MTBF_BEFORE_FAILURES_S
     return max(1.0, (now - min(start.at for start in starts)) / (len(starts) - 1))

@@ -110,7 +110,7 @@ class Saver:
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
         self._thread: threading.Thread | None = None
         self._outcome: SaveResult | BaseException | None = None
-        self._found: Checkpoint | None = None
+        self._newest_checkpoint: Checkpoint | None = None
         self._committed_step: int | None = None
         self._was_given_up = False
         """Whether the last save was, as this group's next generation had been taken meanwhile."""
@@ -147,27 +147,27 @@ class Saver:
             shapes = self.ranks.merge(shapes)
         has_rows = strategy is not None and strategy.has_rows
         shared = bool(sharded or has_rows or find_rows(name_memory(strategy)))
-        found = self.begin(shapes, shared=shared, only_read=only_read)
-        if found is None:
+        checkpoint = self.begin(shapes, shared=shared, only_read=only_read)
+        if checkpoint is None:
             return None
         if sharded:
             live = self._capture(model, optimizer, whole=True)
             for name, tensor in live.tensors.items():
                 if name.startswith(OPTIMIZER):
                     tensor.zero_()  # the state of a weight that has had no gradient so far
-            read_shards(as_pieces(live.tensors, live.cuts), found.path, self.ranks.group)
+            read_shards(as_pieces(live.tensors, live.cuts), checkpoint.path, self.ranks.group)
             tensors = live.tensors
         else:
-            tensors = self.ranks.spread(lambda: read_tensors(found.path, is_state))
-        values = found.manifest.trainer["optimizer"]
+            tensors = self.ranks.spread(lambda: read_tensors(checkpoint.path, is_state))
+        values = checkpoint.manifest.trainer["optimizer"]
         restore(Snapshot(tensors=tensors, values=values), model, optimizer)
         say = self._say if self.ranks.leads else lambda text: None
-        taken = is_taken(found.manifest, strategy, say)
-        memory = read_memory(found.path, found.manifest, self.ranks) if taken else {}
+        taken = is_taken(checkpoint.manifest, strategy, say)
+        memory = read_memory(checkpoint.path, checkpoint.manifest, self.ranks) if taken else {}
         if strategy is not None:
-            strategy.steps = found.manifest.step
+            strategy.steps = checkpoint.manifest.step
             strategy.load_memory(memory)
-        return found.manifest
+        return checkpoint.manifest
 
     def begin(
         self, shapes: Mapping[str, list[int]], *, shared: bool, only_read: bool = False
@@ -177,85 +177,85 @@ class Saver:
         ``shapes``: of the model's tensors, to be compared with the checkpoint's. With ``shared``
         all ranks have to see the folder. Blocks; raises what ``resume`` raises.
         """
-        found = self._found = self._found or self._look()
-        note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes, only_read=only_read))
+        newest = self._newest_checkpoint = self._newest_checkpoint or self._find_newest()
+        note = self.ranks.from_rank_zero(lambda: self._begin(newest, shapes, only_read=only_read))
         if shared:
             self.ranks.check_shared(note)
         mtbf_s = self.ranks.from_rank_zero(
             lambda: observe_mtbf_s(self.store.read_starts(), time.time())
         )
         self._timer = Timer(self._interval, mtbf_s, self._clock)
-        if found is not None:
-            self.newest, self._committed_step = found.path, found.manifest.step
+        if newest is not None:
+            self.newest, self._committed_step = newest.path, newest.manifest.step
             if not only_read:
-                self.log.restore(found.manifest.trainer.get("log", ()), found.manifest.step)
-                self._offer(found.path)
-        return found
+                self.log.restore(newest.manifest.trainer.get("log", ()), newest.manifest.step)
+                self._offer(newest.path)
+        return newest
 
     def look(self) -> CheckpointManifest | None:
         """What ``resume`` will load, for decisions that come before the model is built.
 
-        Blocks, and reads every byte of the checkpoint; prints which checkpoints were skipped, and
-        why. Either all ranks call it or none.
+        Blocks, and reads every byte of the checkpoint; prints why others were skipped. Either all
+        ranks call it or none. Raises InputError for another format, OSError if the storage fails.
         """
-        self._found = self._look()
-        return self._found.manifest if self._found else None
+        self._newest_checkpoint = self._find_newest()
+        return self._newest_checkpoint.manifest if self._newest_checkpoint else None
 
-    def _look(self) -> Checkpoint | None:
-        def read() -> Checkpoint | None:
+    def _find_newest(self) -> Checkpoint | None:
+        def read_newest() -> Checkpoint | None:
             self.store.open()
-            found, skipped = self.store.read_newest()
-            if self.storage and self.storage.fetch(self.store, found):
-                found, skipped = self.store.read_newest()
+            newest, skipped = self.store.read_newest()
+            if self.storage and self.storage.fetch(self.store, newest):
+                newest, skipped = self.store.read_newest()
             for note in skipped:
                 self._say(note)
-            return found
+            return newest
 
-        return self.ranks.from_rank_zero(read)
+        return self.ranks.from_rank_zero(read_newest)
 
     def _begin(
-        self, found: Checkpoint | None, shapes: Mapping[str, list[int]], *, only_read: bool
+        self, checkpoint: Checkpoint | None, shapes: Mapping[str, list[int]], *, only_read: bool
     ) -> Path:
-        if found:
+        if checkpoint:
             saved, current = (
                 {key: value for key, value in config.items() if key not in self.may_differ}
-                for config in (found.manifest.config, self.config)
+                for config in (checkpoint.manifest.config, self.config)
             )
             differences = find_differences(saved, current)
-            before = found.manifest.tensors
+            before = checkpoint.manifest.tensors
             if self.only_trained:  # this run may train more weights
                 shapes = {name: shape for name, shape in shapes.items() if name in before}
             differences += find_differences(before, shapes)
             if differences:
                 raise InputError(
-                    f"this training differs from the one that wrote the checkpoint {found.path}: "
-                    + "; ".join(differences),
+                    "this training differs from the one that wrote the checkpoint "
+                    f"{checkpoint.path}: {'; '.join(differences)}",
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
         if only_read:
             return self.store.folder
         given = read_generation(self.store.folder, os.environ)
-        return self.store.note_of(self.store.begin(given, found))
+        return self.store.note_of(self.store.begin(given, checkpoint))
 
     # -- saving --------------------------------------------------------------------------------
 
     def take_over(self) -> None:
         """Goes on in another world with the state that the ranks have; loads nothing.
 
-        All ranks call it; a save in flight is given up. Raises FencedError after a later group.
+        All ranks call it; a save in flight is given up. Raises FencedError if a later group began.
         """
         self.__dict__.pop("ranks", None)  # those of the world before
         self._thread, self._outcome = None, None
 
         def begin() -> Checkpoint | None:
             self.store.open()
-            found, _ = self.store.read_newest(thorough=False)
-            self.store.begin(read_generation(self.store.folder, os.environ), found)
-            return found
+            checkpoint, _ = self.store.read_newest(thorough=False)
+            self.store.begin(read_generation(self.store.folder, os.environ), checkpoint)
+            return checkpoint
 
-        found = self.ranks.from_rank_zero(begin)
-        if found is not None:
-            self.newest, self._committed_step = found.path, found.manifest.step
+        checkpoint = self.ranks.from_rank_zero(begin)
+        if checkpoint is not None:
+            self.newest, self._committed_step = checkpoint.path, checkpoint.manifest.step
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint should follow ``step``, for a loop that saves a replicated state.
@@ -447,8 +447,8 @@ class Saver:
         """Copies what this rank writes, and starts to write it; False if it writes nothing."""
         self._was_given_up = False
         if self._is_superseded():
-            found, _ = self.store.read_newest(thorough=False)
-            self.store.begin(self.newest_generation(), found)
+            newest, _ = self.store.read_newest(thorough=False)
+            self.store.begin(self.newest_generation(), newest)
         memory = name_memory(strategy)
         rows = find_rows(memory)
         sharded = is_sharded(model)

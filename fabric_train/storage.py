@@ -55,16 +55,16 @@ class Storage:
 
     # -- the start -----------------------------------------------------------------------------
 
-    def fetch(self, store: CheckpointStore, found: Checkpoint | None) -> bool:
-        """Brings the checkpoint at the URL into the folder if it is newer than ``found``; blocks.
+    def fetch(self, store: CheckpointStore, local: Checkpoint | None) -> bool:
+        """Brings the checkpoint at the URL into the folder if it is newer than ``local``; blocks.
 
         Returns whether it did. Raises InputError if the URL cannot be written to. If the URL does
-        not answer, prints that, or raises OSError without a ``found`` checkpoint.
+        not answer, prints that, or raises OSError without a ``local`` checkpoint.
         """
         try:
             self._put_bytes(b"", PROBE_FILE)
             self._fs.rm_file(f"{self._root}/{PROBE_FILE}")
-            return self._fetch(store, found)
+            return self._fetch(store, local)
         except Exception as error:
             if is_refused(error):
                 raise InputError(
@@ -72,18 +72,18 @@ class Storage:
                     "make the bucket, or give these credentials the right to list, read, write and "
                     "delete in it",
                 ) from error
-            if found is None:
+            if local is None:
                 raise OSError(f"{self.url} cannot be read: {describe(error)}") from error
-            self._say(f"{self.url} cannot be read ({describe(error)}); continues from {found.path}")
+            self._say(f"{self.url} cannot be read ({describe(error)}); continues from {local.path}")
             return False
 
-    def _fetch(self, store: CheckpointStore, found: Checkpoint | None) -> bool:
+    def _fetch(self, store: CheckpointStore, local: Checkpoint | None) -> bool:
         try:
             name = self._fs.cat_file(f"{self._root}/{LATEST_FILE}").decode().strip()
         except FileNotFoundError:
             return False
         commit = parse_name(name)
-        if commit is None or (found and found.manifest.step >= commit.step):
+        if commit is None or (local and local.manifest.step >= commit.step):
             return False
         # Named as a commit of the folder's last start, so that the next start continues from it.
         starts = store.read_starts()

@@ -80,14 +80,14 @@ class Reader:
 
     def read(self, start: int, stop: int) -> list[Any]:
         """The samples [start, stop), counted over all passes."""
-        found: list[Any] = []
+        samples: list[Any] = []
         for epoch, places in split_at_epochs(start, stop, len(self._source)):
             first = epoch * len(self._source) + places.start
             if first != self._next or not places.start:
                 self._samples = self._source.read_from(places.start)
-            found += [next(self._samples) for _ in places]
+            samples += [next(self._samples) for _ in places]
             self._next = first + len(places)
-        return found
+        return samples
 
 
 def split_at_epochs(start: int, stop: int, size: int) -> Iterator[tuple[int, range]]:

@@ -29,14 +29,14 @@ def read_pretrained(
     checkpoints that leave these out.
     """
 
-    def read() -> dict[str, Tensor]:
+    def read_tensors() -> dict[str, Tensor]:
         if not path.exists():
             made = {name: weight.detach().cpu().contiguous() for name, weight in make().items()}
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, lambda file: torch.save(made, file))
         return dict(torch.load(path, weights_only=True))
 
-    return ranks.spread(read)
+    return ranks.spread(read_tensors)
 
 
 def freeze(model: nn.Module, names: Container[str]) -> None:

@@ -63,7 +63,7 @@ class TrainerContinuity(TrainerCallback):
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> TrainOutput:
         """Continues from our checkpoint, if there is one, whichever one the script names."""
         trainer, companion = self._trainer, self._companion
-        found = companion.open(
+        checkpoint = companion.open(
             trainer.model,
             self._write,
             lambda: {"stopped_early": self._is_stopped_early()},
@@ -72,15 +72,15 @@ class TrainerContinuity(TrainerCallback):
             world_size=trainer.args.world_size,
             join="TrainingArguments(use_cpu=not torch.cuda.is_available())",
         )
-        if found is not None:
-            resume_from_checkpoint = str(found.path)
+        if checkpoint is not None:
+            resume_from_checkpoint = str(checkpoint.path)
             # Otherwise early stopping starts to count again.
             trainer.args.restore_callback_states_from_checkpoint = True
-        if found is not None and companion.state.get(
+        if checkpoint is not None and companion.state.get(
             "stopped_early"
         ):  # the loop would take one more step
             trainer._load_from_checkpoint(resume_from_checkpoint)
-            trainer.state = TrainerState.load_from_json(f"{found.path}/{TRAINER_STATE_NAME}")
+            trainer.state = TrainerState.load_from_json(f"{checkpoint.path}/{TRAINER_STATE_NAME}")
             return TrainOutput(trainer.state.global_step, 0.0, {})
         output = self._train(resume_from_checkpoint=resume_from_checkpoint, **options)
         companion.close()
@@ -117,9 +117,9 @@ class TrainerContinuity(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Loads the sums since the last row of the log; the Trainer has loaded all else."""
-        trainer, found = self._trainer, self._companion.found
-        if found is not None and (found.path / SUMS_FILE).exists():
-            sums = json.loads((found.path / SUMS_FILE).read_text())
+        trainer, checkpoint = self._trainer, self._companion.checkpoint
+        if checkpoint is not None and (checkpoint.path / SUMS_FILE).exists():
+            sums = json.loads((checkpoint.path / SUMS_FILE).read_text())
             losses = sums.pop("loss")
             rank = self._companion.rank
             same = len(losses) == args.world_size

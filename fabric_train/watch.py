@@ -52,7 +52,7 @@ class StepWatch:
         elif due or self._saver.is_step_due(step):
             self.save(save)
         else:
-            self._tell(self._saver.poll())
+            self._report_save(self._saver.poll())
         self.profiler.after_step(step, traced)
         due = int(self._saver.is_time_due())
         self._agreement.propose((self._preemption.look(), due, self.profiler.look()))
@@ -61,7 +61,7 @@ class StepWatch:
         """Saves, and writes into the ledger what that cost."""
         result = save(block)
         self._ledger.on_stall(self._saver.blocked_s)
-        self._tell(result)
+        self._report_save(result)
 
     def finish(self, save: Save) -> Path | None:
         """Commits the final state and gives its path; blocks."""
@@ -89,7 +89,7 @@ class StepWatch:
         if wish is Wish.STOP:
             self._preemption.wait_for_sigterm(self._saver.check_world)
 
-    def _tell(self, result: SaveResult | None) -> None:
+    def _report_save(self, result: SaveResult | None) -> None:
         if result is None:
             return
         if result.path is None:

@@ -112,31 +112,31 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
 
     Raises InputError that names every variable that is missing, malformed or in conflict.
     """
-    read = _Variables(environ)
+    variables = _Variables(environ)
     env = WorkerEnv(
-        world=_parse_world(read),
-        run_dir=read.path(RUN_DIR),
-        checkpoint_dir=read.path(CHECKPOINT_DIR),
-        node_index=read.integer(NODE_INDEX),
-        max_world_size=read.integer(MAX_WORLD_SIZE, least=1),
-        rdzv_backend=read.values.get(RDZV_BACKEND),
-        rdzv_endpoint=read.values.get(RDZV_ENDPOINT),
-        progress=read.progress(),
-        omp_num_threads=read.integer(OMP_NUM_THREADS, least=1),
-        generation=read.integer(GENERATION),
-        node_dir=read.path(NODE_DIR),
-        incarnation=read.integer(INCARNATION),
-        node_attempt=read.integer(NODE_ATTEMPT),
+        world=_parse_world(variables),
+        run_dir=variables.path(RUN_DIR),
+        checkpoint_dir=variables.path(CHECKPOINT_DIR),
+        node_index=variables.integer(NODE_INDEX),
+        max_world_size=variables.integer(MAX_WORLD_SIZE, least=1),
+        rdzv_backend=variables.values.get(RDZV_BACKEND),
+        rdzv_endpoint=variables.values.get(RDZV_ENDPOINT),
+        progress=variables.progress(),
+        omp_num_threads=variables.integer(OMP_NUM_THREADS, least=1),
+        generation=variables.integer(GENERATION),
+        node_dir=variables.path(NODE_DIR),
+        incarnation=variables.integer(INCARNATION),
+        node_attempt=variables.integer(NODE_ATTEMPT),
     )
     # Fabric silently prefers LT_* variables to what the program asks for.
-    stale = sorted(name for name in read.values if name.startswith("LT_"))
+    stale = sorted(name for name in variables.values if name.startswith("LT_"))
     if stale:
-        read.problems.append(
+        variables.problems.append(
             f"Fabric would follow {', '.join(stale)} instead of torchrun's variables"
         )
-    if read.problems:
+    if variables.problems:
         raise InputError(
-            "the environment does not fit: " + "; ".join(read.problems),
+            "the environment does not fit: " + "; ".join(variables.problems),
             "start the workers with torchrun or the launcher, or unset these variables "
             "to train on one device",
         )
@@ -183,27 +183,27 @@ class _Variables:
         return cast("ProgressMode | None", mode)
 
 
-def _parse_world(read: _Variables) -> World | None:
-    present = [name for name in WORLD_VARIABLES if name in read.values]
+def _parse_world(variables: _Variables) -> World | None:
+    present = [name for name in WORLD_VARIABLES if name in variables.values]
     # Many shells and clusters leave MASTER_* behind, which describes no worker.
     if all(name.startswith("MASTER_") for name in present):
         return None
-    missing = [name for name in WORLD_VARIABLES if name not in read.values]
+    missing = [name for name in WORLD_VARIABLES if name not in variables.values]
     if missing:
-        read.problems.append(f"{', '.join(present)} set, but {', '.join(missing)} missing")
+        variables.problems.append(f"{', '.join(present)} set, but {', '.join(missing)} missing")
         return None
-    before = len(read.problems)
+    before = len(variables.problems)
     world = World(
-        rank=read.required("RANK"),
-        local_rank=read.required("LOCAL_RANK"),
-        world_size=read.required("WORLD_SIZE", least=1),
-        local_world_size=read.required("LOCAL_WORLD_SIZE", least=1),
-        master_addr=read.values["MASTER_ADDR"],
-        master_port=read.required("MASTER_PORT", least=1, most=65535),
-        restart_count=read.integer(RESTART_COUNT) or 0,
+        rank=variables.required("RANK"),
+        local_rank=variables.required("LOCAL_RANK"),
+        world_size=variables.required("WORLD_SIZE", least=1),
+        local_world_size=variables.required("LOCAL_WORLD_SIZE", least=1),
+        master_addr=variables.values["MASTER_ADDR"],
+        master_port=variables.required("MASTER_PORT", least=1, most=65535),
+        restart_count=variables.integer(RESTART_COUNT) or 0,
     )
-    if len(read.problems) == before:
-        read.problems += _find_conflicts(world)
+    if len(variables.problems) == before:
+        variables.problems += _find_conflicts(world)
     return world
 
 

@@ -122,14 +122,14 @@ class Worlds:
             yield self._form()
 
     def newest_generation(self) -> int | None:
-        """The last that the agent has told, which may be the next world's; None without an agent.
+        """The last generation that the agent has sent, perhaps the next world's; None without one.
 
         Checkpoints of earlier generations are refused.
         """
         if self._link is None:
             return None
-        told = self._next
-        return self._generation if told is None else int(told["generation"])
+        next_world = self._next
+        return self._generation if next_world is None else int(next_world["generation"])
 
     # -- what the agent says, in the link's thread -------------------------------------------------
     def _hear(self, message: Message) -> None:
@@ -167,7 +167,8 @@ class Worlds:
             # A group that is ended leaves a wrong sum and no error: see whether it was.
             torch.cuda.current_stream().synchronize()
         if self._breaker and self._breaker.has_hung_up():
-            # The sum may have failed, and the script have caught that. Who ends well is not lost.
+            # The sum may have failed, and the script may have caught the error. But a peer that
+            # ended well hangs up too, and is not lost: the agent knows.
             with self._changed:
                 self._changed.wait_for(lambda: self._lost, HUNG_UP_LIMIT_S)
         self.check()
@@ -232,11 +233,11 @@ class Worlds:
         assert self._breaker
         assert self._link
         ranks = Ranks(GROUP_TIMEOUT_S)
-        told = ranks.gather(RankState(self.step, self._state_of, self._had_state))
+        states = ranks.gather(RankState(self.step, self._state_of, self._had_state))
         self._breaker.formed()
-        world = TrainingWorld(self, env, ranks, told)
+        world = TrainingWorld(self, env, ranks, states)
         self._link.say(formed=self._generation)
-        if world.source is None and any(one.had_state for one in told):
+        if world.source is None and any(state.had_state for state in states):
             raise StateLostError("those who had the training's state are gone")
         return world
 
@@ -281,7 +282,7 @@ class RankState:
     generation: int
     """Of the last world in which all ranks had its state."""
     had_state: bool
-    """Whether it has trained, so that its weights are not those of the start."""
+    """Whether the rank has trained, so that its weights are not the initial ones."""
 
 
 class TrainingWorld:
@@ -301,7 +302,7 @@ class TrainingWorld:
         self._worlds = worlds
         self.source = find_source(standings)
         """The rank whose state all others get; None where nobody has one to continue from."""
-        states = [(one.generation, one.step) for one in standings]
+        states = [(standing.generation, standing.step) for standing in standings]
         newest = None if self.source is None else states[self.source]
         self.newest = newest[1] if newest else None
         """The steps of the newest state that any rank has."""
@@ -349,8 +350,8 @@ class TrainingWorld:
         ``model`` without wrappers; ``parts``: what else a step changes, such as a schedule. All
         ranks must call it, before the model is wrapped. Returns ``is_live``.
         """
-        norms = [one for one in model.modules() if isinstance(one, _NormBase)]
-        self._batch_norms = [each for one in norms for each in one.buffers(recurse=False)]
+        norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+        self._batch_norms = [each for module in norms for each in module.buffers(recurse=False)]
         self._copies = [each.clone() for each in self._batch_norms]
         optimizer.zero_grad(set_to_none=True)
         worlds = self._worlds
@@ -421,17 +422,17 @@ class TrainingWorld:
 
 
 def find_source(ranks: Sequence[RankState]) -> int | None:
-    """The rank that has the newest state which can be right; None where nobody has a state. Pure.
+    """The rank with the newest state that can be trusted; None if no rank has a state. Pure.
 
-    A rank of an older world was left behind, as by a freeze. Of the newest world's ranks one can be
-    one step ahead of the others, if all gradients had reached it and not them. One that is further
-    ahead went on without them, after it had caught the group's exception.
+    A rank of an older world was left behind, as by a freeze. A rank of the newest world may be one
+    step ahead of the others, if all gradients had reached it but not them. A rank that is further
+    ahead is not trusted: its script caught the group's exception and went on alone.
     """
-    newest = max((one.generation for one in ranks if one.step is not None), default=-1)
+    newest = max((state.generation for state in ranks if state.step is not None), default=-1)
     known = sorted(
-        (-one.step, rank)
-        for rank, one in enumerate(ranks)
-        if one.step is not None and one.generation == newest
+        (-state.step, rank)
+        for rank, state in enumerate(ranks)
+        if state.step is not None and state.generation == newest
     )
     if not known:
         return None
@@ -452,8 +453,8 @@ def read_random_states() -> list[Any]:
 
 def write_random_states(states: list[Any]) -> None:
     """The reverse of ``read_random_states``."""
-    own, numpys, torchs, cudas = states
-    random.setstate(own)
+    python_state, numpys, torchs, cudas = states
+    random.setstate(python_state)
     if numpys is not None:
         sys.modules["numpy"].random.set_state(numpys)
     torch.set_rng_state(torchs)

@@ -59,7 +59,7 @@ class AsyncAverage:
         Never waits for a peer.
         """
         if self._work is not None and self._work.is_completed():
-            self._take()
+            self._apply_average()
         if self._work is None and self._clock() - self._begun_at >= self._interval_s:
             self._begin()
 
@@ -69,10 +69,10 @@ class AsyncAverage:
         # Not over the group of the averages, where a rank may be one message behind.
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._control)
         if self._work is not None:
-            self._take()
+            self._apply_average()
         if self.begun < int(most):
             self._begin()
-            self._take()
+            self._apply_average()
 
     def _begin(self) -> None:
         self._copy = flatten(self._weights).cpu()
@@ -81,7 +81,7 @@ class AsyncAverage:
         self._begun_at = self._clock()
         self.begun += 1
 
-    def _take(self) -> None:
+    def _apply_average(self) -> None:
         work, self._work = self._work, None
         assert work is not None
         work.wait()

@@ -197,17 +197,18 @@ class CompressedMean:
         self.relay()
         self.finish(tensors)
 
-    def load_errors(self, own: Tensor, mean: Tensor) -> None:
+    def load_errors(self, rank_error: Tensor, mean: Tensor) -> None:
         """Takes the errors that a rank had in a world of the same size."""
         if self.error is not None and self.mean_error is not None:
-            self.error.copy_(own)
+            self.error.copy_(rank_error)
             self.mean_error.copy_(mean)
 
-    def spread_errors(self, own: Tensor, mean: Tensor) -> None:
-        """Takes errors from another world size: ``own`` for this rank, ``mean`` of all parts."""
+    def spread_errors(self, rank_error: Tensor, mean: Tensor) -> None:
+        """Takes errors from another world size: this rank's ``rank_error``, and the ``mean`` of all
+        parts."""
         if self.error is not None and self.mean_error is not None:
-            n = min(len(own), self.blocks.count)  # worlds differ by empty blocks at the end
-            self.error.zero_()[:n] = own[:n].to(self.error)
+            n = min(len(rank_error), self.blocks.count)  # worlds differ by empty blocks at the end
+            self.error.zero_()[:n] = rank_error[:n].to(self.error)
             whole = torch.zeros_like(self.error)
             whole[:n] = mean[:n].to(whole)
             self.mean_error.copy_(whole[self._part])

@@ -24,13 +24,13 @@ def new_node_group(rank: int, world_size: int, local_world_size: int) -> dist.Pr
     """
     if local_world_size == 1:
         return None
-    own = None
+    own_group = None
     for first in range(0, world_size, local_world_size):
         ranks = range(first, first + local_world_size)
         # Each rank makes all groups: new_group waits for ranks outside of the group too.
         group = dist.new_group(list(ranks))
-        own = group if rank in ranks else own
-    return own
+        own_group = group if rank in ranks else own_group
+    return own_group
 
 
 def gather_batch(
@@ -55,9 +55,9 @@ def gather_batch(
 
 def exchange_rows(part: Tensor, group: dist.ProcessGroup) -> list[int]:
     """The length of each rank's part; blocks until the device has sent it."""
-    own = torch.tensor([len(part)], device=part.device)
-    sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, own, group=group)
+    own_rows = torch.tensor([len(part)], device=part.device)
+    sizes = [torch.empty_like(own_rows) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, own_rows, group=group)
     return [int(size) for size in sizes]
 
 
@@ -88,9 +88,13 @@ def _gather(part: Tensor, group: dist.ProcessGroup, rows: Sequence[int]) -> Tens
 
 def _sum_own(gradient: Tensor, group: dist.ProcessGroup, rows: Sequence[int]) -> Tensor:
     # Each rank is sent its own rows alone: over gloo a reduce_scatter is a whole all-reduce.
-    own = rows[dist.get_rank(group)]
-    parts = gradient.new_empty(len(rows) * own, *gradient.shape[1:])
-    dist.all_to_all_single(parts, gradient.contiguous(), [own] * len(rows), list(rows), group=group)
+    own_rows = rows[dist.get_rank(group)]
+    parts = gradient.new_empty(len(rows) * own_rows, *gradient.shape[1:])
+    dist.all_to_all_single(
+        parts, gradient.contiguous(), [own_rows] * len(rows), list(rows), group=group
+    )
     # Added up in 32 bits: a sum of halves would depend on the number of processes.
     wide = torch.float32 if gradient.itemsize < 4 else gradient.dtype
-    return parts.view(len(rows), own, *gradient.shape[1:]).sum(0, dtype=wide).to(gradient.dtype)
+    return (
+        parts.view(len(rows), own_rows, *gradient.shape[1:]).sum(0, dtype=wide).to(gradient.dtype)
+    )

@@ -61,9 +61,9 @@ class StageModule(nn.Module):
         super().__init__()
         self.context: Callable[[], AbstractContextManager[object]] = nullcontext
         names = dict.fromkeys(name for layer in layers for name in layer.members)
-        found = [find_member(model, name) for name in names]
-        self.members = nn.ModuleList(each for each in found if isinstance(each, nn.Module))
-        self.own = nn.ParameterList(each for each in found if isinstance(each, nn.Parameter))
+        members = [find_member(model, name) for name in names]
+        self.members = nn.ModuleList(each for each in members if isinstance(each, nn.Module))
+        self.own = nn.ParameterList(each for each in members if isinstance(each, nn.Parameter))
         # In a tuple, which does not register the model as a member of the stage.
         self.calls = tuple(find_member(model, layer.name) for layer in layers)
 
@@ -191,10 +191,17 @@ class PipelineStages:
             ranks = self.owners[name]
             if len(ranks) == 1 or not weight.requires_grad:
                 continue
-            own = torch.zeros_like(weight) if weight.grad is None else weight.grad.contiguous()
-            parts = {rank: own if rank == self.rank else torch.empty_like(own) for rank in ranks}
+            own_gradient = (
+                torch.zeros_like(weight) if weight.grad is None else weight.grad.contiguous()
+            )
+            parts = {
+                rank: own_gradient if rank == self.rank else torch.empty_like(own_gradient)
+                for rank in ranks
+            }
             peers = [(rank, self._global_rank(rank)) for rank in ranks if rank != self.rank]
-            operations = [dist.P2POp(dist.isend, own, peer, self.group) for _, peer in peers]
+            operations = [
+                dist.P2POp(dist.isend, own_gradient, peer, self.group) for _, peer in peers
+            ]
             operations += [
                 dist.P2POp(dist.irecv, parts[rank], peer, self.group) for rank, peer in peers
             ]
@@ -212,9 +219,9 @@ class PipelineStages:
             dist.send_object_list(header, peer, group=self.group)
             dist.send(states.contiguous(), peer, group=self.group)
             return states
-        peer, found = self._global_rank(source), [None]
-        dist.recv_object_list(found, peer, group=self.group)
-        received = self._empty(found[0])
+        peer, outline = self._global_rank(source), [None]
+        dist.recv_object_list(outline, peer, group=self.group)
+        received = self._empty(outline[0])
         dist.recv(received, peer, group=self.group)
         return received
 
@@ -248,25 +255,25 @@ def list_layers(model: nn.Module) -> list[Layer]:
         )
     layers: list[Layer] = []
     for name, members in plan.items():
-        found = find_member(model, name)
-        if isinstance(found, nn.Sequential | nn.ModuleList):
-            inner = [f"{name}.{child}" for child, _ in found.named_children()]
+        member = find_member(model, name)
+        if isinstance(member, nn.Sequential | nn.ModuleList):
+            inner = [f"{name}.{child}" for child, _ in member.named_children()]
             layers += [Layer(each, (each, *members)) for each in inner]
         else:
-            own = (name,) if isinstance(found, nn.Module) else ()
-            layers.append(Layer(name, (*own, *members)))
+            own_layer = (name,) if isinstance(member, nn.Module) else ()
+            layers.append(Layer(name, (*own_layer, *members)))
     check_members(model, layers)
     return layers
 
 
 def find_member(model: nn.Module, name: str) -> Any:
     """A member or a method of a model; raises InputError if it has none of that name."""
-    found: Any = model
+    member: Any = model
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        member = getattr(member, part, None)
+    if member is None:
         raise InputError(f"pipeline_plan: {type(model).__name__} has no member {name!r}")
-    return found
+    return member
 
 
 def check_members(model: nn.Module, layers: Sequence[Layer]) -> None:
@@ -382,10 +389,10 @@ def keep_members(model: nn.Module, layers: Sequence[Layer]) -> None:
                 prune(child, f"{full}.")
             else:
                 setattr(module, name, nn.Identity())
-        for own in (module._parameters, module._buffers):
-            for name in own:
+        for tensors_by_name in (module._parameters, module._buffers):
+            for name in tensors_by_name:
                 if not is_below(prefix + name, kept):
-                    own[name] = None
+                    tensors_by_name[name] = None
 
     prune(model, "")
     setattr(model, STAGE, True)

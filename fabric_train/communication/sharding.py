@@ -50,11 +50,11 @@ def plan_units(
     """
     if by == "whole":
         return []
-    found = find_blocks(model) if by == "blocks" else find_by_size(model, least_elements)
+    units_by_name = find_blocks(model) if by == "blocks" else find_by_size(model, least_elements)
     users = count_users(model)
     return [
         name
-        for name, unit in found
+        for name, unit in units_by_name
         if not isinstance(unit, _NO_UNITS)
         and count_elements(unit.parameters()) >= least_elements
         and all(users[weight] == count for weight, count in count_users(unit).items())
@@ -76,9 +76,13 @@ def find_by_size(model: nn.Module, least_elements: int) -> Iterator[tuple[str, n
     taken: set[nn.Parameter] = set()
     # Children before parents.
     for name, module in reversed(list(model.named_modules())):
-        own = set(module.parameters()) - taken
-        if name and not isinstance(module, _NO_UNITS) and count_elements(own) >= least_elements:
-            taken |= own
+        own_parameters = set(module.parameters()) - taken
+        if (
+            name
+            and not isinstance(module, _NO_UNITS)
+            and count_elements(own_parameters) >= least_elements
+        ):
+            taken |= own_parameters
             yield name, module
 
 

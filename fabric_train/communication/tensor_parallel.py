@@ -76,8 +76,8 @@ class RowLinear(nn.Module):
         self.bias = whole.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        own = linear(inputs, self.weight)
-        outputs: Tensor = AddOutputs.apply(own, self.group)  # type: ignore[no-untyped-call]
+        partial = linear(inputs, self.weight)
+        outputs: Tensor = AddOutputs.apply(partial, self.group)  # type: ignore[no-untyped-call]
         # After the sum, so that the bias counts once.
         return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
 
@@ -143,7 +143,7 @@ def find_linears(
     names_of: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(weight), []).append(name)
-    found: dict[str, tuple[nn.Linear, Column | Literal["row"]]] = {}
+    linears: dict[str, tuple[nn.Linear, Column | Literal["row"]]] = {}
     for pattern, how in plan.items():
         matching = [
             (name, module) for name, module in model.named_modules() if fnmatchcase(name, pattern)
@@ -166,8 +166,8 @@ def find_linears(
                     f"leave {name} out of the plan",
                 )
             layer_how = check_layer(name, module, how, ranks)
-            found[name] = (module, layer_how)
-    return found
+            linears[name] = (module, layer_how)
+    return linears
 
 
 def check_layer(

@@ -145,8 +145,8 @@ class _Distributed(Optimizer):
             pairs = [self._compression.compress(change) for change in changes]
             small = [tensor for tensor, _ in pairs]
             handle = reduce_in_place(small, self._buckets[0].name, Adasum)
-            ends = zip(parameters, before, handle.wait(), pairs, strict=True)
-            for parameter, start, change, (_, ctx) in ends:
+            changed = zip(parameters, before, handle.wait(), pairs, strict=True)
+            for parameter, start, change, (_, ctx) in changed:
                 parameter.copy_(start + self._compression.decompress(change, ctx))
         return result
 

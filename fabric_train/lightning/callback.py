@@ -65,7 +65,7 @@ class ContinuityCallback(Callback):
         if fit.fast_dev_run or not companion.may_act(lambda: find_obstacle(trainer)):
             fit.callbacks = others
             return
-        found = companion.open(
+        checkpoint = companion.open(
             pl_module,
             self._write,
             self._describe,
@@ -79,9 +79,9 @@ class ContinuityCallback(Callback):
         self._data = Data(trainer, companion)
         # Before other callbacks, so that a checkpoint at a batch's start holds nothing of it.
         fit.callbacks = [self, *others]
-        if found is not None:
-            continue_logs(trainer, found.path, companion.state.get("logs", []))
-            self._read_newest(trainer, found.path)
+        if checkpoint is not None:
+            continue_logs(trainer, checkpoint.path, companion.state.get("logs", []))
+            self._read_newest(trainer, checkpoint.path)
         if companion.env.node_dir is not None:
             # SIGTERM and Slurm's signals belong to the launcher: no broadcast in a handler.
             fit._signal_connector.register_signal_handlers = lambda: None
@@ -93,19 +93,21 @@ class ContinuityCallback(Callback):
         ranks read the one that rank 0 chose after it had fenced the earlier worker group.
         """
         connector: Any = trainer._checkpoint_connector
-        read = connector.resume_start
+        read_start = connector.resume_start
 
         def resume_start(_path: Any = None, weights_only: bool | None = None) -> None:
             del connector.resume_start
             # Hyperparameters may be of any class, so loading them runs code of the pickle.
-            read(path / STATE_FILE, weights_only=False if weights_only is None else weights_only)
+            read_start(
+                path / STATE_FILE, weights_only=False if weights_only is None else weights_only
+            )
 
         connector.resume_start = resume_start
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Reads what ``_take`` has added to the checkpoint."""
+        """Reads what ``_copy_state`` has added to the checkpoint."""
         if self._trainer is None or KEY not in checkpoint:
             return
         self._resumed = checkpoint[KEY]
@@ -182,13 +184,13 @@ class ContinuityCallback(Callback):
     def _write(self, folder: Path) -> None:
         trainer = self._trainer
         assert trainer is not None
-        checkpoint = self._take(trainer)
+        checkpoint = self._copy_state(trainer)
         # Not trainer.save_checkpoint: if the disk of one rank is full, the others would wait.
         trainer.strategy.save_checkpoint(checkpoint, folder / STATE_FILE)
         if trainer.is_global_zero:
             copy_logs(trainer, folder)
 
-    def _take(self, trainer: Trainer) -> dict[str, Any]:
+    def _copy_state(self, trainer: Trainer) -> dict[str, Any]:
         """Lightning's checkpoint, as it would be between two batches."""
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

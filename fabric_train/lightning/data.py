@@ -69,7 +69,7 @@ class Data:
         )
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)
-        before = self._companion.found and self._companion.found.manifest.world_size
+        before = self._companion.checkpoint and self._companion.checkpoint.manifest.world_size
         if before not in (None, self._trainer.world_size):
             self._say(f"{before} processes read it before, so samples are lost or seen twice")
         companion = self._companion

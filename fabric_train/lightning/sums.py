@@ -38,15 +38,15 @@ class EpochSums:
             for key, metric in results.items()
             if metric.is_tensor and metric.meta.on_epoch
         }
-        own = {
+        own_states = {
             name: {
                 COUNT: metric._update_count,
                 **{key: move(value, "cpu") for key, value in metric.metric_state.items()},
             }
-            for name, metric in self._own().items()
+            for name, metric in self._own_metrics().items()
             if metric.update_called
         }
-        return self._ranks.gather((logged, own))
+        return self._ranks.gather((logged, own_states))
 
     def load(self, saved: list[tuple[States, States]]) -> None:
         """Restores this rank's part; ``add_loaded`` adds logged values after the next batch."""
@@ -56,8 +56,8 @@ class EpochSums:
         elif rank > 0:
             saved = []
         self._loaded = [logged for logged, _ in saved]
-        for name, metric in self._own().items():
-            states = [own[name] for _, own in saved if name in own]
+        for name, metric in self._own_metrics().items():
+            states = [metrics[name] for _, metrics in saved if name in metrics]
             for key in states[0] if states else ():
                 values = [move(state[key], metric.device) for state in states]
                 setattr(metric, key, merge(values, metric._reductions.get(key, torch.sum)))
@@ -80,7 +80,7 @@ class EpochSums:
         """Drops loaded values that were not logged again; called when the epoch ends."""
         self._loaded = []
 
-    def _own(self) -> dict[str, Metric]:
+    def _own_metrics(self) -> dict[str, Metric]:
         modules = self._trainer.lightning_module.named_modules()
         return {name: module for name, module in modules if isinstance(module, Metric)}
 

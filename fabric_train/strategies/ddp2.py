@@ -149,8 +149,8 @@ class Ddp2(Ddp):
             )
         assert whole.grad is not None
         before = sum(rows[: self.place.local_rank])
-        own = whole.grad[before : before + rows[self.place.local_rank]]
-        parts = own.split(len(outputs[0]))
+        own_gradient = whole.grad[before : before + rows[self.place.local_rank]]
+        parts = own_gradient.split(len(outputs[0]))
         for shard, output, part in zip(batch.shards, outputs, parts, strict=True):
             # The reduction takes the mean over all shards; the loss is a mean over the node's.
             self._reduction.backward((output * (part * sum(self._counts))).sum(), shard)

@@ -161,10 +161,10 @@ class DeepSpeed(Strategy):
 
     def step(self, number: int) -> None:
         zero = self.engine.optimizer
-        for group, own in zip(
+        for group, options in zip(
             zero.optimizer.param_groups, self.optimizer.param_groups, strict=True
         ):
-            group.update({key: value for key, value in own.items() if key != "params"})
+            group.update({key: value for key, value in options.items() if key != "params"})
         self.engine.step()
         zero.clip_grad = 0.0
         if zero.overflow:

@@ -70,7 +70,7 @@ class LocalSgd(Strategy):
         self.meeting: Averaging
         self._drifted: set[str] = set()
         """Which of WEIGHT, STATISTIC and MOMENT differ between the ranks."""
-        self._own: dict[str, Tensor] = {}
+        self._own_weights: dict[str, Tensor] = {}
         """This rank's own tensors, by name, while ``bare`` and ``optimizer`` hold the mean."""
 
     def check(self, world: World | None, device: Device) -> None:
@@ -111,17 +111,17 @@ class LocalSgd(Strategy):
 
     def before_save(self) -> None:
         drifted = self._find_drifted()
-        self._own = {name: tensor.clone() for name, tensor in drifted.items()}
+        self._own_weights = {name: tensor.clone() for name, tensor in drifted.items()}
         average(drifted.values(), share=self.meeting.share)
 
     def after_save(self) -> None:
-        drifted = self._find_drifted() if self._own else {}
-        for name, own in self._own.items():
-            drifted[name].copy_(own)
-        self._own = {}
+        drifted = self._find_drifted() if self._own_weights else {}
+        for name, weight in self._own_weights.items():
+            drifted[name].copy_(weight)
+        self._own_weights = {}
 
     def memory(self) -> dict[str, Tensor]:
-        return {name: share_row(own) for name, own in self._own.items()}
+        return {name: share_row(weight) for name, weight in self._own_weights.items()}
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
         self.meeting.restart()

@@ -255,12 +255,12 @@ def find_neighbour(
     model: nn.Module, name: str, placement: Placement, distance: int
 ) -> torch.device | None:
     """The device of the placed layer at this distance from layer ``name`` in its Sequential."""
-    parent, _, own = name.rpartition(".")
+    parent, _, child = name.rpartition(".")
     container = model.get_submodule(parent)
     if not isinstance(container, nn.Sequential):
         return None
     names = list(container._modules)
-    place = names.index(own) + distance
+    place = names.index(child) + distance
     if not 0 <= place < len(names):
         return None
     return placement.get(f"{parent}.{names[place]}" if parent else names[place])
@@ -280,10 +280,10 @@ def mover(device: torch.device) -> Callable[[Any], Any]:
 def take_to(device: torch.device) -> Callable[..., tuple[Any, Any]]:
     """A hook that moves all arguments of a layer to its device."""
 
-    def take(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def take_inputs(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return tree_map(mover(device), args), tree_map(mover(device), kwargs)
 
-    return take
+    return take_inputs
 
 
 def give_to(device: torch.device) -> Callable[..., Any]:

@@ -168,8 +168,8 @@ class Pipeline(Strategy):
         if self._stages is None:
             super().clip(max_norm)
         else:
-            own = list(self.bare.parameters())
-            clip_over_ranks(own, self._stages.counted, self._stages.group, max_norm)
+            parameters = list(self.bare.parameters())
+            clip_over_ranks(parameters, self._stages.counted, self._stages.group, max_norm)
 
     def predict(self, inputs: Tensor) -> Tensor:
         return super().predict(inputs) if self._stages is None else self._stages.predict(inputs)

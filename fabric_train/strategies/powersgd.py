@@ -67,9 +67,11 @@ class PowerSgd(HookedDdp):
         self.hook.iteration = number + 1
 
     def memory(self) -> dict[str, Tensor]:
-        found = {"iteration": torch.tensor(self.hook.iteration)}
-        found |= {f"q.{name}": q for name, q in self.hook.qs.items()}
-        return found | {f"error.{name}": share_row(each) for name, each in self.hook.errors.items()}
+        memory = {"iteration": torch.tensor(self.hook.iteration)}
+        memory |= {f"q.{name}": q for name, q in self.hook.qs.items()}
+        return memory | {
+            f"error.{name}": share_row(each) for name, each in self.hook.errors.items()
+        }
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
         self.hook.iteration = int(saved.get("iteration", 0))
@@ -78,6 +80,6 @@ class PowerSgd(HookedDdp):
             if kind == "q":
                 self.hook.qs[of] = tensor.to(self.place.device, copy=True)
             elif kind == "error" and self.place.world_size > 1:
-                own = take_row(tensor)
-                error = tensor.mean(0) if own is None else own
+                row = take_row(tensor)
+                error = tensor.mean(0) if row is None else row
                 self.hook.errors[of] = error.to(self.place.device, copy=True)

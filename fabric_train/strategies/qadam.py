@@ -89,13 +89,13 @@ class QAdam(Strategy):
 
     def memory(self) -> dict[str, Tensor]:
         adam, mean = self.adam, self.adam.mean
-        found: dict[str, Tensor] = {}
+        memory: dict[str, Tensor] = {}
         if adam.frozen_at is not None:
-            found["frozen_at"] = torch.tensor(adam.frozen_at)
+            memory["frozen_at"] = torch.tensor(adam.frozen_at)
         if mean is not None and mean.error is not None and mean.mean_error is not None:
-            found["error"] = share_row(mean.error)
-            found["mean_error"] = share_row(mean.mean_error)
-        return found
+            memory["error"] = share_row(mean.error)
+            memory["mean_error"] = share_row(mean.mean_error)
+        return memory
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
         self.adam.forget()
@@ -104,8 +104,8 @@ class QAdam(Strategy):
         if "error" not in saved or self.place.world_size == 1:
             return
         mean = self.adam.make_mean()
-        own, own_mean = take_row(saved["error"]), take_row(saved["mean_error"])
-        if own is None or own_mean is None:
+        error, mean_error = take_row(saved["error"]), take_row(saved["mean_error"])
+        if error is None or mean_error is None:
             mean.spread_errors(saved["error"].mean(0), saved["mean_error"].flatten(0, 1))
         else:
-            mean.load_errors(own, own_mean)
+            mean.load_errors(error, mean_error)

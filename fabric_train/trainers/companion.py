@@ -68,7 +68,7 @@ class Companion:
         self.global_batch_size = 0
         """Samples of all ranks; 0 if the Trainer's loader is not cut."""
         self.step = 0
-        self.found: Checkpoint | None = None
+        self.checkpoint: Checkpoint | None = None
         self._read_loss: Callable[[], float] = lambda: math.nan
 
     def may_act(self, find_obstacle: Callable[[], str | None]) -> bool:
@@ -137,17 +137,17 @@ class Companion:
         self._model = model
         self._shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
         with ending():
-            self.found = self.saver.begin(self._shapes, shared=True)
-        if self.found:
-            self.say(f"goes on after step {self.found.manifest.step}: {self.found.path}")
+            self.checkpoint = self.saver.begin(self._shapes, shared=True)
+        if self.checkpoint:
+            self.say(f"goes on after step {self.checkpoint.manifest.step}: {self.checkpoint.path}")
         # The first start's seed: the launcher's restart may not know a seed that was drawn.
         self.seed = self.saver.ranks.from_rank_zero(lambda: self.state.get("seed", seed))
-        return self.found
+        return self.checkpoint
 
     @property
     def state(self) -> Mapping[str, Any]:
         """What the found checkpoint's manifest says of the training; empty without one."""
-        return self.found.manifest.trainer if self.found else {}
+        return self.checkpoint.manifest.trainer if self.checkpoint else {}
 
     def agree_on_facts(self, **facts: Any) -> None:
         """Ends the process, as for bad input, if the checkpoint was made with other facts."""
@@ -159,7 +159,7 @@ class Companion:
             with ending():
                 raise InputError(
                     "this training differs from the one that wrote the checkpoint "
-                    f"{self.found and self.found.path}: " + "; ".join(differences),
+                    f"{self.checkpoint and self.checkpoint.path}: " + "; ".join(differences),
                     "give the earlier values, or start anew with another checkpoint_dir",
                 )
 

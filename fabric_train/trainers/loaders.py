@@ -299,5 +299,5 @@ def start_worker(init: Callable[[int], object] | None, worker_id: int) -> None:
 
 def set_epoch(reader: object, epoch: int) -> None:
     """Tells a sampler or a source the epoch, if it has ``set_epoch``."""
-    if callable(told := getattr(reader, "set_epoch", None)):
-        told(epoch)
+    if callable(set_reader_epoch := getattr(reader, "set_epoch", None)):
+        set_reader_epoch(epoch)

@@ -29,12 +29,12 @@ def is_loopback(address: str) -> bool:
 
 def own_addresses() -> tuple[str, ...]:
     """All addresses of this machine but the loopback's, those of local networks last."""
-    found: list[tuple[bool, bool, str]] = []
+    entries: list[tuple[bool, bool, str]] = []
     for _, name in socket.if_nameindex():
         is_local = name.startswith(_LOCAL_NETWORKS)
-        found += [(is_local, ":" in text, text) for text in addresses_of(name)]
-    found.sort(key=lambda entry: entry[:2])
-    return tuple(dict.fromkeys(text for *_, text in found if not is_loopback(text)))
+        entries += [(is_local, ":" in text, text) for text in addresses_of(name)]
+    entries.sort(key=lambda entry: entry[:2])
+    return tuple(dict.fromkeys(text for *_, text in entries if not is_loopback(text)))
 
 
 def addresses_of(interface: str) -> Iterable[str]:
@@ -79,8 +79,8 @@ def choose_address(peers: Iterable[str]) -> str:
     # The last is reserved for documentation: the way to it is the default route.
     for peer in (*peers, "192.0.2.1"):
         with contextlib.suppress(OSError, ValueError):
-            if not is_loopback(found := address_towards(peer)):
-                return found
+            if not is_loopback(address := address_towards(peer)):
+                return address
     return next(iter(own_addresses()), LOOPBACK)
 
 

@@ -24,10 +24,10 @@ CONNECT_LIMIT_S = 10.0
 
 def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    talk = _wait_for_debugger(Path(argv[0]))
+    connection = _wait_for_debugger(Path(argv[0]))
     with contextlib.suppress(OSError):
-        if talk is not None:
-            _pass_on(talk)
+        if connection is not None:
+            _pass_on(connection)
     return 0
 
 
@@ -49,31 +49,31 @@ def _wait_for_debugger(folder: Path) -> socket.socket | None:
 def _connect(address: str) -> socket.socket:
     if address.isdigit():
         return socket.create_connection((protocol.LOOPBACK, int(address)), CONNECT_LIMIT_S)
-    talk = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX)
     # Ended by the kernel: somebody listens at the socket, or nobody does.
-    talk.connect(address)
-    return talk
+    connection.connect(address)
+    return connection
 
 
-def _pass_on(talk: socket.socket) -> None:
-    talk.settimeout(None)
-    readers: list[int] = [0, talk.fileno()]
+def _pass_on(connection: socket.socket) -> None:
+    connection.settimeout(None)
+    readers: list[int] = [0, connection.fileno()]
     while True:
         # Ended by either side.
         ready, _, _ = select.select(readers, (), ())
-        if talk.fileno() in ready:
+        if connection.fileno() in ready:
             # Ended by what has come.
-            if not (data := talk.recv(1 << 16)):
+            if not (data := connection.recv(1 << 16)):
                 return
             _write(data)
         if 0 in ready:
             # Ended by what has come.
             if data := os.read(0, 1 << 16):
                 # Ended by the debugger, which reads it or ends.
-                talk.sendall(data)
+                connection.sendall(data)
                 continue
             readers.remove(0)
-            talk.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_WR)
 
 
 def _write(data: bytes) -> None:

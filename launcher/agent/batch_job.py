@@ -27,17 +27,18 @@ STARTS_AGAIN = "launcher: the job starts again"
 OVER, REQUEUED, FAULT = "over", "requeued", "fault"
 SRUN_SLACK_S = 20
 """How long srun may outlive its agents, or the grace of a stop; less than NOTICE_MARGIN_S."""
-LOOK_S = 5.0
-"""Seconds between two looks at the folder for agents that have ended while srun goes on."""
+POLL_S = 5.0
+"""How often the run's folder is read for agents that have ended while srun goes on."""
 TRIES = 30
-"""How often a controller that is away is asked to start the nodes, or to requeue."""
+"""How many times a controller that does not answer is asked to start the nodes, or to requeue."""
 TRY_S = 20
 """Seconds between two of these tries."""
 AWAY = "ontact|onnect|imed out"
-"""In what commands say whose controller is away."""
+"""Found in the output of Slurm's commands when the controller does not answer."""
 NOT_STARTED = re.compile(f"Unable to (?:confirm|create) .*(?:{AWAY})".encode())
-"""What srun says if it is away before any node has started."""
-SAID_BYTES = 4000
+"""What srun prints if the controller does not answer before any node has started."""
+STDERR_BYTES = 4000
+"""How much of the end of srun's stderr is kept."""
 SIGNALS = frozenset((signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD))
 OUTER = (
     *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP"),
@@ -52,7 +53,7 @@ OUTER = (
 
 
 def fold_codes(agents: List[int], srun: int) -> int:
-    """The exit code of a start by those of its agents that have told theirs, else by srun's.
+    """The exit code of a start, from those of its agents that left one, else from srun's.
 
     A failed training counts first; then any agent that saw the training's end, since srun and the
     others fail where a node is lost.
@@ -62,29 +63,31 @@ def fold_codes(agents: List[int], srun: int) -> int:
 
 
 def decide_next(
-    code: int, asked: str, is_signalled: bool, shown: Optional[str], restarts: int
+    code: int, stop_reason: str, is_signalled: bool, description: Optional[str], restarts: int
 ) -> str:
-    """``over``, with the reason if Slurm ended it; ``requeued``, by Slurm itself; or why the job is
+    """What happens to the job: ``over``, with the reason if Slurm ended it; ``requeued``, if Slurm
+    has done it already; or why it has
     to be requeued: a ``fault`` of the platform, or ``preempted``.
 
-    ``asked`` is why the agents were asked to stop, empty if they were not. ``is_signalled``: Slurm
-    has ended the start; scontrol has then ``shown`` the job, None if the controller is away.
+    ``stop_reason`` is why the agents were asked to stop, empty if they were not. ``is_signalled``:
+    Slurm has ended this start. ``description`` is then what ``scontrol show job`` printed, or None
+    if the controller is away.
     """
     # After a full disk too: the next start would find it as full.
     if code < 128 or code == DISK_FULL:
         return OVER
     if is_signalled:
-        if shown is None:
+        if description is None:
             return REQUEUED  # The queue tells what is true.
-        found = re.search(r" Restarts=([0-9]+)", shown)
+        found = re.search(r" Restarts=([0-9]+)", description)
         if found and int(found.group(1)) > restarts:
             return REQUEUED
-        if " Reason=TimeLimit " not in shown:
+        if " Reason=TimeLimit " not in description:
             # A requeue would bring back what scancel ended.
-            is_preempted = re.search(r" PreemptTime=[0-9]", shown)
+            is_preempted = re.search(r" PreemptTime=[0-9]", description)
             return f"{OVER} {PREEMPTED if is_preempted else STOP_REQUESTED}"
-        asked = asked or PREEMPTED
-    return {"": FAULT, PREEMPTED: PREEMPTED}.get(asked, OVER)
+        stop_reason = stop_reason or PREEMPTED
+    return {"": FAULT, PREEMPTED: PREEMPTED}.get(stop_reason, OVER)
 
 
 # -- one start of a job --------------------------------------------------------------------------
@@ -107,35 +110,37 @@ class BatchJob:
         self.nodes, self.listed = int(environ["SLURM_JOB_NUM_NODES"]), environ["SLURM_JOB_NODELIST"]
         self.env = {k: v for k, v in environ.items() if not k.startswith(OUTER)}
         self.env[STOP_FILE] = str(self.stop)
-        self.is_signalled, self.said = False, b""
+        self.is_signalled, self.stderr_tail = False, b""
 
     def each(self, kind: str) -> List[Path]:
         """The files of this kind of all starts of the run, or of its node in all arrays."""
         of_node = f"_{self.element}.*" if self.element else ""
         return [*self.files.glob(f"[0-9]*{of_node}.{kind}")]
 
-    def tell(self, kind: str, text: str) -> None:
-        """Writes a file of this start at once; in the place that it has, if it has one."""
-        made = self.files / f".{self.key}.{kind}"
+    def write_own(self, kind: str, text: str) -> None:
+        """Writes a file of this start. It overwrites the file that ``prepare`` has made for it, so
+        that it can be written when the disk is full."""
+        temporary = self.files / f".{self.key}.{kind}"
         with contextlib.suppress(OSError):
-            file = os.open(str(made), os.O_WRONLY | os.O_CREAT, 0o666)
+            file = os.open(str(temporary), os.O_WRONLY | os.O_CREAT, 0o666)
             os.write(file, f"{text}\n".encode())
             os.close(file)
-            made.replace(self.files / f"{self.key}.{kind}")
+            temporary.replace(self.files / f"{self.key}.{kind}")
 
-    def make(self, path: Path, text: str, mode: int = 0o666) -> None:
-        """Writes a file of the run. Elements start at the same time: the first one's counts."""
-        if not read(path):
-            made = self.files / f".{self.key}.new"
-            with open(os.open(str(made), os.O_WRONLY | os.O_CREAT, mode), "w") as file:
+    def write_once(self, path: Path, text: str, mode: int = 0o666) -> None:
+        """Writes a file of the run, unless it is there. Of elements that start at the same time,
+        the first one's file stays. Raises ``OSError``."""
+        if not read_file(path):
+            temporary = self.files / f".{self.key}.new"
+            with open(os.open(str(temporary), os.O_WRONLY | os.O_CREAT, mode), "w") as file:
                 file.write(text)
             try:
-                os.link(str(made), str(path))
+                os.link(str(temporary), str(path))
             except FileExistsError:
                 pass
             except OSError:  # A file system without links.
-                shutil.copy(str(made), str(path))
-            made.unlink()
+                shutil.copy(str(temporary), str(path))
+            temporary.unlink()
 
     def prepare(self, task: str) -> None:
         """Makes what the nodes and the launcher need. Raises ``OSError``."""
@@ -143,38 +148,40 @@ class BatchJob:
             folder.mkdir(parents=True, exist_ok=True)
         # Empty until somebody asks: on NFS, nodes may see a new file a minute late.
         self.stop.open("a").close()
-        # The last word has its place, also when the disk is full.
+        # Takes the space for the last word now: later the disk may be full.
         with contextlib.suppress(OSError):
             (self.files / f".{self.key}.ended").write_text(f"{'':60}\n")
-        _, hosts = ask("scontrol", "show", "hostnames", self.listed)
-        self.tell("started", " ".join(hosts.split()))
-        self.make(self.files / "node-plan.json", task)
-        self.make(self.run / "artifact.sh", self.options.script.read_text())
-        self.make(self.run / "token", os.urandom(32).hex(), 0o600)
+        _, hosts = run_command("scontrol", "show", "hostnames", self.listed)
+        self.write_own("started", " ".join(hosts.split()))
+        self.write_once(self.files / "node-plan.json", task)
+        self.write_once(self.run / "artifact.sh", self.options.script.read_text())
+        self.write_once(self.run / "token", os.urandom(32).hex(), 0o600)
 
     def unpack(self) -> str:
         """Unpacks the code, whole or not at all; returns the error. Elements do it all at once."""
-        archive, made = self.run / "code.tar.gz", self.files / f".{self.key}.code"
+        archive, folder = self.run / "code.tar.gz", self.files / f".{self.key}.code"
         if not self.options.code or (self.run / "code").is_dir():
             return ""
         if not archive.exists():
             return f"no {archive}, made with: {self.options.code}"
-        made.mkdir(exist_ok=True)
-        failed, said = ask("tar", "-xzf", str(archive), "--no-same-owner", "-C", str(made))
+        folder.mkdir(exist_ok=True)
+        failed, output = run_command(
+            "tar", "-xzf", str(archive), "--no-same-owner", "-C", str(folder)
+        )
         with contextlib.suppress(OSError):
             if not failed:
-                made.rename(self.run / "code")
-        shutil.rmtree(str(made), ignore_errors=True)
-        return "" if (self.run / "code").is_dir() else f"cannot unpack {archive}: {said}"
+                folder.rename(self.run / "code")
+        shutil.rmtree(str(folder), ignore_errors=True)
+        return "" if (self.run / "code").is_dir() else f"cannot unpack {archive}: {output}"
 
     def refuse(self) -> Optional[int]:
         """The exit code of a start that has nothing to do; None if the nodes are to be started."""
-        asked = {read(path) for path in self.files.glob(f"{self.id}.*.stop")}
-        if asked & {STOP_REQUESTED, INTERRUPTED}:
+        stop_reasons = {read_file(path) for path in self.files.glob(f"{self.id}.*.stop")}
+        if stop_reasons & {STOP_REQUESTED, INTERRUPTED}:
             return STOPPED
         if self.element:
-            ended = {read(path) for path in self.files.glob("[0-9]*.ended")}
-            over = ended & {"0 over", "1 over"}
+            last_words = {read_file(path) for path in self.files.glob("[0-9]*.ended")}
+            over = last_words & {"0 over", "1 over"}
             if over:
                 say("the run is over")
                 return int(max(over)[0])
@@ -190,24 +197,24 @@ class BatchJob:
         return sum(changed_at(path) >= newest for path in self.each("started"))
 
     def end_idle(self) -> int:
-        none = f"{self.idle()} starts in a row left nothing new in {self.options.checkpoints}"
-        say(f"error: {none}; fix: save there, or raise slurm.time")
+        why = f"{self.idle()} starts in a row left nothing new in {self.options.checkpoints}"
+        say(f"error: {why}; fix: save there, or raise slurm.time")
         return 1
 
     # -- the nodes ---------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        if not read(self.stop):
+        if not read_file(self.stop):
             with contextlib.suppress(OSError):
                 self.stop.write_text(f"{PREEMPTED}\n")
 
-    def told(self) -> List[int]:
+    def read_exit_codes(self) -> List[int]:
         """The exit codes of this start's agents, from the outcomes that they leave."""
         began, codes = changed_at(self.started), []
         for path in (self.run / "nodes").glob(f"{self.element or '*'}/*/outcome.json"):
             if changed_at(path) > began:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    codes.append(int(json.loads(read(path))["exit_code"]))
+                    codes.append(int(json.loads(read_file(path))["exit_code"]))
         return codes
 
     def run_nodes(self) -> int:
@@ -220,8 +227,8 @@ class BatchJob:
             except OSError as error:
                 say(f"error: {error}")
                 return 127
-            if not NOT_STARTED.search(self.said):
-                return fold_codes(self.told(), code if code >= 0 else 128 - code)
+            if not NOT_STARTED.search(self.stderr_tail):
+                return fold_codes(self.read_exit_codes(), code if code >= 0 else 128 - code)
             say(f"Slurm's controller is away: no node was started, try {number} of {TRIES}")
             if self.is_asked_within(TRY_S):
                 return STOPPED
@@ -236,91 +243,95 @@ class BatchJob:
             stderr=subprocess.PIPE,
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS) and None,
         )
-        self.said = b""
+        self.stderr_tail = b""
         os.set_blocking(srun.stderr.fileno(), False)  # type: ignore[union-attr]
         return srun
 
     def wait(self, srun: "subprocess.Popen[bytes]") -> int:
         """Waits for srun; ends one that hangs, or that waits for Slurm to notice a lost node."""
-        look_at = asked_at = over_at = 0.0
+        poll_at = stop_asked_at = agents_over_at = 0.0
         while srun.poll() is None:
-            self.hear(1.0)
-            self.pass_on(srun)
+            self.take_signal(1.0)
+            self.copy_stderr(srun)
             now = time.monotonic()
-            if now < look_at:
+            if now < poll_at:
                 continue
-            look_at = now + LOOK_S + self.nodes // 20  # A look reads the folders of all nodes.
-            asked_at = asked_at or (now if read(self.stop) else 0.0)
-            has_waited = bool(asked_at) and now - asked_at >= self.options.grace
-            if has_waited or len(self.told()) >= self.nodes:
-                over_at = over_at or now
-            if over_at and now - over_at >= SRUN_SLACK_S:
+            poll_at = now + POLL_S + self.nodes // 20  # A poll reads the folders of all nodes.
+            stop_asked_at = stop_asked_at or (now if read_file(self.stop) else 0.0)
+            has_waited = bool(stop_asked_at) and now - stop_asked_at >= self.options.grace
+            if has_waited or len(self.read_exit_codes()) >= self.nodes:
+                agents_over_at = agents_over_at or now
+            if agents_over_at and now - agents_over_at >= SRUN_SLACK_S:
                 say("srun goes on without its agents: killed")
                 srun.kill()
-        self.pass_on(srun)
+        self.copy_stderr(srun)
         # Ended by SIGKILL, sent in the loop above, or it has ended.
         return srun.wait()
 
-    def hear(self, limit_s: float) -> None:
-        """Waits for a signal, and notes what it asks for."""
-        seen = signal.sigtimedwait(SIGNALS, limit_s)
-        signum = seen and seen.si_signo
+    def take_signal(self, limit_s: float) -> None:
+        """Waits for a signal for ``limit_s`` seconds at most, and notes what it asks for."""
+        info = signal.sigtimedwait(SIGNALS, limit_s)
+        signum = info and info.si_signo
         if signum == signal.SIGUSR1:
             self.ask_to_stop()
         self.is_signalled |= signum == signal.SIGTERM
 
-    def pass_on(self, srun: "subprocess.Popen[bytes]") -> None:
-        """Writes what srun has said, and keeps the end of it."""
+    def copy_stderr(self, srun: "subprocess.Popen[bytes]") -> None:
+        """Copies srun's new stderr to this process's own, and keeps the end of it."""
         new = srun.stderr.read() or b""  # type: ignore[union-attr]
-        self.said = (self.said + new)[-SAID_BYTES:]
+        self.stderr_tail = (self.stderr_tail + new)[-STDERR_BYTES:]
         with contextlib.suppress(OSError):
             sys.stderr.buffer.write(new)
             sys.stderr.buffer.flush()
 
     def is_asked_within(self, limit_s: float) -> bool:
-        """Lets this time pass; whether this start is asked to end meanwhile."""
+        """Waits for ``limit_s`` seconds, or less if this start is asked to end; returns whether it
+        is."""
         end = time.monotonic() + limit_s
-        while not self.is_signalled and not read(self.stop) and time.monotonic() < end:
-            self.hear(min(1.0, limit_s))
-        return self.is_signalled or bool(read(self.stop))
+        while not self.is_signalled and not read_file(self.stop) and time.monotonic() < end:
+            self.take_signal(min(1.0, limit_s))
+        return self.is_signalled or bool(read_file(self.stop))
 
     # -- whether the job comes back ----------------------------------------------------------------
 
     def come_back(self, code: int) -> Tuple[int, str]:
         """Requeues the job where that may help; returns the exit code and the last words."""
-        shown = None
-        # It may have come while the folder was read, with srun's own end.
+        description = None
+        # SIGTERM may have come while the folder was read, after srun had ended.
         self.is_signalled |= signal.SIGTERM in signal.sigpending()
         if self.is_signalled and code >= 128:
-            failed, said = ask("scontrol", "show", "job", "-o", self.id)
-            shown = None if failed else said
-        then = decide_next(code, read(self.stop), self.is_signalled, shown, self.restarts)
-        if not self.options.requeue and not then.startswith(OVER):
-            return code, f"{OVER} {PREEMPTED}" if then == PREEMPTED else OVER
-        if then == FAULT:
-            self.tell(FAULT, str(code))
+            failed, output = run_command("scontrol", "show", "job", "-o", self.id)
+            description = None if failed else output
+        decision = decide_next(
+            code, read_file(self.stop), self.is_signalled, description, self.restarts
+        )
+        if not self.options.requeue and not decision.startswith(OVER):
+            return code, f"{OVER} {PREEMPTED}" if decision == PREEMPTED else OVER
+        if decision == FAULT:
+            self.write_own(FAULT, str(code))
             faults = len(self.each(FAULT))
             if faults > self.options.max_requeues:
                 say(f"error: {faults} faults of the platform")
                 return code, OVER
-        if then == PREEMPTED:
+        if decision == PREEMPTED:
             self.ask_to_stop()  # Says so also of a limit that came without a notice.
             if self.idle() >= 2:
                 return self.end_idle(), OVER
-        return code, self.requeue() if then in (FAULT, PREEMPTED) else then
+        return code, self.requeue() if decision in (FAULT, PREEMPTED) else decision
 
     def requeue(self) -> str:
         for _ in range(TRIES):
-            # It ends all processes of this start, but the command has SIGTERM blocked as this has.
-            failed, said = ask("scontrol", "requeue", self.id)
-            if not failed or "pending execution" in said:
+            # A requeue ends all processes of this start with SIGTERM, which is blocked here and in
+            # the command.
+            failed, output = run_command("scontrol", "requeue", self.id)
+            if not failed or "pending execution" in output:
                 return REQUEUED
-            if not re.search(AWAY, said):
-                say(f"{said}; another job follows instead")
+            if not re.search(AWAY, output):
+                say(f"{output}; another job follows instead")
                 if self.submit():
                     return REQUEUED
                 break
-            say(said)
+            say(output)
             time.sleep(TRY_S)
         say(f"error: the job could not be requeued; fix: sbatch {self.run}/artifact.sh")
         return OVER
@@ -328,24 +339,24 @@ class BatchJob:
     def submit(self) -> bool:
         options = [f"--dependency=afterany:{self.id}"]
         options += [f"--array={self.element}"] if self.element else []
-        failed, said = ask("sbatch", "--parsable", *options, f"{self.run}/artifact.sh")
+        failed, output = run_command("sbatch", "--parsable", *options, f"{self.run}/artifact.sh")
         if not failed:
-            job = said.splitlines()[-1].split(";")[0]
+            job = output.splitlines()[-1].split(";")[0]
             (self.files / f"{job}.job").touch()
         return not failed
 
 
-def ask(*argv: str) -> Tuple[bool, str]:
-    """Whether a command failed, and what it said."""
+def run_command(*argv: str) -> Tuple[bool, str]:
+    """Whether a command failed, and its output."""
     try:
-        # Ended by Slurm's own limit of a message to its controller.
+        # Ended by Slurm's own limit for a message to its controller.
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
         return True, str(error)
     return done.returncode != 0, done.stdout.decode(errors="replace").strip()
 
 
-def read(path: Path) -> str:
+def read_file(path: Path) -> str:
     """A file's text; empty if there is none."""
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace").strip()
@@ -387,15 +398,15 @@ def main(argv: List[str]) -> int:
         print(STARTS_AGAIN, flush=True)
     try:
         job.prepare(sys.stdin.read())
-        refused, error = job.refuse(), job.unpack()
+        refused, unpack_error = job.refuse(), job.unpack()
         if refused is not None:
             code = refused
-        elif error:
-            say(f"error: {error}")
+        elif unpack_error:
+            say(f"error: {unpack_error}")
         else:
             code, word = job.come_back(job.run_nodes())
-    except OSError as found:
-        say(f"error: {found}")
+    except OSError as error:
+        say(f"error: {error}")
     finally:
-        job.tell("ended", f"{code} {word}")
+        job.write_own("ended", f"{code} {word}")
     return code

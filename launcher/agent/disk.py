@@ -18,18 +18,18 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 LARGEST = 3
 """How many of the run folder's files are named."""
 MOST_FILES = 50_000
-"""So many of the run folder's files are looked at."""
+"""The most files of the run folder whose size is read."""
 PROBE_BYTES = 1 << 16
 """A disk that takes a file of this size has room."""
 
 _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))
 _NUMBERS = "|".join(str(number) for number in sorted(FULL))
-_SAID = re.compile(rf"{_WORDS}|\[Errno (?:{_NUMBERS})\]|PytorchStreamWriter failed writing")
+_FULL_MESSAGE = re.compile(rf"{_WORDS}|\[Errno (?:{_NUMBERS})\]|PytorchStreamWriter failed writing")
 SHARED_MEMORY = re.compile(
     r"unable to (?:allocate|open) shared memory|out of shared memory|</torch_\d+"
 )
 """What torch says when /dev/shm is full. It is no disk: its files go away with the processes."""
-_NAMED = re.compile(rf"(?:{_WORDS}): '([^']+)'")
+_FULL_PATH = re.compile(rf"(?:{_WORDS}): '([^']+)'")
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -43,7 +43,7 @@ def is_full(error: BaseException | None) -> bool:
 
 def says_full(text: str) -> bool:
     """Whether a program's message says that a disk is full."""
-    return bool(_SAID.search(text)) and not SHARED_MEMORY.search(text)
+    return bool(_FULL_MESSAGE.search(text)) and not SHARED_MEMORY.search(text)
 
 
 def has_room(folder: Path) -> bool:
@@ -65,28 +65,28 @@ def common_folders(checkpoint_dir: str | None) -> tuple[Path, ...]:
     return (*checkpoints, Path(tempfile.gettempdir()), Path("/dev/shm"))
 
 
-def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
+def describe(message: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     """Which disk is full, and the largest entries of the run folder.
 
-    The disk is that of the path in the error message ``said``, or of the first folder without room.
-    If ``said`` names no path and all folders have room, the full disk stays unknown.
+    The disk is that of the path in the error ``message``, or of the first folder without room. If
+    the message names no path and all folders have room, the full disk stays unknown.
     """
     folders = (run_dir, *others)
-    named = (Path(path) for path in _NAMED.findall(said))
+    named = (Path(path) for path in _FULL_PATH.findall(message))
     full = next(named, None) or next((path for path in folders if not has_room(path)), None)
-    if full is None and said:
+    if full is None and message:
         return "a disk is full, but the error does not name it; the run folder's disk has room"
     mount = mount_of(full or run_dir)
-    found = os.statvfs(mount)
+    usage = os.statvfs(mount)
     size, free = (
-        show_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail)
+        show_bytes(blocks * usage.f_frsize) for blocks in (usage.f_blocks, usage.f_bavail)
     )
-    told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
+    summary = f"the disk at {mount} is full: {free} and {usage.f_ffree} inodes free of {size}"
     # A run folder may have millions of files.
     entries = itertools.islice(_files(run_dir), MOST_FILES)
     sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
     largest = [f"{path} ({show_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]
-    return f"{told}; largest in the run folder: {', '.join(largest)}" if largest else told
+    return f"{summary}; largest in the run folder: {', '.join(largest)}" if largest else summary
 
 
 def mount_of(path: Path) -> Path:

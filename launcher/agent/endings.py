@@ -45,41 +45,41 @@ LOST_PEERS = 3
 CLOSING_S = 5.0
 """How long a script may take to end after it has closed its connections to the others."""
 
-DONE = Ending(cause=Cause.COMPLETED)
+COMPLETED = Ending(cause=Cause.COMPLETED)
 OTHERS_FINISHED = Ending(cause=Cause.COMPLETED, detail="the other nodes finished the run")
-TELLS_NOT_WHY = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")
+ENDED_BY_ANOTHER = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node ended the run")
 
 
 # -- a worker ------------------------------------------------------------------------------------
 
 
-def judge_worker(seen: WorkerExit, exception: str) -> WorkerEnd:
-    """How a worker ended, from what its guard saw and the telling line that it left."""
-    code = seen.own_code if seen.had_failed and not exception else 0
-    exit_code = code or seen.exit_code
+def judge_worker(record: WorkerExit, exception: str) -> WorkerEnd:
+    """How a worker ended, from its guard's ``record`` and the last line of its exception."""
+    code = record.own_code if record.had_failed and not exception else 0
+    exit_code = code or record.exit_code
     # It had failed by itself, and was still ending when the agent ended all workers.
-    failed_first = seen.had_failed and (code != 0 or is_own_failure(exception))
+    failed_first = record.had_failed and (code != 0 or is_own_failure(exception))
     is_silent = exit_code != 0 and not exception
-    if seen.hung and exit_code != 0:
+    if record.hung and exit_code != 0:
         cause = Cause.HANG
-    elif seen.was_asked and not failed_first:
+    elif record.was_asked and not failed_first:
         cause = Cause.TERMINATED
-    elif is_out_of_memory([exit_code], oom_killed=seen.oom_killed):
+    elif is_out_of_memory([exit_code], oom_killed=record.oom_killed):
         cause = Cause.OUT_OF_MEMORY
-    elif says_full(exception) or (is_silent and not seen.has_room):
+    elif says_full(exception) or (is_silent and not record.has_room):
         cause = Cause.DISK_FULL
     else:
         cause = cause_of_ending(exit_code)
     return WorkerEnd(
-        attempt=seen.attempt,
-        rank=seen.rank,
-        local_rank=seen.local_rank,
+        attempt=record.attempt,
+        rank=record.rank,
+        local_rank=record.local_rank,
         exit_code=exit_code,
-        failed_at=seen.failed_at,
+        failed_at=record.failed_at,
         cause=cause,
         exception=exception,
         log="",
-        steps=seen.steps,
+        steps=record.steps,
     )
 
 
@@ -100,7 +100,7 @@ TOO_FEW_LEFT = "not started again: the other nodes had finished, and too few are
 class AttemptJudge:
     """Remembers how attempts ended and judges the next step.
 
-    A detail says only what the record of the first worker beside it does not.
+    A detail leaves out what the first worker's record says: both are shown together.
 
     The run ends after ``same_failure_limit`` equal failures in a row without progress, or once this
     node's workers have more faults than the user's ``max_restarts``. The coordinator counts the
@@ -117,13 +117,15 @@ class AttemptJudge:
         """The last failure, by what makes two of them equal, and the steps of its attempt."""
         self._same = 0
 
-    def judge(self, ends: Sequence[WorkerEnd], steps: int, *, regroups: bool) -> Again | Ending:
-        """What follows an attempt of ``steps`` optimizer steps that ended so.
+    def judge(
+        self, worker_ends: Sequence[WorkerEnd], steps: int, *, regroups: bool
+    ) -> Again | Ending:
+        """What follows an attempt of ``steps`` optimizer steps whose workers ended this way.
 
         ``regroups``: the agent itself ended the workers, because the group changed.
         """
-        causes = [end for end in sort_ends(ends) if not end.is_collateral]
-        if regroups and all(end.cause is Cause.TERMINATED for end in ends):
+        causes = [end for end in sort_ends(worker_ends) if not end.is_collateral]
+        if regroups and all(end.cause is Cause.TERMINATED for end in worker_ends):
             return Again(cause=Cause.MEMBERSHIP)
         if causes and all(end.has_left for end in causes):
             return Again(cause=Cause.PREEMPTED)
@@ -142,27 +144,30 @@ class AttemptJudge:
             return self._give_up(first)
         return Again(cause=Cause.HANG if first.cause is Cause.HANG else Cause.WORKER_FAULT)
 
-    def judge_closing(self, closed: str, ends: Sequence[WorkerEnd], *, by_fault: bool) -> Ending:
+    def judge_closing(
+        self, closed: str, worker_ends: Sequence[WorkerEnd], *, by_fault: bool
+    ) -> Ending:
         """Why this node ends once the group is ``closed``, as ``GroupStatus`` says.
 
-        ``ends`` are those of this node's last attempt; ``by_fault``: a worker's failure came first.
+        ``worker_ends`` are those of this node's last attempt. ``by_fault``: the group had formed
+        again because a worker failed.
         """
         if closed == FINISHED:
             return OTHERS_FINISHED
         if closed.startswith(OTHER_RUN):
             # Permanent: a further start would end the other run.
             who = closed.removeprefix(OTHER_RUN)
-            told = f"run {who} began later, and saves its checkpoints in the same folder"
-            return Ending(cause=Cause.BAD_INPUT, detail=told)
-        has_failed = any(end.cause is not Cause.TERMINATED for end in ends)
+            detail = f"run {who} began later, and saves its checkpoints in the same folder"
+            return Ending(cause=Cause.BAD_INPUT, detail=detail)
+        has_failed = any(end.cause is not Cause.TERMINATED for end in worker_ends)
         if closed == STRANDED and by_fault and has_failed:
             why = TOO_FEW_LEFT if self.max_restarts > 0 else ""
             return Ending(cause=Cause.TRAINING_FAILED, detail=why)
         if closed not in (FAILED, EXHAUSTED):
-            return TELLS_NOT_WHY
+            return ENDED_BY_ANOTHER
         used_up = closed == EXHAUSTED and self.max_restarts > 0
         cause = Cause.RESTARTS_EXHAUSTED if used_up else Cause.TRAINING_FAILED
-        return Ending(cause=cause, detail="" if ends else TELLS_NOT_WHY.detail)
+        return Ending(cause=cause, detail="" if worker_ends else ENDED_BY_ANOTHER.detail)
 
     def _give_up(self, last: WorkerEnd) -> Ending:
         if last.cause is Cause.OUT_OF_MEMORY:
@@ -186,16 +191,16 @@ class AttemptJudge:
         return Ending(cause=Cause.RESTARTS_EXHAUSTED, detail=what + away)
 
 
-def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
+def name_who_left(worker_ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """The workers that failed, causes first.
 
     If all failed only because another worker is gone, and a worker had ended with exit code 0
     before, that worker is the cause: no worker may leave while others still wait for it.
     """
-    ends = tuple(ends)
-    failed = sort_ends(end for end in ends if end.exit_code != 0)
+    worker_ends = tuple(worker_ends)
+    failed = sort_ends(end for end in worker_ends if end.exit_code != 0)
     left = min(
-        (end for end in ends if end.exit_code == 0 and end.cause is not Cause.TERMINATED),
+        (end for end in worker_ends if end.exit_code == 0 and end.cause is not Cause.TERMINATED),
         key=lambda end: end.failed_at,
         default=None,
     )
@@ -217,35 +222,36 @@ def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
 
 
 def judge_raised(
-    meant: Cause | None,
-    said: str,
+    known_cause: Cause | None,
+    message: str,
     *,
     says_full: bool = False,
     had_group: bool = False,
     succeeded: bool = False,
     first: WorkerEnd | None = None,
 ) -> Ending:
-    """Why the node ends by what was raised in its agent, which ``said`` so.
+    """Why the node ends once its agent has raised an error with this ``message``.
 
-    ``meant`` is its cause by itself, None for a fault of the agent. ``says_full``: it says that a
-    disk is full; ``had_group``: this node has been in a group, or has reached its coordinator;
-    ``succeeded``: all workers have ended well; ``first`` is the first worker that failed.
+    ``known_cause`` is what the error's type means, None for a fault of the agent itself.
+    ``says_full``: the error says that a disk is full. ``had_group``: this node has been in a group,
+    or has reached its coordinator. ``succeeded``: all workers have ended well. ``first`` is the
+    first worker that failed.
     """
-    if meant is Cause.PREEMPTED and succeeded:
+    if known_cause is Cause.PREEMPTED and succeeded:
         # It was stopped while it waited for the others; its own work is done.
-        return DONE
-    if meant is Cause.TRAINING_FAILED and first and first.cause is Cause.DISK_FULL:
+        return COMPLETED
+    if known_cause is Cause.TRAINING_FAILED and first and first.cause is Cause.DISK_FULL:
         return Ending(cause=Cause.DISK_FULL)
-    cause = meant or Cause.AGENT_FAILED
+    cause = known_cause or Cause.AGENT_FAILED
     if says_full:
         cause = Cause.DISK_FULL
     elif cause is Cause.STORE_LOST and not had_group:
         cause = Cause.RENDEZVOUS_UNREACHABLE
-    return Ending(cause=cause, detail=said)
+    return Ending(cause=cause, detail=message)
 
 
 def judge_finished(end: Ending, closed: str | None) -> Ending:
-    """The end of a node whose group was ``closed`` so (``GroupStatus``); None: it has no group."""
+    """The end of a node whose group has this ``GroupStatus.closed``; None: it has no group."""
     if end.cause is Cause.COMPLETED and closed in ("", FENCED_OUT):
         return replace(end, detail=protocol.OTHERS_GO_ON)
     return end
@@ -254,10 +260,11 @@ def judge_finished(end: Ending, closed: str | None) -> Ending:
 def may_meet_again(
     task: NodeTask, cause: Cause, losses_at: Sequence[float], *, fenced: bool
 ) -> bool:
-    """Whether another coordinator may be tried after losses at these times, the present one last.
+    """Whether another coordinator may be tried after coordinators were lost at ``losses_at``.
 
-    ``fenced``: the job goes on around another one. Only the losses of the last
-    ``LOSSES_WITHIN_S`` count: a run of many days may have many.
+    The times are in seconds of one clock, the present loss last. ``fenced``: the job goes on around
+    another coordinator. Only the losses of the last ``LOSSES_WITHIN_S`` count: a run of many days
+    may have many.
     """
     recent = [at for at in losses_at if losses_at[-1] - at <= LOSSES_WITHIN_S]
     is_static = isinstance(task.node.rendezvous, Static)
@@ -276,8 +283,8 @@ def may_meet_again(
 
 
 def judge_node(
-    told: NodeOutcome | None,
-    silent: NodeOutcome,
+    reported: NodeOutcome | None,
+    unreported: NodeOutcome,
     code: int,
     stop: Cause | None,
     *,
@@ -286,17 +293,17 @@ def judge_node(
 ) -> NodeOutcome:
     """The node's outcome once its agent has ended with ``code``, negative for a signal.
 
-    ``told`` is what the agent said; without it, ``silent`` gets a cause. ``stop`` is why the node
-    was asked to end. ``killed``: the kernel has killed for memory since it began; ``had_begun``: it
-    had started workers.
+    ``reported`` is the agent's own outcome. Without it, ``unreported`` gets a cause. ``stop`` is
+    why the node was asked to end. ``killed``: since the agent began, the kernel has killed a
+    process for memory. ``had_begun``: the agent had started workers.
     """
-    if stop and (told is None or told.cause is not Cause.COMPLETED):
-        return replace(told or silent, cause=stop, detail="")
-    if told is not None:
-        return told
+    if stop and (reported is None or reported.cause is not Cause.COMPLETED):
+        return replace(reported or unreported, cause=stop, detail="")
+    if reported is not None:
+        return reported
     if is_out_of_memory([code], oom_killed=killed):
         return replace(
-            silent, cause=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
+            unreported, cause=Cause.OUT_OF_MEMORY, detail="the agent itself ran out of memory"
         )
     cause = cause_of_exit_code(128 - code) if code < 0 else Cause.AGENT_FAILED
     detail = f"the agent ended with {name_ending(code)} and without a report"
@@ -304,4 +311,4 @@ def judge_node(
     if by_library and not had_begun:
         # Such as torch in too small an address space: to start the node again would change nothing.
         cause, detail = Cause.BAD_INPUT, f"{detail}, while it imported torch"
-    return replace(silent, cause=cause, detail=detail)
+    return replace(unreported, cause=cause, detail=detail)

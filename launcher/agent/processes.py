@@ -59,12 +59,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def wait_for_signal(signums: Iterable[int], limit_s: float | None) -> tuple[int, int] | None:
-    """The blocked signal that has come, and the pid of its sender.
+    """Waits for one of these blocked signals; returns its number and the pid of its sender.
 
     Returns None after ``limit_s`` seconds, or earlier if this process was stopped meanwhile. A
     limit of None is no limit.
 
-    Not ``signal.sigtimedwait``: continued after its limit, it returns a signal that never came.
+    Not ``signal.sigtimedwait``: in a process that is continued after the limit, it returns a signal
+    that was never sent.
     """
     libc, waited_for = ctypes.CDLL(None), ctypes.create_string_buffer(_SIGSET_BYTES)
     libc.sigemptyset(waited_for)
@@ -72,8 +73,8 @@ def wait_for_signal(signums: Iterable[int], limit_s: float | None) -> tuple[int,
         libc.sigaddset(waited_for, int(signum))
     limit = None if limit_s is None else (ctypes.c_long * 2)(int(limit_s), int(limit_s % 1 * 1e9))
     info = (ctypes.c_int * 32)()
-    found = int(libc.sigtimedwait(waited_for, info, limit))
-    return (found, info[_SENDER]) if found > 0 else None
+    received = int(libc.sigtimedwait(waited_for, info, limit))
+    return (received, info[_SENDER]) if received > 0 else None
 
 
 def send(pid: int, signum: int) -> None:
@@ -83,7 +84,8 @@ def send(pid: int, signum: int) -> None:
 
 
 def open_fds() -> frozenset[int]:
-    """The descriptors that are open, listed by the kernel: the limit may be a thousand million."""
+    """The open descriptors, as the kernel lists them. Trying each number up to the limit would take
+    too long: the limit may be 2**30."""
     listed = os.listdir("/proc/self/fd")
     # The listing itself used a descriptor, which is closed now.
     return frozenset(int(name) for name in listed if os.path.lexists(f"/proc/self/fd/{name}"))
@@ -109,22 +111,22 @@ def reap() -> dict[int, int]:
 
 def children_of(pid: int) -> tuple[int, ...]:
     """Direct children of a process, zombies included."""
-    found: list[int] = []
+    children: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+            children += [int(child) for child in (task / "children").read_text().split()]
     except OSError:
         # The process has gone.
         pass
-    return tuple(found)
+    return tuple(children)
 
 
 def tree_of(pid: int) -> tuple[int, ...]:
     """A process and all its descendants."""
-    found = [pid]
-    for one in found:
-        found += [child for child in children_of(one) if child not in found]
-    return tuple(found)
+    tree = [pid]
+    for parent in tree:
+        tree += [child for child in children_of(parent) if child not in tree]
+    return tuple(tree)
 
 
 def cpu_seconds(pids: tuple[int, ...]) -> float:
@@ -141,7 +143,7 @@ def end_children(*, polite_s: float = 0.0) -> None:
     Blocks until none is left, 10 s at most: uninterruptible sleep outlives SIGKILL.
     """
     start = time.monotonic()
-    asked: set[int] = set()
+    terminated: set[int] = set()
     while (passed_s := time.monotonic() - start) < END_LIMIT_S:
         reap()
         left = children_of(os.getpid())
@@ -151,9 +153,9 @@ def end_children(*, polite_s: float = 0.0) -> None:
             if passed_s < CLEANER_S and _is_cleaner(pid):
                 continue
             if passed_s < polite_s:
-                if pid not in asked:
+                if pid not in terminated:
                     send(pid, signal.SIGTERM)
-                    asked.add(pid)
+                    terminated.add(pid)
             else:
                 send(pid, signal.SIGKILL)
         time.sleep(_POLL_S)

@@ -18,28 +18,28 @@ FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
 """Guards pass these on to scripts. ``scancel --signal`` sends them to all processes of a node."""
 Handler = Callable[[int, FrameType | None], Any]
 
-_told = mmap.mmap(-1, 1)
-"""Shared by a supervisor and its agent, which is forked from it."""
+_end_ordered = mmap.mmap(-1, 1)
+"""1 once the supervisor has ordered the agent to end. The agent is a fork, and shares it."""
 
 
-def tell_to_end() -> None:
-    """The supervisor's next signal is meant for the agent."""
-    _told[0] = 1
+def order_end() -> None:
+    """Lets the agent act on the signal that the supervisor sends next."""
+    _end_ordered[0] = 1
 
 
 def forget_supervisor() -> None:
-    """Gives a supervisor that was forked from another supervisor's agent a flag of its own."""
-    global _told
-    _told = mmap.mmap(-1, 1)
+    """Gives this process a flag of its own, after it was forked from another supervisor's agent."""
+    global _end_ordered
+    _end_ordered = mmap.mmap(-1, 1)
 
 
-def only_when_told(handle: Handler) -> Handler:
-    """A handler that does nothing before the supervisor has told this process to end."""
+def only_when_ordered(handle: Handler) -> Handler:
+    """A handler that does nothing before the supervisor has ordered this process to end."""
 
-    def handle_if_told(signum: int, frame: FrameType | None) -> Any:
-        return handle(signum, frame) if _told[0] else None
+    def handle_if_ordered(signum: int, frame: FrameType | None) -> Any:
+        return handle(signum, frame) if _end_ordered[0] else None
 
-    return handle_if_told
+    return handle_if_ordered
 
 
 def set_agent_handlers() -> None:
@@ -50,7 +50,7 @@ def set_agent_handlers() -> None:
         os.kill(os.getpid(), signum)
 
     for signum in ENDING:
-        signal.signal(signum, only_when_told(end))
+        signal.signal(signum, only_when_ordered(end))
     ignore_signals(FOR_SCRIPTS)
 
 

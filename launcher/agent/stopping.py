@@ -34,11 +34,11 @@ LAST_WORD_S = 2.0
 """The agent is killed so long after the deadline, at which guards kill their workers."""
 
 SILENT_S = 5.0
-"""Workers that have not beaten for so long are looked at before they are ended."""
+"""If no worker has beaten for so long, their stacks are taken before they are ended."""
 LOOK_LIMIT_S = 2.5
-"""How long a stop waits for that look; at most a quarter of the grace."""
+"""How long a stop waits for the stacks; at most a quarter of the grace."""
 OUTLIVE_LIMIT_S = 10.0
-"""An agent that is there so long after SIGKILL hangs in the kernel, perhaps for ever."""
+"""An agent that still exists so long after SIGKILL hangs in the kernel, perhaps for ever."""
 
 
 class Step(enum.Enum):
@@ -54,10 +54,10 @@ class Stop:
     """A stop in progress; times are seconds of the monotonic clock."""
 
     reason: Cause
-    asked_at: float
+    requested_at: float
     grace_s: float
-    times_asked: int = 1
-    look: Path | None = None
+    times_requested: int = 1
+    look_file: Path | None = None
     """The file of the look at silent workers that was asked for before they are ended."""
     terminated_at: float | None = None
     killed_at: float | None = None
@@ -65,30 +65,36 @@ class Stop:
     @property
     def deadline(self) -> float:
         """When the workers must be gone."""
-        return self.asked_at + self.grace_s
+        return self.requested_at + self.grace_s
 
     def is_hopeless(self, now: float) -> bool:
         """Whether the agent outlives SIGKILL, as a process that hangs in a driver does."""
         return self.killed_at is not None and now >= self.killed_at + OUTLIVE_LIMIT_S
 
     def decide(
-        self, now: float, *, speaks: bool, acknowledged: bool, has_begun: bool = True
+        self, now: float, *, will_answer: bool, acknowledged: bool, has_begun: bool = True
     ) -> Step:
-        """The next step. ``speaks``: the training will answer; ``acknowledged``: it has committed.
+        """The next step. ``will_answer``: the training said that it answers a stop request;
+        ``acknowledged``: it has committed.
 
         A second request ends the wait for the answer, a third one kills. Before any worker has
         begun there is nothing to save, and torch may hear no signal: its static rendezvous blocks.
         """
-        if self.times_asked > 2 or now >= self.deadline + LAST_WORD_S:
+        if self.times_requested > 2 or now >= self.deadline + LAST_WORD_S:
             return Step.KILL
         if self.terminated_at is not None:
             late = not has_begun and now >= self.terminated_at + LAST_WORD_S
             return Step.KILL if late else Step.WAIT
         margin_s = min(MARGIN_S, self.grace_s / 4)
-        look_until = self.asked_at + min(LOOK_LIMIT_S, self.grace_s / 4)
-        if self.look and now < look_until and self.times_asked == 1 and not self.look.exists():
+        look_until = self.requested_at + min(LOOK_LIMIT_S, self.grace_s / 4)
+        if (
+            self.look_file
+            and now < look_until
+            and self.times_requested == 1
+            and not self.look_file.exists()
+        ):
             return Step.WAIT
-        waits = speaks and not acknowledged and self.times_asked == 1
+        waits = will_answer and not acknowledged and self.times_requested == 1
         return Step.WAIT if waits and now < self.deadline - margin_s else Step.TERMINATE
 
 
@@ -118,7 +124,7 @@ class StopFiles:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def ask(self, reason: str, *, at: float, deadline: float) -> None:
+    def write_request(self, reason: str, *, at: float, deadline: float) -> None:
         """Writes the request, if that is possible; times are seconds since the epoch."""
         request = StopRequest(reason=reason, at=at, deadline=deadline)
         with contextlib.suppress(OSError):
@@ -126,7 +132,7 @@ class StopFiles:
             self._answer.unlink(missing_ok=True)
             write_atomically(self._request, json.dumps(asdict(request)))
 
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether a request is there, of any reason."""
         return os.path.exists(self._request)
 
@@ -147,7 +153,7 @@ class StopFiles:
             self._request.unlink(missing_ok=True)
             self._answer.unlink(missing_ok=True)
 
-    def training_speaks(self) -> bool:
+    def training_will_answer(self) -> bool:
         """Whether the training said that it will answer."""
         return os.path.exists(self._ready)
 

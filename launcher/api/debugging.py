@@ -92,7 +92,7 @@ class Terminal:
                 # Ended by the node, or by ``close``.
                 while data := os.read(talk.stdout.fileno(), _CHUNK):
                     self._failed = 0
-                    self._console.ask(decoder.decode(data))
+                    self._console.show_debugger(decoder.decode(data))
                 code, errors = talk.end()
                 self._note_trouble(errors.strip().rpartition("\n")[2] if code else "")
             except (LauncherError, OSError) as error:

@@ -44,7 +44,7 @@ def open_streams(*, shows: str) -> Iterator[Console]:
     # If both lead to the same terminal, pipe or file, one buffer keeps the order.
     if not os.path.samestat(os.fstat(out.fileno()), os.fstat(sys.stderr.fileno())):
         # A lambda, as ``console`` is made later, of this buffer.
-        stdout = OutputBuffer(out, on_lost=lambda why: console.tell_lost(why))
+        stdout = OutputBuffer(out, on_lost=lambda why: console.note_lost_stdout(why))
     console = Console(stderr, out=stdout, shows=shows)
     try:
         yield console

@@ -21,7 +21,7 @@ from launcher.contract.states import OVER, RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import prefix_of
 from launcher.follow.loop import fold, is_out_of_sight
-from launcher.follow.nodes import tell_silence
+from launcher.follow.nodes import with_silence
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
@@ -220,7 +220,7 @@ def read_status(run: RunFolder) -> RunStatus:
             observed, error = target_of(plan, run.path.parent).observe_reachable(plan)
             going = without(observed, read_withdrawn(run, plan)).nodes
             now = SystemClock().wall()
-            nodes = tuple(tell_silence(run, plan, node, now) for node in going)
+            nodes = tuple(with_silence(run, plan, node, now) for node in going)
         except TargetError as unseen:
             error = unseen
     if outcome and outcome.failure and run.is_borrowed:

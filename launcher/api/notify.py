@@ -62,7 +62,7 @@ def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> It
         over.set()
         outcome = run.read_outcome()
         if outcome and (notify.when == "end" or outcome.state == RunState.FAILED.value):
-            told = outcome.tell(outcome.failure.first if outcome.failure else None)
+            told = outcome.summarize(outcome.failure.first if outcome.failure else None)
             text = f"{outcome.state} ({outcome.cause}); {outcome.verdict or told}"
             record = {**outcome.to_jsonable(), "detail": told}
             of_end = {name: record[name] for name in OF_END}

@@ -19,7 +19,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.held.hold import refuse_hold
 from launcher.verdict.collectives import Mismatch, join_recorders
-from launcher.verdict.looks import Seen, find_last_looks, read_seen
+from launcher.verdict.looks import RankSnapshots, find_last_looks, read_snapshots
 from launcher.verdict.rules.standstill import own_place
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
 
@@ -69,7 +69,7 @@ def take_stacks(
     at = clock.wall()
     folders, silent = look_at_nodes(run, plan, clock, native=native)
     begun = RunStacks(run_id=run.run_id, at=at, silent=silent)
-    return _complete(run, read_seen(folders), rank, begun)
+    return _complete(run, read_snapshots(folders), rank, begun)
 
 
 def look_at_nodes(
@@ -84,7 +84,7 @@ def look_at_nodes(
 
 def _read_last(run: RunFolder, ended: str, rank: int | None) -> RunStacks:
     """The newest look that agents took by themselves, or else that somebody asked for."""
-    seen = read_seen(find_last_looks(run, run.incarnations()))
+    seen = read_snapshots(find_last_looks(run, run.incarnations()))
     if not seen.looks:
         what = f"{run.run_id} has ended ({ended}), and no look at its workers was left"
         raise InputError(what, typed.command("report", run.run_id))
@@ -92,7 +92,7 @@ def _read_last(run: RunFolder, ended: str, rank: int | None) -> RunStacks:
     return _complete(run, seen, rank, RunStacks(run_id=run.run_id, at=at, ended=ended))
 
 
-def _complete(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) -> RunStacks:
+def _complete(run: RunFolder, seen: RankSnapshots, rank: int | None, begun: RunStacks) -> RunStacks:
     """Adds what was seen, of all ranks or of one, and what is wrong between their collectives."""
     if rank is not None and rank not in seen.traces and seen.traces:
         raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(seen.traces)} there")
@@ -132,7 +132,7 @@ def _by_reason(report: RunStacks) -> list[str]:
     """A line for each reason why a rank stands still, or why part of its look is missing."""
     ranks_of: dict[str, list[int]] = {}
     for one in (seen for each in report.looks.values() for seen in each.ranks):
-        if state := look.tell_state(one):
+        if state := look.describe_state(one):
             ranks_of.setdefault(state, []).append(one.rank)
         if one.no_stacks:
             ranks_of.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)

@@ -20,11 +20,11 @@ _UNMET, _TARGET, _MEMORY = "rendezvous-unreachable", "target-unreachable", "out-
 _STOPPED, _PREEMPTED, _CLOSED = "stop-requested", "preempted", "rendezvous-closed"
 
 RETRY_FROM = 128
-"""The border that Kubernetes' ``ExitCode`` policy draws: from here on a retry is worth it."""
+"""The lowest exit code that is worth a retry, as Kubernetes' policy ``ExitCode`` has it."""
 
 
-class Ends(NamedTuple):
-    """What a cause means that a run can end by; ``whose`` fault it is: user, platform, training."""
+class RunEnd(NamedTuple):
+    """The meaning of a cause by which a run can end. ``whose``: user, platform or training."""
 
     state: RunState
     exit_code: ExitCode
@@ -44,60 +44,60 @@ class Of(NamedTuple):
 class Cause(enum.StrEnum):
     """Why something ended; records and messages have its value."""
 
-    _means: Ends | Of
+    _means: RunEnd | Of
 
     # fmt: off
     # what a run can end by
-    COMPLETED = "completed", Ends(
+    COMPLETED = "completed", RunEnd(
         _DONE, ExitCode.OK, "", "all workers ended with exit code 0")
-    TRAINING_FAILED = "training-failed", Ends(
+    TRAINING_FAILED = "training-failed", RunEnd(
         _FAILS, ExitCode.TRAINING_FAILED, "training", "a worker failed, and no restart was allowed")
-    RESTARTS_EXHAUSTED = "restarts-exhausted", Ends(
+    RESTARTS_EXHAUSTED = "restarts-exhausted", RunEnd(
         _FAILS, ExitCode.TRAINING_FAILED, "training",
         "workers failed more often than `max_restarts`, or always alike")
-    NODE_LOST = "node-lost", Ends(
+    NODE_LOST = "node-lost", RunEnd(
         _FAILS, ExitCode.KILLED, "platform",
         "a node was lost, and the job could neither replace it nor do without it",
         fix="look at its power, kernel log and network; --resume RUN")
-    OUT_OF_MEMORY = "out-of-memory", Ends(
+    OUT_OF_MEMORY = "out-of-memory", RunEnd(
         _FAILS, ExitCode.TRAINING_FAILED, "training",
         "the kernel or the container's limit killed a worker for its memory")
-    BAD_INPUT = "bad-input", Ends(
+    BAD_INPUT = "bad-input", RunEnd(
         _FAILS, ExitCode.BAD_INPUT, "user",
         "what was given is wrong; nothing was started, or a program cannot start")
-    TARGET_UNREACHABLE = "target-unreachable", Ends(
+    TARGET_UNREACHABLE = "target-unreachable", RunEnd(
         _FAILS, ExitCode.TARGET_UNREACHABLE, "platform",
         "the target does not answer, or lacks what the job needs",
         fix="start the service, or correct its address")
-    INTERRUPTED = "interrupted", Ends(
+    INTERRUPTED = "interrupted", RunEnd(
         _STOPS, ExitCode.INTERRUPTED, "user", "Ctrl-C or a closed terminal at the launcher")
-    STOP_REQUESTED = "stop-requested", Ends(
+    STOP_REQUESTED = "stop-requested", RunEnd(
         _STOPS, ExitCode.PREEMPTED, "user", "`launcher stop`, or SIGTERM at the launcher")
-    PREEMPTED = "preempted", Ends(
+    PREEMPTED = "preempted", RunEnd(
         _STOPS, ExitCode.PREEMPTED, "platform", "the platform asked the node to end",
         fix="run it again, with --resume RUN")
-    KILLED = "killed", Ends(
+    KILLED = "killed", RunEnd(
         _STOPS, ExitCode.KILLED, "platform", "a process was killed from outside",
         fix="find who sent it: a service, a person, or dmesg -T")
-    LAUNCHER_LOST = "launcher-lost", Ends(
+    LAUNCHER_LOST = "launcher-lost", RunEnd(
         _STOPS, ExitCode.KILLED, "platform",
         "the launcher of the run died; a later command found the end",
         fix="run it again, with --resume RUN; --detach outlives the terminal")
-    RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable", Ends(
+    RENDEZVOUS_UNREACHABLE = "rendezvous-unreachable", RunEnd(
         _FAILS, ExitCode.RENDEZVOUS_UNREACHABLE, "platform",
         "no coordinator answered, or too few nodes came in time")
-    RENDEZVOUS_CLOSED = "rendezvous-closed", Ends(
+    RENDEZVOUS_CLOSED = "rendezvous-closed", RunEnd(
         _FAILS, ExitCode.RENDEZVOUS_CLOSED, "platform",
         "another node ended the run, and its outcome says why")
-    STORE_LOST = "store-lost", Ends(
+    STORE_LOST = "store-lost", RunEnd(
         _FAILS, ExitCode.STORE_LOST, "platform",
         "the coordinator was lost, and no other node took over")
-    AGENT_FAILED = "agent-failed", Ends(
+    AGENT_FAILED = "agent-failed", RunEnd(
         _FAILS, ExitCode.AGENT_FAILED, "platform", "the agent itself broke down")
-    GPU_BUSY = "gpu-busy", Ends(
+    GPU_BUSY = "gpu-busy", RunEnd(
         _FAILS, ExitCode.GPU_BUSY, "platform", "the GPU memory of dead workers did not become free",
         fix="nvidia-smi tells who holds it; end that process")
-    DISK_FULL = "disk-full", Ends(
+    DISK_FULL = "disk-full", RunEnd(
         _FAILS, ExitCode.DISK_FULL, "platform",
         "a disk that the training or the agent writes to is full",
         fix="df -h; df -i; make room, or use another disk")
@@ -191,7 +191,7 @@ class Cause(enum.StrEnum):
     """No line that was read names the cause."""
     # fmt: on
 
-    def __new__(cls, text: str, means: Ends | Of) -> Cause:
+    def __new__(cls, text: str, means: RunEnd | Of) -> Cause:
         cause = str.__new__(cls, text)
         cause._value_, cause._means = text, means
         return cause
@@ -206,22 +206,22 @@ class Cause(enum.StrEnum):
     @property
     def of(self) -> Cause:
         """The cause of a run that this one stands for; itself where a run can end by it."""
-        return self if isinstance(self._means, Ends) else parse_cause(self._means.cause)
+        return self if isinstance(self._means, RunEnd) else parse_cause(self._means.cause)
 
     @property
-    def ends(self) -> Ends:
-        """What it means for a run."""
+    def run_end(self) -> RunEnd:
+        """What the cause means for a run: state, exit code, fault, meaning and fix."""
         means = self.of._means
-        assert isinstance(means, Ends)
+        assert isinstance(means, RunEnd)
         return means
 
     @property
     def state(self) -> RunState:
-        return self.ends.state
+        return self.run_end.state
 
     @property
     def exit_code(self) -> ExitCode:
-        return self.ends.exit_code
+        return self.run_end.exit_code
 
     @property
     def fix(self) -> str:
@@ -244,7 +244,7 @@ def parse_cause(text: str) -> Cause:
     return Cause(text)  # type: ignore[call-arg]  # mypy takes it for ``__new__``
 
 
-OF_RUNS = tuple(cause for cause in Cause if isinstance(cause._means, Ends))
+OF_RUNS = tuple(cause for cause in Cause if isinstance(cause._means, RunEnd))
 """What a run can end by; the others are finer."""
 _OF_OLDER_RUNS: dict[object, Cause] = {
     "exit": Cause.SCRIPT_ERROR, "signal": Cause.KILLED, "left-early": Cause.EXITED_EARLY,
@@ -262,9 +262,9 @@ def with_cause(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cause_of_exit_code(code: int) -> Cause:
-    """The cause behind any exit code of an agent, shell style: 128 + n for signal n.
+    """The cause behind any exit code of an agent, as in a shell: 128 + n for signal n.
 
-    Several causes share a code: the first in the table is meant.
+    Of several causes with one code, the first in the table is returned.
     """
     if code in set(ExitCode):
         return _OF_EXIT_CODE[ExitCode(code)]

@@ -16,7 +16,7 @@ from launcher.contract.worker_end import WorkerEnd, describe
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """A cause and what says so; ``finished_at`` is in seconds since the epoch, 0 where it is now.
+    """A cause and its details; ``finished_at`` is in seconds since the epoch, 0 for an end now.
 
     The outcomes of a node and of a run are endings too.
     """
@@ -28,10 +28,13 @@ class Ending:
     @property
     def fault(self) -> str | None:
         """Whose mistake a failure is; None for other ends."""
-        return self.cause.ends.whose if self.cause.state is RunState.FAILED else None
+        return self.cause.run_end.whose if self.cause.state is RunState.FAILED else None
 
-    def tell(self, first: WorkerEnd | None) -> str:
-        """The detail, with the worker that failed ``first`` if that is why: where none is shown."""
+    def summarize(self, first: WorkerEnd | None) -> str:
+        """The detail, with the worker that failed ``first`` if that is why, in one text.
+
+        For where the worker's own record is not shown beside it.
+        """
         is_why = first and (self.fault in ("user", "training") or first.cause is self.cause)
         # Details of older versions name it.
         if not first or not is_why or f"rank {first.rank}: " in self.detail:
@@ -63,12 +66,12 @@ class NodeOutcome(Ending):
     ended_well: WorkerEnd | None = None
 
     @property
-    def told(self) -> str:
-        """Its detail and its first worker, as ``tell``."""
-        return self.tell(self.first)
+    def summary(self) -> str:
+        """The node's detail and first failed worker, as ``summarize`` joins them."""
+        return self.summarize(self.first)
 
     @property
-    def ends(self) -> tuple[WorkerEnd, ...]:
+    def worker_ends(self) -> tuple[WorkerEnd, ...]:
         """All workers that ended badly in the last attempt."""
         return (*((self.first,) if self.first else ()), *self.collateral)
 
@@ -81,10 +84,10 @@ class NodeOutcome(Ending):
     def to_short_json(self, limit_bytes: int) -> str:
         """The same, cut to what a pod's status holds: collateral failures are cut first."""
         shorter = replace(self, collateral=())
-        for one in (self, shorter):
-            if len(text := one.to_json()) <= limit_bytes:
+        for outcome in (self, shorter):
+            if len(text := outcome.to_json()) <= limit_bytes:
                 return text
-        return replace(shorter, first=None, detail=self.told[:500]).to_json()
+        return replace(shorter, first=None, detail=self.summary[:500]).to_json()
 
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:

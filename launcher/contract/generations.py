@@ -22,7 +22,8 @@ FINISHED = ".finished"
 
 @dataclass(frozen=True, kw_only=True)
 class TakenGeneration:
-    """A generation that was taken: by a coordinator of a run. Both are empty if not known."""
+    """A generation that a coordinator has taken. ``origin`` is the coordinator's id, ``run_id`` its
+    run; both are empty if not known."""
 
     number: int
     origin: str
@@ -36,7 +37,7 @@ class Fence:
         self._folder = checkpoint_dir / FOLDER
         self._run_id = run_id
 
-    def take(self, origin: str) -> int:
+    def take_next(self, origin: str) -> int:
         """Takes the next number; raises ``OSError`` when the folder cannot be written."""
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:
@@ -70,12 +71,13 @@ class Fence:
         )
 
     def newest(self) -> TakenGeneration | None:
-        """The last generation taken; who took it is empty while it is being written."""
+        """The last generation taken, None if there is none. Its origin and run are empty while the
+        file is being written. Raises ``OSError``."""
         number = self._newest_number()
         if number == 0:
             return None
-        told = read_object(self._path(number))
-        origin, run_id = str(told.get("origin", "")), str(told.get("run_id", ""))
+        record = read_object(self._path(number))
+        origin, run_id = str(record.get("origin", "")), str(record.get("run_id", ""))
         return TakenGeneration(number=number, origin=origin, run_id=run_id)
 
     def _newest_number(self) -> int:

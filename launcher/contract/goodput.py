@@ -1,4 +1,4 @@
-"""Which class each second of a training belongs to (productive, rework, save stall, ...), event by
+"""Sorts the seconds of a training into classes (productive, rework, save stall, ...), event by
 event. Standard library only; pure."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a hold's nodes and its runs tell each other by files; when a run ends whose launcher is
+"""The files by which a hold's nodes and its runs communicate; when a run ends whose launcher is
 silent, and when a hold warns."""
 
 from __future__ import annotations

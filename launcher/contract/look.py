@@ -143,32 +143,34 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldLook:
-    """What the agent says of a worker before a stop, since nobody fetches a pod's files then."""
+class PrintedLook:
+    """A worker's look as the agent prints it before a stop: nobody fetches a pod's files then."""
 
     look: RankLook
     stacks: RankStacks
 
 
 STANDS = "stands: "
-"""Stands before a ``ToldLook`` in the node's console."""
-MOST_TOLD_THREADS, MOST_TOLD_FRAMES = 2, 15
+"""Stands before a ``PrintedLook`` in the node's console."""
+MOST_PRINTED_THREADS, MOST_PRINTED_FRAMES = 2, 15
 
 
-def tell_briefly(one: RankLook, stacks: RankStacks) -> str:
-    """A line with a ``ToldLook``, which has the newest calls of the first threads. Pure."""
+def render_printed_look(worker: RankLook, stacks: RankStacks) -> str:
+    """A line with a ``PrintedLook``, which has the newest calls of the first threads. Pure."""
     threads = (
-        replace(thread, frames=thread.frames[:MOST_TOLD_FRAMES])
-        for thread in stacks.threads[:MOST_TOLD_THREADS]
+        replace(thread, frames=thread.frames[:MOST_PRINTED_FRAMES])
+        for thread in stacks.threads[:MOST_PRINTED_THREADS]
     )
-    return STANDS + dump_record(ToldLook(look=one, stacks=replace(stacks, threads=tuple(threads))))
+    return STANDS + dump_record(
+        PrintedLook(look=worker, stacks=replace(stacks, threads=tuple(threads)))
+    )
 
 
-def hear_look(console: str) -> tuple[ToldLook, ...]:
-    """What a node's console says of its workers before a stop. Pure."""
+def parse_printed_looks(console: str) -> tuple[PrintedLook, ...]:
+    """The looks in a node's console; empty if one of them cannot be read. Pure."""
     texts = re.findall(rf"\] {STANDS}(\{{.*\}})$", console, re.MULTILINE)
     with contextlib.suppress(ValueError):
-        return tuple(parse_record(ToldLook, json.loads(text)) for text in texts)
+        return tuple(parse_record(PrintedLook, json.loads(text)) for text in texts)
     return ()
 
 
@@ -185,9 +187,9 @@ def read_look(folder: Path) -> Look | None:
 
 def read_looks(node_dir: Path) -> tuple[Look, ...]:
     """All finished looks at one incarnation of a node, oldest first, without profiles."""
-    found = [read_look(path) for path in (node_dir / LOOKS_DIR).glob("*/")]
-    looks = (one for one in found if one is not None and one.why != "profile")
-    return tuple(sorted(looks, key=lambda one: one.at))
+    all_looks = [read_look(path) for path in (node_dir / LOOKS_DIR).glob("*/")]
+    looks = (look for look in all_looks if look is not None and look.why != "profile")
+    return tuple(sorted(looks, key=lambda look: look.at))
 
 
 def read_stacks(folder: Path, rank: int) -> RankStacks | None:
@@ -207,8 +209,8 @@ def has_open_collective(recorded: Mapping[str, Any]) -> bool:
     with contextlib.suppress(AttributeError, KeyError, TypeError):
         # Not from pg_status, where gloo's last collective may never count as completed.
         return any(
-            not one.get("retired") and one.get("state") != "completed"
-            for one in recorded["entries"]
+            not entry.get("retired") and entry.get("state") != "completed"
+            for entry in recorded["entries"]
         )
     return False
 
@@ -216,7 +218,7 @@ def has_open_collective(recorded: Mapping[str, Any]) -> bool:
 def last_collective_at(recorded: Mapping[str, Any]) -> float:
     """When the worker entered its newest collective, in epoch seconds; 0 if never. Pure."""
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-        return max(int(one["time_created_ns"]) / 1e9 for one in recorded["entries"])
+        return max(int(entry["time_created_ns"]) / 1e9 for entry in recorded["entries"])
     return 0.0
 
 
@@ -228,10 +230,10 @@ _STATES = {
 }
 
 
-def tell_state(one: RankLook) -> str:
+def describe_state(worker: RankLook) -> str:
     """Why a worker makes no progress, if its process state alone says so; else empty. Pure."""
-    told = _STATES.get(one.state, "")
-    return f"{told}: {one.waits_in}" if one.state == "D" and one.waits_in else told
+    words = _STATES.get(worker.state, "")
+    return f"{words}: {worker.waits_in}" if worker.state == "D" and worker.waits_in else words
 
 
 def render_thread(thread: ThreadStack) -> tuple[str, ...]:

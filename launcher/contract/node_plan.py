@@ -89,7 +89,7 @@ class NodePlan:
 
 def place_node(node: NodePlan, index: int, incarnation: int) -> NodePlan:
     """The node with another index or incarnation, also in its variables and its log folder."""
-    own = {
+    variables = {
         protocol.NODE_INDEX: str(index),
         protocol.INCARNATION: str(incarnation),
         protocol.LINE_PREFIX_TEMPLATE: protocol.LINE_PREFIX.format(node_index=index),
@@ -98,7 +98,7 @@ def place_node(node: NodePlan, index: int, incarnation: int) -> NodePlan:
         node,
         node_index=index,
         incarnation=incarnation,
-        env=tuple((dict(node.env) | own).items()),
+        env=tuple((dict(node.env) | variables).items()),
         log_dir=str(PurePosixPath(node.log_dir).parents[1] / str(index) / str(incarnation)),
     )
 

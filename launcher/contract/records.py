@@ -77,7 +77,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_limited(path: Path) -> bytes:
-    """A file that a script may have written. Raises ``OSError``, or ``ValueError`` for its size."""
+    """The bytes of a file that a script may have written.
+
+    Raises ``OSError``, or ``ValueError`` if it is larger than ``MOST_BYTES``.
+    """
     data = bytearray()
     with path.open("rb") as file:
         # In pieces, as a read takes memory for all that it may get.
@@ -100,14 +103,14 @@ def parse_record(kind: type[Record], data: object) -> Record:
 def _make_reader(kind: Any) -> Reader:
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return _read_one_of([_reader(one) for one in args])
+        return _read_one_of([_reader(arg) for arg in args])
     if origin is tuple and args[1:] == (...,):
         item, accepted = _reader(args[0]), ["a list"]
         return lambda value: (
             tuple(map(item, value)) if _is_list(value) else _refuse(value, accepted)
         )
     if origin is tuple:
-        return _read_places([_reader(one) for one in args])
+        return _read_places([_reader(arg) for arg in args])
     if origin in (dict, Mapping):
         return _read_mapping(_reader(args[0]), _reader(args[1]))
     if origin is Literal:
@@ -133,25 +136,25 @@ def _refuse(value: object, accepted: Iterable[str]) -> Any:
 
 
 def _read_one_of(readers: list[Reader]) -> Reader:
-    def read(value: Any) -> Any:
-        whys = []
-        for one in readers:
+    def read_union(value: Any) -> Any:
+        reasons = []
+        for reader in readers:
             try:
-                return one(value)
+                return reader(value)
             except ValueError as error:
-                whys.append(str(error))
-        raise ValueError("; ".join(whys))
+                reasons.append(str(error))
+        raise ValueError("; ".join(reasons))
 
-    return read
+    return read_union
 
 
 def _read_places(items: list[Reader]) -> Reader:
-    def read(value: Any) -> Any:
+    def read_places(value: Any) -> Any:
         if not _is_list(value) or len(value) != len(items):
             _refuse(value, [f"a list of {len(items)}"])
-        return tuple([one(part) for one, part in zip(items, value, strict=True)])
+        return tuple([reader(part) for reader, part in zip(items, value, strict=True)])
 
-    return read
+    return read_places
 
 
 def _is_list(value: object) -> bool:
@@ -159,12 +162,12 @@ def _is_list(value: object) -> bool:
 
 
 def _read_mapping(key: Reader, item: Reader) -> Reader:
-    def read(value: Any) -> Any:
+    def read_mapping(value: Any) -> Any:
         if not isinstance(value, dict):
             _refuse(value, ["a mapping"])
-        return {key(name): item(one) for name, one in value.items()}
+        return {key(name): item(each) for name, each in value.items()}
 
-    return read
+    return read_mapping
 
 
 def _read_fields(kind: Any) -> Reader:
@@ -173,7 +176,7 @@ def _read_fields(kind: Any) -> Reader:
     no_default = (dataclasses.MISSING, dataclasses.MISSING)
     needed = [f.name for f in fields if (f.default, f.default_factory) == no_default]
 
-    def read(data: Any) -> Any:
+    def read_fields(data: Any) -> Any:
         if not isinstance(data, dict):
             _refuse(data, [f"the fields of {kind.__name__}"])
         if missing := [name for name in needed if name not in data]:
@@ -187,4 +190,4 @@ def _read_fields(kind: Any) -> Reader:
                     raise ValueError(f"{name}: {error}") from None
         return kind(**values)
 
-    return read
+    return read_fields

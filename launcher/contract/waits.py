@@ -37,9 +37,9 @@ def wait_until(
 
     ``clock`` is a ``Clock``; None: the machine's.
     """
-    its = clock or time
-    deadline, pause_s = its.monotonic() + limit_s, min(0.5, longest_s)
-    while not (done := is_done()) and its.monotonic() < deadline:
-        its.sleep(pause_s)
+    timer = clock or time
+    deadline, pause_s = timer.monotonic() + limit_s, min(0.5, longest_s)
+    while not (done := is_done()) and timer.monotonic() < deadline:
+        timer.sleep(pause_s)
         pause_s = min(longest_s, 2 * pause_s)
     return bool(done)

@@ -18,11 +18,13 @@ COLLATERAL = re.compile(
     r"|remote process exited|ncclRemoteError|Connection closed|Watchdog caught collective"
     r"|waits for the others"
 )
-"""What a worker says when another worker is gone: a consequence, not the cause."""
+"""Found in the exception of a worker that failed because another one is gone."""
 
 ENDED_BY_AGENT = "ended by its agent"
-"""Told of a worker that the agent ended, and that wrote nothing."""
-_ASKED = re.compile(rf"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt|^{ENDED_BY_AGENT}$")
+"""The ``exception`` of a worker that the agent ended, and that wrote none."""
+_END_REQUESTED = re.compile(
+    rf"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt|^{ENDED_BY_AGENT}$"
+)
 
 LINE_CHARACTERS = 500
 """The most that is shown of a line that a worker wrote before its end."""
@@ -121,8 +123,10 @@ class WorkerExit:
 
 def last_of(lines: Sequence[str]) -> str:
     """The last line that is neither blank, nor a warning, nor indented: those belong to others."""
-    own = [one for one in lines if one.strip() and one[0] != " " and not _WARNING.search(one)]
-    return own[-1] if own else ""
+    telling = [
+        line for line in lines if line.strip() and line[0] != " " and not _WARNING.search(line)
+    ]
+    return telling[-1] if telling else ""
 
 
 def show_line(text: str) -> str:
@@ -138,10 +142,10 @@ def show_text(text: str) -> str:
     return "".join(shown)
 
 
-def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
+def sort_ends(worker_ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """Causes before collateral, those ended by the agent last, then by time and rank.
 
-    Of those ended by the agent, one that says what it had failed by comes before the others.
+    Of those ended by the agent, a worker with a failure of its own comes before the others.
     """
 
     def order(end: WorkerEnd) -> tuple[bool, bool, bool, float, int]:
@@ -149,12 +153,16 @@ def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
         is_mute = is_ended and not is_own_failure(end.exception)
         return end.is_collateral, is_ended, is_mute, end.failed_at, end.rank
 
-    return tuple(sorted(ends, key=order))
+    return tuple(sorted(worker_ends, key=order))
 
 
 def is_own_failure(exception: str) -> bool:
     """Whether an exception is about neither another worker nor a request to end."""
-    return bool(exception) and not COLLATERAL.search(exception) and not _ASKED.search(exception)
+    return (
+        bool(exception)
+        and not COLLATERAL.search(exception)
+        and not _END_REQUESTED.search(exception)
+    )
 
 
 def is_out_of_memory(exit_codes: Collection[int], *, oom_killed: bool) -> bool:
@@ -167,7 +175,7 @@ def is_out_of_memory(exit_codes: Collection[int], *, oom_killed: bool) -> bool:
 
 
 def cause_of_ending(code: int) -> Cause:
-    """What an exit code that is negative for a signal says by itself."""
+    """The cause that an exit code alone gives; the code is negative for a signal."""
     if code < 0:
         return Cause.CRASHED if -code in _CRASHES else Cause.KILLED
     return Cause.SCRIPT_ERROR if code else Cause.COMPLETED
@@ -181,7 +189,7 @@ def name_end(end: WorkerEnd) -> str:
 
 def describe(end: WorkerEnd) -> str:
     """A worker's rank, how it ended and what it wrote."""
-    how, said = name_end(end), end.exception
-    if said.startswith(how):  # as the launcher completes it
-        return f"rank {end.rank}: {said}"
-    return f"rank {end.rank}: {how}" + (f" ({said})" if said else "")
+    how, exception = name_end(end), end.exception
+    if exception.startswith(how):  # as the launcher completes it
+        return f"rank {end.rank}: {exception}"
+    return f"rank {end.rank}: {how}" + (f" ({exception})" if exception else "")

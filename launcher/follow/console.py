@@ -46,7 +46,7 @@ class Console:
         self.is_ending = False
         self._shows = shows
         self._progress, self._progress_of = "", "stderr"
-        self._asked = ""
+        self._debugger_text = ""
         self._last_progress_at = float("-inf")
 
     @property
@@ -95,15 +95,15 @@ class Console:
             text = f"{prefix} {text.strip()}".lstrip()
             self._put(sink, f"{text}\n".encode())
 
-    def ask(self, text: str) -> None:
-        """Shows what a debugger says; its prompt stays below all other lines until the answer."""
+    def show_debugger(self, text: str) -> None:
+        """Shows a debugger's output; its prompt stays below all other lines until the answer."""
         before, answered, after = text.rpartition(protocol.ANSWERED)
         if answered:
             self._progress = "" if self._progress_of == DEBUGGER else self._progress
-            self._asked += before.replace(protocol.ANSWERED, "")
-        *lines, rest = (self._asked + after).split("\n")
+            self._debugger_text += before.replace(protocol.ANSWERED, "")
+        *lines, rest = (self._debugger_text + after).split("\n")
         is_prompt = rest.endswith(PROMPTS)
-        self._asked = "" if is_prompt else rest
+        self._debugger_text = "" if is_prompt else rest
         if is_prompt:
             self._progress, self._progress_of = rest, DEBUGGER
         self._write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
@@ -151,7 +151,7 @@ class Console:
                 sink.write(data.decode())
                 sink.flush()
 
-    def tell_lost(self, why: str) -> None:
+    def note_lost_stdout(self, why: str) -> None:
         """Notes that the workers' stdout is not written any more."""
         goes_on = "" if self.is_ending else "; the run goes on"
         shows = f"; its output: {self._shows}" if self._shows else ""

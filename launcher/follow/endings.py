@@ -251,9 +251,9 @@ def is_permanent(node: NodeObservation) -> bool:
 def judge_node(plan: LaunchPlan, node: NodeObservation) -> Ending:
     """Why a run ends that cannot go on without this node."""
     by_agents = _uses_roster(plan)
-    told = describe(node, by_agent=by_agents)
+    words = describe(node, by_agent=by_agents)
     if node.out_of_memory:
-        return Ending(cause=Cause.OUT_OF_MEMORY, detail=told)
+        return Ending(cause=Cause.OUT_OF_MEMORY, detail=words)
     if is_permanent(node):
         used_up = Cause.RESTARTS_EXHAUSTED if plan.max_restarts > 0 else Cause.TRAINING_FAILED
         cause = cause_of_exit_code(node.code) if by_agents else used_up
@@ -262,7 +262,7 @@ def judge_node(plan: LaunchPlan, node: NodeObservation) -> Ending:
     # A signal's code does not say why, but one that an agent chose does.
     is_own = node.code >= ExitCode.RENDEZVOUS_UNREACHABLE and node.code in set(ExitCode)
     cause = cause_of_exit_code(node.code) if plan.agent and is_own else Cause.NODE_LOST
-    return Ending(cause=cause, detail=told)
+    return Ending(cause=cause, detail=words)
 
 
 def describe(node: NodeObservation, *, by_agent: bool = False) -> str:
@@ -273,8 +273,8 @@ def describe(node: NodeObservation, *, by_agent: bool = False) -> str:
         return f"node {node.node_index} is gone" + (f": {node.detail}" if node.detail else "")
     means = cause_of_exit_code(node.code) if by_agent and node.code >= RETRY_FROM else ""
     why = "out of memory" if node.out_of_memory else node.detail or means
-    told = f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}"
-    return f"{told} ({why})" if why else told
+    words = f"node {node.node_index} ended with exit code {name_exit_code(node.exit_code)}"
+    return f"{words} ({why})" if why else words
 
 
 def judge_left(plan: LaunchPlan, observation: Observation) -> Ending:
@@ -291,11 +291,14 @@ def judge_left(plan: LaunchPlan, observation: Observation) -> Ending:
     return Ending(cause=action.cause if isinstance(action, Ending) else Cause.LAUNCHER_LOST)
 
 
-def judge_found(found: Ending, *, is_asked: bool) -> Ending:
-    """Why a run ended that was found so after its launcher had gone; ``is_asked``: to stop."""
-    if found.cause is Cause.LAUNCHER_LOST and is_asked:
+def judge_found(ending: Ending, *, is_stop_requested: bool) -> Ending:
+    """Why a run ended whose end a later command found, after its launcher had gone.
+
+    ``ending`` is what the nodes say. ``is_stop_requested``: somebody had asked the run to stop.
+    """
+    if ending.cause is Cause.LAUNCHER_LOST and is_stop_requested:
         return Ending(cause=Cause.STOP_REQUESTED)
-    return replace(found, detail=found.detail or FOUND_LATER)
+    return replace(ending, detail=ending.detail or FOUND_LATER)
 
 
 def judge_error(error: BaseException) -> Ending:
@@ -313,11 +316,11 @@ def judge_error(error: BaseException) -> Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is known of a pod, or of one start of a job, of which its scheduler alone saw the end.
+    """A pod, or one start of a job, whose end only its scheduler has seen.
 
-    ``words`` tell that end to a person. ``cause`` is set where the scheduler itself, or who asked
-    for the end, names it. ``exit_code`` is a shell's, None where none was left; ``outcome`` is what
-    its agent left; ``ended_at`` is in seconds since the epoch.
+    ``words`` describe the end to a person. ``cause`` is set if the scheduler, or whoever asked for
+    the end, names it. ``exit_code`` is as in a shell, None if there is none. ``outcome`` is the
+    agent's. ``ended_at`` is in seconds since the epoch.
     """
 
     words: str = ""
@@ -328,25 +331,25 @@ class Part:
 
 
 def decide_parts(
-    nodes: Iterable[NodeOutcome], over: Sequence[Part], *, going: int, min_nodes: int
+    nodes: Iterable[NodeOutcome], over: Sequence[Part], *, still_running: int, min_nodes: int
 ) -> Ending | None:
-    """How a run ended, as soon as what its nodes left and its parts that are ``over`` tell.
+    """How a run ended, by the outcomes of its nodes and by its parts that are ``over``.
 
-    ``going`` is the number of the others; None while the run goes on.
+    ``still_running`` is the number of the other parts. Returns None while the run goes on.
     """
-    if any(told.cause is Cause.COMPLETED and _saw_the_end(told) for told in nodes):
+    if any(outcome.cause is Cause.COMPLETED and _saw_the_end(outcome) for outcome in nodes):
         return Ending(cause=Cause.COMPLETED)
     codes = [part.exit_code or 0 for part in over]
     has_failed = any(0 < code < RETRY_FROM for code in codes)
-    too_few = going < min_nodes and any(codes)
-    return judge_parts(over) if has_failed or too_few or not going else None
+    too_few = still_running < min_nodes and any(codes)
+    return judge_parts(over) if has_failed or too_few or not still_running else None
 
 
 def judge_parts(parts: Iterable[Part]) -> Ending:
-    """Why a run ended, by the part that says why.
+    """Why a run ended, by the part that failed first.
 
-    That is one that was out of memory, which ends others too; else one that would fail again; else
-    the first one that did not only fall with another.
+    A part that ran out of memory comes before all others, because it ends others too. Then come
+    parts whose failure would happen again, then those that did not fail because of another part.
     """
 
     def order(part: Part) -> tuple[bool, bool, bool, bool, float]:
@@ -359,17 +362,17 @@ def judge_parts(parts: Iterable[Part]) -> Ending:
 
 
 def judge_part(part: Part) -> Ending:
-    """How a part ended: as it is named, as its agent told, or by its exit code."""
-    told = part.outcome.cause if part.outcome else Cause.COMPLETED
+    """How a part ended: by its own cause, else by its agent's outcome, else by its exit code."""
+    reported = part.outcome.cause if part.outcome else Cause.COMPLETED
     if part.cause is not None:
         # A scheduler that answers was asked for something that it cannot start.
         is_wrong = part.cause.of is Cause.TARGET_UNREACHABLE
         cause = Cause.BAD_INPUT if is_wrong else part.cause.of
-    elif told is Cause.COMPLETED:
+    elif reported is Cause.COMPLETED:
         # What was killed after its agent had reported success did not complete.
         cause = Cause.NODE_LOST if part.exit_code is None else cause_of_exit_code(part.exit_code)
     else:
-        cause = told
+        cause = reported
     return Ending(cause=cause, detail=part.words)
 
 
@@ -377,51 +380,53 @@ def judge_part(part: Part) -> Ending:
 
 
 def judge_run(
-    seen: Ending,
+    observed: Ending,
     nodes: Sequence[NodeOutcome],
     first: WorkerEnd | None,
     memory_bytes: int | None = None,
 ) -> Ending:
     """Why a run ended, from all that is known of it.
 
-    ``seen`` is what its driver saw, ``nodes`` is what the agents left, ``first`` is the worker that
-    failed first. Each source knows more than the one before. ``memory_bytes`` is a node's limit.
+    ``observed`` is the driver's ending, ``nodes`` are the agents' outcomes, ``first`` is the worker
+    that failed first. Each source knows more than the one before. ``memory_bytes`` is the memory
+    limit of a node.
     """
-    end = _by_nodes(seen, nodes, first)
+    end = _by_nodes(observed, nodes, first)
     wrong = _find_bad_input(first) if first and end.cause in _OF_WORKERS else None
     if wrong is not None:
         end = replace(end, cause=Cause.BAD_INPUT, detail=wrong)
     if memory_bytes and Cause.OUT_OF_MEMORY in (end.cause, first.cause if first else None):
         fix = f"--set resources.memory={render_bytes(2 * memory_bytes)}"
-        told = f"the limit is {render_bytes(memory_bytes)}; fix: {fix}"
-        return replace(end, detail=f"{told}; {end.detail}" if end.detail else told)
+        limit = f"the limit is {render_bytes(memory_bytes)}; fix: {fix}"
+        return replace(end, detail=f"{limit}; {end.detail}" if end.detail else limit)
     return end
 
 
-def _by_nodes(seen: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> Ending:
-    """Several causes share exit code 1: the node where ``first`` ran knows the right one.
-
-    Without such a node, takes the cause of the node that ended first.
+def _by_nodes(observed: Ending, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> Ending:
+    """The ending with the cause of the node where ``first`` ran, because several causes share one
+    exit code. If that node left no outcome, the node that ended first gives the cause.
     """
     first_node = first.node_index if first else None
 
     def order(node: NodeOutcome) -> tuple[bool, float]:
         return node.node_index != first_node, node.finished_at
 
-    same = sorted((node for node in nodes if node.exit_code == seen.cause.exit_code), key=order)
-    if seen.cause is not Cause.TRAINING_FAILED:
-        same = [node for node in same if node.cause is seen.cause]
+    same = sorted((node for node in nodes if node.exit_code == observed.cause.exit_code), key=order)
+    if observed.cause is not Cause.TRAINING_FAILED:
+        same = [node for node in same if node.cause is observed.cause]
     if not same or not _saw_the_end(same[0]):
-        return seen
-    told = same[0]
-    if told.cause is Cause.DISK_FULL:
+        return observed
+    node = same[0]
+    if node.cause is Cause.DISK_FULL:
         # The node names the disk, which an exit code does not.
-        return replace(seen, detail=f"node {told.node_index}: {told.detail}")
+        return replace(observed, detail=f"node {node.node_index}: {node.detail}")
     # What the node says of its end tells more than that somebody found it.
     detail = (
-        told.detail or seen.detail if seen.detail == FOUND_LATER else seen.detail or told.detail
+        node.detail or observed.detail
+        if observed.detail == FOUND_LATER
+        else observed.detail or node.detail
     )
-    return replace(seen, cause=told.cause, detail=detail)
+    return replace(observed, cause=node.cause, detail=detail)
 
 
 def _saw_the_end(node: NodeOutcome) -> bool:

@@ -45,12 +45,12 @@ class BlockSplitter:
         """The lines and updates that ``data`` completes."""
         if self._copies:
             return [LineBlock(data=data)]
-        buffer, held, blocks = self._rest + data, b"", list[LineBlock]()
+        buffer, held_back, blocks = self._rest + data, b"", list[LineBlock]()
         if b"\r" in buffer and not self._keeps_returns:
             buffer = buffer.replace(b"\r\n", b"\n")
             # Hold back a "\r" at the end: only the next byte shows if it belongs to "\r\n".
             if buffer.endswith(b"\r"):
-                buffer, held = buffer[:-1], b"\r"
+                buffer, held_back = buffer[:-1], b"\r"
             *updates, buffer = buffer.split(b"\r")
             for update in updates:
                 end = update.rfind(b"\n") + 1
@@ -62,7 +62,7 @@ class BlockSplitter:
             cut = _end_of_character(buffer, end + MAX_LINE_BYTES)
             blocks.append(LineBlock(data=_as_utf8(buffer[end:cut]) + b"\n", is_cut=True))
             end = cut
-        self._rest = buffer[end:] + held
+        self._rest = buffer[end:] + held_back
         return blocks
 
     def flush(self) -> list[LineBlock]:

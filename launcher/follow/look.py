@@ -42,11 +42,13 @@ def ask_nodes(run: RunFolder, request: LookRequest, limit_s: float, clock: Clock
             write_atomically(folder / look.LOOK_REQUEST, dump_record(request))
         except OSError as error:
             failed[index] = f"the request cannot be written: {error.strerror}: {folder}"
-    waits = {index: folder for index, folder in nodes.items() if index not in failed}
-    while waits and clock.monotonic() < end:
+    pending = {index: folder for index, folder in nodes.items() if index not in failed}
+    while pending and clock.monotonic() < end:
         clock.sleep(SOON_S)
-        waits = {index: folder for index, folder in waits.items() if not has_look(folder, request)}
-    return failed | _explain(waits)
+        pending = {
+            index: folder for index, folder in pending.items() if not has_look(folder, request)
+        }
+    return failed | _explain(pending)
 
 
 def has_look(node_dir: Path, request: LookRequest) -> bool:

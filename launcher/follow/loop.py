@@ -39,9 +39,9 @@ from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 
 POLL_ALONE_S, LONGEST_POLL_S = 0.2, 2.0
-"""Between two turns of a run that needs no launcher: with few workers, and at most with many."""
+"""Seconds between two turns of a run that needs no launcher: with few workers, and the most."""
 WORKERS_A_TURN = 20
-"""So many workers are few: with more, the turns of such a run come as much less often."""
+"""Up to this number of workers, ``POLL_ALONE_S`` holds; above it, the pause grows in proportion."""
 STOPPING_S = 5.0
 """Seconds between two lines that say that a run is still stopping."""
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
@@ -139,7 +139,7 @@ class Follower:
             try:
                 self._target.submit(self._driver.plan)
             finally:
-                self._tell_notes()
+                self._print_notes()
             submitted = True
             on_submitted()
             return self._finish(self._loop())
@@ -166,14 +166,14 @@ class Follower:
                     return end
                 self._failing_since = None
             except OSError as error:
-                self._bear(error)
+                self._wait_out_storage(error)
             self._clock.sleep(self._poll_s)
 
     def _turn(self) -> Ending | None:
         # Act on a signal even if the run's folder cannot be read.
         if self.stop_reason is None:
             self._show_new()
-            self._tell_heals()
+            self._note_heals()
             if is_stop_requested(self._run):
                 self.stop_reason = Cause.STOP_REQUESTED
         if reason := self.stop_reason:
@@ -198,8 +198,9 @@ class Follower:
         except LauncherError as error:
             self._console.note(f"not scaled: {error.what}")
 
-    def _bear(self, error: OSError) -> None:
-        """Raises the error, unless the storage of the run's folder fails for a moment."""
+    def _wait_out_storage(self, error: OSError) -> None:
+        """Notes an error of the run folder's storage that may pass; raises any other error, and
+        also this one after ``STORAGE_LIMIT_S``."""
         now = self._clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now
@@ -210,9 +211,9 @@ class Follower:
 
     def _finish(self, end: Ending) -> Outcome:
         try:
-            asked = self.stop_reason is not None
-            with self._showing(asked=asked):
-                self._driver.end(end, asked=asked)
+            stop_requested = self.stop_reason is not None
+            with self._showing(stop_requested=stop_requested):
+                self._driver.end(end, asked=stop_requested)
             # Record before the last output: a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
         except TargetError:
@@ -222,21 +223,21 @@ class Follower:
         return self._outcome
 
     @contextlib.contextmanager
-    def _showing(self, *, asked: bool) -> Iterator[None]:
+    def _showing(self, *, stop_requested: bool) -> Iterator[None]:
         """Shows what is written while the block waits for the nodes' end.
 
-        ``asked``: a person asked for the end and waits, so report how it goes.
+        ``stop_requested``: a person asked for the end and waits, so report how it goes.
         """
         over, began = threading.Event(), self._clock.monotonic()
 
         def show() -> None:
-            tell_at = began + STOPPING_S
+            report_at = began + STOPPING_S
             while not over.wait(self._poll_s):
                 with contextlib.suppress(OSError):
                     self._show_new()
-                if asked and (now := self._clock.monotonic()) >= tell_at:
-                    tell_at = now + STOPPING_S
-                    self._console.note(self._tell_stopping(now - began))
+                if stop_requested and (now := self._clock.monotonic()) >= report_at:
+                    report_at = now + STOPPING_S
+                    self._console.note(self._describe_stopping(now - began))
 
         thread = threading.Thread(target=show, name="output", daemon=True)
         thread.start()
@@ -246,25 +247,25 @@ class Follower:
             over.set()
             thread.join()  # Ended by ``over``; it waits for no reader.
 
-    def _tell_stopping(self, spent_s: float) -> str:
+    def _describe_stopping(self, spent_s: float) -> str:
         plan = self._driver.plan
         folders = (self._run.node_dir(node.node_index, node.incarnation) for node in plan.nodes)
-        asked = [files for files in map(StopFiles, folders) if files.training_speaks()]
-        saves = asked and not all(files.has_answer() for files in asked)
+        answering = [files for files in map(StopFiles, folders) if files.training_will_answer()]
+        saves = answering and not all(files.has_answer() for files in answering)
         what = "the last checkpoint is being saved" if saves else "waiting for the nodes"
         return f"still stopping, {spent_s:.0f} s of at most {plan.stop_grace_s} s: {what}"
 
     def _close(self) -> None:
         self._show(self._tails.close(self._console.wait_for_room))
         self._console.close()
-        self._tell_notes()
+        self._print_notes()
 
-    def _tell_notes(self) -> None:
+    def _print_notes(self) -> None:
         while self._target.notes:
             self._console.note(self._target.notes.pop(0))
 
-    def _tell_heals(self) -> None:
-        """Says that the workers go on after a loss: the loss alone was told when it was seen."""
+    def _note_heals(self) -> None:
+        """Notes that the workers go on after a loss. The loss itself was noted before."""
         if self._driver.plan.agent is not None:
             for heal in self._heals.poll(self._driver.plan):
                 self._console.note(f"{'' if heal.cause == JOINED else 'healed: '}{heal}")
@@ -294,13 +295,13 @@ class Follower:
         return worker.rank_on(sorted(live).index(node_index), plan.nproc_per_node)
 
 
-def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) -> Outcome:
+def write_outcome(run: RunFolder, plan: LaunchPlan, observed: Ending, now: float) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
-    has_failed = seen.cause.state is RunState.FAILED
+    has_failed = observed.cause.state is RunState.FAILED
     failure = read_report(run, plan) if has_failed else None
     nodes = read_node_outcomes(run, plan) if plan.agent is not None else ()
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
-    end = judge_run(seen, nodes, first, limit)
+    end = judge_run(observed, nodes, first, limit)
     detail, causes = plan.tell_outside(end.detail), {node.cause for node in nodes}
     is_here = Path(plan.outside(plan.nodes[0].log_dir)).is_relative_to(plan.run_dir)
     if plan.agent and is_here and end.cause is Cause.DISK_FULL and end.cause not in causes:
@@ -326,8 +327,8 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Ending, now: float) ->
         heals=read_heals(run, plan),
         replaced_nodes=max(0, started_again - count_returned(run)),
     )
-    looked = run.path.glob(f"{protocol.NODES_DIR}/*/*/{protocol.LOOKS_DIR}/stop-*")
-    if run.path.exists() and (has_failed or any(looked)):
+    stop_looks = run.path.glob(f"{protocol.NODES_DIR}/*/*/{protocol.LOOKS_DIR}/stop-*")
+    if run.path.exists() and (has_failed or any(stop_looks)):
         outcome = replace(outcome, verdict=_judge(run, outcome))
     # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):
@@ -368,5 +369,5 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         return None
     if (end := target.find_end(run, plan)) is None:
         return None
-    end = judge_found(end, is_asked=is_stop_requested(run))
+    end = judge_found(end, is_stop_requested=is_stop_requested(run))
     return write_outcome(run, target.as_run(plan), end, now)

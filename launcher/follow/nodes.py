@@ -29,8 +29,8 @@ FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, for example while a file server pauses."""
 AWAY_LIMIT_S = 120.0
 """How long a target may be away, for example while its engine restarts."""
-TELL_FROM_S = 0.5
-"""A pause before a node starts again is told of if more of it is left."""
+REPORTED_PAUSE_S = 0.5
+"""A longer pause before a node starts again is shown to the person who watches."""
 
 
 class FolderWatch:
@@ -40,7 +40,7 @@ class FolderWatch:
         self._run, self._console, self._clock = run, console, clock
         self._lost_at: float | None = None
 
-    def look(self) -> Ending | None:
+    def poll(self) -> Ending | None:
         """The end of the run once its folder has been missing for ``FOLDER_LIMIT_S``."""
         if self._run.is_there():
             self._lost_at = None
@@ -73,7 +73,7 @@ class NodeDriver:
         self._started_at: dict[int | None, float] = defaultdict(float)
         self._failed_at_once: Counter[int | None] = Counter()
         """How often in a row each node, or all of them (None), was lost soon after its start."""
-        self._waits_told: set[tuple[int | None, object]] = set()
+        self._reported_waits: set[tuple[int | None, object]] = set()
         self._withdrawn: frozenset[int] = frozenset()
         self._folder = FolderWatch(run, console, clock)
         self._away_since: float | None = None
@@ -84,7 +84,7 @@ class NodeDriver:
         self._exit_at = clock.monotonic()
 
     def turn(self) -> Ending | None:
-        if (end := self._folder.look()) is not None:
+        if (end := self._folder.poll()) is not None:
             return end
         observation = self._observe()
         if observation is None or is_stop_requested(self._run):
@@ -106,7 +106,7 @@ class NodeDriver:
         Raises ``TargetError`` after ``AWAY_LIMIT_S``, or if the target is there but silent.
         """
         try:
-            seen = self._target.observe(self.plan)
+            observation = self._target.observe(self.plan)
         except SilentTargetError:
             raise
         except TargetError as error:
@@ -118,16 +118,16 @@ class NodeDriver:
                 raise
             return None
         self._away_since = None
-        for node in seen.nodes:
+        for node in observation.nodes:
             wait = node.node_index, node.detail
-            if node.state is NodeState.PENDING and node.detail and wait not in self._waits_told:
-                self._waits_told.add(wait)
+            if node.state is NodeState.PENDING and node.detail and wait not in self._reported_waits:
+                self._reported_waits.add(wait)
                 self._note_moment(node.node_index, f"node {node.node_index}: {node.detail}")
-        self._tell_silent(seen.nodes)
-        return without(seen, self._withdrawn)
+        self._report_silent(observation.nodes)
+        return without(observation, self._withdrawn)
 
-    def _tell_silent(self, nodes: Iterable[NodeObservation]) -> None:
-        """Says once of a node that it runs and gives no sign of life, until it gives one again."""
+    def _report_silent(self, nodes: Iterable[NodeObservation]) -> None:
+        """Notes each node that runs without a sign of life; once, until it gives one again."""
         at, now, stood_s = self._clock.monotonic(), self._clock.wall(), self._clock.stood_s
         if stood_s > self._stood_s:
             # While this process was stopped no sign was brought here: await the next ones.
@@ -136,15 +136,15 @@ class NodeDriver:
             return
         self._silence_at = at + SILENT_S
         going = [node for node in nodes if node.state is NodeState.RUNNING and not node.detail]
-        told = (tell_silence(self._run, self.plan, node, now) for node in going)
-        silent = {node.node_index: node.detail for node in told if node.detail}
+        observed = (with_silence(self._run, self.plan, node, now) for node in going)
+        silent = {node.node_index: node.detail for node in observed if node.detail}
         for index in silent.keys() - self._silent:
             self._note_moment(index, f"node {index}: {silent[index]}")
         self._silent = frozenset(silent)
 
     def _decide(self, observation: Observation) -> endings.Action:
         self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)
-        self._waits_told -= {(index, self._started_at[index]) for index in self.live}
+        self._reported_waits -= {(index, self._started_at[index]) for index in self.live}
         now, before = self._clock.monotonic(), self._ended
         self._ended = frozenset(node.node_index for node in observation.nodes) - {*self.live}
         if not self._ended:
@@ -177,16 +177,16 @@ class NodeDriver:
     def scale(self, nodes: int) -> None:
         """Nodes of the highest indices go first, and come back as later incarnations."""
         beyond = frozenset(range(nodes, len(self.plan.nodes)))
-        go, come = beyond - self._withdrawn, self._withdrawn - beyond
+        leaving, returning = beyond - self._withdrawn, self._withdrawn - beyond
         self._withdrawn = beyond
-        if go:
+        if leaving:
             with self._going_on():
-                self._target.stop(self._run.run_id, self.plan.stop_grace_s, tuple(go))
-        for index in sorted(come):
+                self._target.stop(self._run.run_id, self.plan.stop_grace_s, tuple(leaving))
+        for index in sorted(returning):
             self._set_plan(plan_replacement(self.plan, index))
-        if come:
+        if returning:
             with self._going_on():
-                self._target.submit(self.plan, tuple(come))
+                self._target.submit(self.plan, tuple(returning))
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -204,8 +204,8 @@ class NodeDriver:
         pause_s = endings.pause_before_replacing_s(self._failed_at_once[index])
         start = index, self._started_at[index]
         left_s = self._started_at[index] + pause_s - self._clock.monotonic()
-        if left_s > TELL_FROM_S and start not in self._waits_told:
-            self._waits_told.add(start)
+        if left_s > REPORTED_PAUSE_S and start not in self._reported_waits:
+            self._reported_waits.add(start)
             what = "starting all nodes again" if index is None else "replacing it"
             self._note_moment(index or 0, f"{why}; {what} in {left_s:.0f} s")
         return left_s <= 0
@@ -222,7 +222,7 @@ class NodeDriver:
         others = "go on" if enough else "wait for it"
         if enough and needs_majority(node, living) and 2 * living <= len(self.plan.nodes):
             others += " only if they are more than half of the last group"
-        if (node_index, self._started_at[node_index]) not in self._waits_told:
+        if (node_index, self._started_at[node_index]) not in self._reported_waits:
             self._note_moment(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
         if now - self._started_at[node_index] >= endings.STEADY_S:
@@ -273,17 +273,17 @@ class NodeDriver:
             self._console.note(f"{error.what}; {once_more}")
 
 
-def tell_silence(
+def with_silence(
     run: RunFolder, plan: LaunchPlan, node: NodeObservation, now: float
 ) -> NodeObservation:
-    """The node; with a word for one that runs and says nothing, such as a paused container."""
+    """The node, with a ``detail`` if it runs without a sign of life, as a paused container does."""
     if node.state is not NodeState.RUNNING or node.detail:
         return node
     vitals = read_vitals(run.node_dir(node.node_index, node.incarnation))
-    seen_s = measure_silence(plan, node.node_index, vitals, now) if vitals else 0.0
-    if seen_s <= SILENT_S:
+    silent_s = measure_silence(plan, node.node_index, vitals, now) if vitals else 0.0
+    if silent_s <= SILENT_S:
         return node
-    return replace(node, detail=f"no sign of life for {seen_s:.0f} s")
+    return replace(node, detail=f"no sign of life for {silent_s:.0f} s")
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Ending | None:

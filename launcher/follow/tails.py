@@ -102,19 +102,19 @@ class HealTails:
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._written_bytes = run, 0
-        self._told: set[tuple[int, int]] = set()
+        self._returned: set[tuple[int, int]] = set()
 
     def poll(self, plan: LaunchPlan) -> Iterator[Heal]:
-        """Those that were not told yet, oldest first. Does not wait."""
+        """The heals that no earlier call has returned, oldest first. Does not wait."""
         paths = (agent_ledger(self._run, *node) for node in self._run.incarnations())
         written_bytes = sum(path.stat().st_size for path in paths if path.exists())
         if written_bytes == self._written_bytes:
             return
         self._written_bytes = written_bytes
         for heal in read_heals(self._run, plan):
-            # Each node writes of the same heal, one after the other.
-            if (key := (heal.step, heal.num_nodes)) not in self._told:
-                self._told.add(key)
+            # Each node records the same heal, one after the other.
+            if (key := (heal.step, heal.num_nodes)) not in self._returned:
+                self._returned.add(key)
                 yield heal
 
 
@@ -161,12 +161,12 @@ class RunTails:
             self._done.update(self._tails)
             self._tails = {}
 
-    def _outputs(self, read: Callable[[_Tail], Iterator[LineBlock]]) -> Iterator[Output]:
+    def _outputs(self, read_blocks: Callable[[_Tail], Iterator[LineBlock]]) -> Iterator[Output]:
         workers = self._run.worker_logs()
         self._open_new(workers)
         # The agents' own lines first.
         for tail in sorted(self._tails.values(), key=lambda tail: tail.worker is not None):
-            yield from self._outputs_of(tail, read(tail))
+            yield from self._outputs_of(tail, read_blocks(tail))
 
     def _outputs_of(self, tail: _Tail, blocks: Iterator[LineBlock]) -> Iterator[Output]:
         index, worker = tail.node_index, tail.worker
@@ -213,14 +213,14 @@ class RunTails:
         for rank, text in parts:
             if block.is_cut:  # then it is a piece of one line
                 self._cut[node_index] = rank
-            own = LineBlock(data=text, is_cut=block.is_cut)
+            part = LineBlock(data=text, is_cut=block.is_cut)
             if rank is None and self._agents:
-                yield Output(node_index=node_index, worker=None, stream="stderr", block=own)
+                yield Output(node_index=node_index, worker=None, stream="stderr", block=part)
             elif rank is not None and self._in_consoles:
                 worker = WorkerLog(
                     node_index=node_index, incarnation=0, attempt=0, folder="", rank=rank
                 )
-                yield Output(node_index=node_index, worker=worker, stream="stdout", block=own)
+                yield Output(node_index=node_index, worker=worker, stream="stdout", block=part)
 
 
 _STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")

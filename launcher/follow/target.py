@@ -53,16 +53,18 @@ class NodeObservation:
         """Its exit code; 0 for a node that has none."""
         return self.exit_code or 0
 
-    def told_by(self, run: RunFolder) -> NodeObservation:
-        """The same, with what the agent of a node that does not live has written."""
-        told = None if self.is_alive else run.read_node_outcome(self.node_index, self.incarnation)
-        if told is None:
+    def with_outcome(self, run: RunFolder) -> NodeObservation:
+        """The observation of a node that has ended, completed by the outcome of its agent."""
+        outcome = (
+            None if self.is_alive else run.read_node_outcome(self.node_index, self.incarnation)
+        )
+        if outcome is None:
             return self
         if self.state is NodeState.MISSING:
-            # Another call found it ended and removed it, or somebody else did.
-            return replace(self, state=NodeState.EXITED, exit_code=told.exit_code)
+            # It has ended, and another call, or somebody else, has removed it.
+            return replace(self, state=NodeState.EXITED, exit_code=outcome.exit_code)
         # An engine reports any kill for memory in a container's life.
-        codes = [end.exit_code for end in told.ends]
+        codes = [end.exit_code for end in outcome.worker_ends]
         is_oom = is_out_of_memory(codes, oom_killed=self.out_of_memory)
         return replace(self, out_of_memory=is_oom)
 
@@ -279,7 +281,8 @@ class Target(ABC):
         """The plan's nodes as they are now. Does not wait."""
 
     def observe_reachable(self, plan: LaunchPlan) -> tuple[Observation, TargetError | None]:
-        """As ``observe``, for a person: and what did not answer: its nodes are missing."""
+        """As ``observe``, but for a person: also returns the error of a part of the target that did
+        not answer. The nodes there count as missing."""
         return self.observe(plan), None
 
     def collect(self, plan: LaunchPlan) -> None:  # noqa: B027 - most write into the run folder

@@ -112,7 +112,7 @@ class _NodeReader:
         outcome = self._run.read_node_outcome(self._node.node_index, self._node.incarnation)
         if outcome is not None:
             well = (outcome.ended_well,) if outcome.ended_well else ()
-            return [self.of_end(end) for end in (*outcome.ends, *well)]
+            return [self.of_end(end) for end in (*outcome.worker_ends, *well)]
         attempt = self._newest_attempt()
         folder = self._folder / protocol.ATTEMPT_FOLDER.format(attempt=attempt)
         ends = read_ends(folder, self._run.path)

@@ -200,7 +200,7 @@ def _read_nodes(
             cause=cause,
             exit_code=outcome.exit_code if outcome else ended.get("exit_code"),
             detail=outcome.detail if outcome else on_target,
-            told=outcome.told if outcome else "",
+            told=outcome.summary if outcome else "",
             phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
             state="" if cause else state,
         )

@@ -125,7 +125,7 @@ def observe_folder(
         is_told = changed_at(run.node_dir(index, incarnation) / protocol.OUTCOME_FILE) > began
         outcome = run.read_node_outcome(index, incarnation) if is_told else None
         if outcome is not None and state is not NodeState.PENDING:
-            state, code, detail = NodeState.EXITED, outcome.exit_code, outcome.told
+            state, code, detail = NodeState.EXITED, outcome.exit_code, outcome.summary
         return NodeObservation(
             node_index=index, incarnation=incarnation, state=state, exit_code=code, detail=detail
         )

@@ -1,7 +1,7 @@
 """The flight recorders of all ranks, joined: which rank is missing in a collective, or slow. Pure.
 
-torch counts the collectives of each process group from 1, on all of its ranks alike: the first
-number at which they differ is where it went wrong.
+Each rank counts the collectives of a process group from 1. The first number at which ranks made
+different calls is where it went wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def like(self) -> Like:
-        """What two calls must have in common to be the same collective."""
+        """Two calls are of the same collective if this is equal."""
         return self.op, self.sizes if self.op in SAME_SIZES else (), self.dtypes
 
 
@@ -64,9 +64,9 @@ class ProcessGroup:
     members: set[int] = field(default_factory=set)
 
     def at(self, ranks: Iterable[int]) -> str:
-        """Where in the user's code these ranks stand: `` at train.py:30``, or nothing."""
-        told = sorted({self.places[rank] for rank in ranks if self.places.get(rank)})
-        return f" at {' and '.join(told)}" if told else ""
+        """Where in the user's code these ranks are: `` at train.py:30``; empty if not known."""
+        places = sorted({self.places[rank] for rank in ranks if self.places.get(rank)})
+        return f" at {' and '.join(places)}" if places else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +103,9 @@ def join_recorders(
     groups: dict[tuple[str, str], ProcessGroup] = {}
     for rank in sorted(known):
         _add_trace(groups, rank, traces[rank], places)
-    judged = (_judge(one, known, now, waits_s, left) for one in groups.values())
-    found = [finding for finding in judged if finding]
-    return tuple(sorted(found, key=lambda one: (one.kind in ("missing", "slow"), -one.waited_s)))
+    judged = (_judge(group, known, now, waits_s, left) for group in groups.values())
+    mismatches = [mismatch for mismatch in judged if mismatch]
+    return tuple(sorted(mismatches, key=lambda m: (m.kind in ("missing", "slow"), -m.waited_s)))
 
 
 def _add_trace(
@@ -153,20 +153,22 @@ def _judge(
     group: ProcessGroup, known: set[int], now: float, waits_s: float, left: Collection[int]
 ) -> Mismatch | None:
     """What is wrong in one process group."""
-    waiting = [call for own in group.calls.values() for call in own.values() if not call.is_over]
+    waiting = [
+        call for calls in group.calls.values() for call in calls.values() if not call.is_over
+    ]
     waited_s = max((now - call.began_at for call in waiting), default=0.0)
     if not waiting or waited_s < min(waits_s, WAITS_S):
         return _slow(group)
-    seqs = sorted({seq for own in group.calls.values() for seq in own})
-    found = next(filter(None, (_differ(group, seq) for seq in seqs)), None)
-    if found is None and waited_s < waits_s:
+    seqs = sorted({seq for calls in group.calls.values() for seq in calls})
+    mismatch = next(filter(None, (_differ(group, seq) for seq in seqs)), None)
+    if mismatch is None and waited_s < waits_s:
         return _slow(group)  # who is missing may still come
     seq = min(call.seq for call in waiting)
-    found = found or _missing(group, known, seq, waited_s) or _left(group, left, seq)
-    return found and replace(found, waited_s=waited_s)
+    mismatch = mismatch or _missing(group, known, seq, waited_s) or _left(group, left, seq)
+    return mismatch and replace(mismatch, waited_s=waited_s)
 
 
-def _find(
+def _make_mismatch(
     group: ProcessGroup, kind: Kind, text: str, ranks: Collection[int], call: Call
 ) -> Mismatch:
     named = tuple(sorted(ranks))
@@ -182,49 +184,53 @@ def _slow(group: ProcessGroup) -> Mismatch | None:
     seqs = sorted(set.intersection(*map(set, group.calls.values())))
     if len(seqs) < LEAST_CALLS or len(group.calls) < 2:
         return None
-    came = {rank: [own[seq].began_at for seq in seqs] for rank, own in group.calls.items()}
-    first = [min(at) for at in zip(*came.values(), strict=True)]
-    late_s = {rank: sum(at) - sum(first) for rank, at in came.items()}
+    entered_at = {
+        rank: [calls[seq].began_at for seq in seqs] for rank, calls in group.calls.items()
+    }
+    first = [min(at) for at in zip(*entered_at.values(), strict=True)]
+    late_s = {rank: sum(at) - sum(first) for rank, at in entered_at.items()}
     most_s, whole_s = max(late_s.values()), first[-1] - first[0]
     slow = [rank for rank, s in late_s.items() if s > most_s / 2]
     is_long = whole_s >= LEAST_S and SLOW_SHARE * whole_s < most_s <= whole_s
-    if not is_long or 2 * len(slow) > len(came):
+    if not is_long or 2 * len(slow) > len(entered_at):
         return None
     text = (
         f"{name_ranks(slow)} {'is' if len(slow) == 1 else 'are'} slow: the others wait "
         f"{most_s / whole_s:.0%} of the time, in {len(seqs)} collectives of {whole_s:.1f} s"
     )
-    return _find(group, "slow", text, slow, group.calls[slow[0]][seqs[-1]])
+    return _make_mismatch(group, "slow", text, slow, group.calls[slow[0]][seqs[-1]])
 
 
 def _differ(group: ProcessGroup, seq: int) -> Mismatch | None:
     """The mismatch if ranks made different calls under the number ``seq``."""
-    calls = {rank: own[seq] for rank, own in sorted(group.calls.items()) if seq in own}
-    alike = _by(calls, lambda one: one.like)
+    calls = {rank: of_rank[seq] for rank, of_rank in sorted(group.calls.items()) if seq in of_rank}
+    alike = _group_ranks(calls, lambda call: call.like)
     if len(alike) < 2:
         return None
     where = "" if group.name == "default" else f" of group {group.name}"
-    if len(alike) == 2 and (found := _left_out(group, seq, alike)):
-        late, call = found
+    if len(alike) == 2 and (left_out := _left_out(group, seq, alike)):
+        late, call = left_out
         others = group.at(group.calls.keys() - set(late))
         text = f"{name_ranks(late)} {_have(late)} left out {call.op} {seq}{others}{where}"
-        return _find(group, "missing", text, late, call)
+        return _make_mismatch(group, "missing", text, late, call)
     # Blame the fewest ranks; on a tie, those whose call is the rarer one.
-    odd = min(alike.items(), key=lambda one: (len(one[1]), _times(group, *one)))[1]
+    odd = min(alike.items(), key=lambda item: (len(item[1]), _times(group, *item)))[1]
     call = next(iter(calls.values()))
-    if len(by_op := _by(calls, lambda one: one.op)) > 1:
-        told = " and ".join(
+    if len(by_op := _group_ranks(calls, lambda call: call.op)) > 1:
+        listed = " and ".join(
             f"{op} {seq}{group.at(ranks)} ({name_ranks(ranks)})" for op, ranks in by_op.items()
         )
-        text = f"{name_ranks(calls)} are in different collectives{where}: {told}"
-        return _find(group, "different", text, odd, call)
-    by_size = _by(calls, lambda one: _render_sizes(one.sizes))
-    differ = by_size if len(by_size) > 1 else _by(calls, lambda one: ", ".join(one.dtypes))
-    told = ", ".join(
+        text = f"{name_ranks(calls)} are in different collectives{where}: {listed}"
+        return _make_mismatch(group, "different", text, odd, call)
+    by_size = _group_ranks(calls, lambda call: _render_sizes(call.sizes))
+    differ = (
+        by_size if len(by_size) > 1 else _group_ranks(calls, lambda call: ", ".join(call.dtypes))
+    )
+    listed = ", ".join(
         f"{size} on {name_ranks(ranks)}{group.at(ranks)}" for size, ranks in differ.items()
     )
-    text = f"sizes differ in {call.op} {seq}{where}: {told}"
-    return _find(group, "sizes", text, odd, call)
+    text = f"sizes differ in {call.op} {seq}{where}: {listed}"
+    return _make_mismatch(group, "sizes", text, odd, call)
 
 
 def _times(group: ProcessGroup, like: Like, ranks: Sequence[int]) -> int:
@@ -234,63 +240,66 @@ def _times(group: ProcessGroup, like: Like, ranks: Sequence[int]) -> int:
 def _left_out(
     group: ProcessGroup, seq: int, alike: Mapping[Like, list[int]]
 ) -> tuple[list[int], Call] | None:
-    """The ranks that skipped a call and are in the next one, by earlier steps; and that call."""
+    """The ranks that skipped a call and are in the next one, and that call; None if there are none.
+
+    Earlier steps tell which call comes next.
+    """
     for like, ranks in alike.items():
-        own = group.calls[ranks[0]]
-        likes = {number: call.like for number, call in own.items()}
+        calls = group.calls[ranks[0]]
+        likes = {number: call.like for number, call in calls.items()}
         before = (likes.get(seq - 2), likes.get(seq - 1))
         # An earlier step with the same two calls before shows what comes at ``seq`` and next.
         steps = (n for n in likes if n < seq and (likes.get(n - 2), likes.get(n - 1)) == before)
         at = max(steps, default=0) if None not in before else 0
         late = alike.get(likes.get(at + 1, ()), ranks)
         if likes.get(at) == like and late is not ranks:
-            return late, own[seq]
+            return late, calls[seq]
     return None
 
 
 def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) -> Mismatch | None:
     """Which ranks have not entered the collective in which the others wait."""
-    there = {rank: own for rank, own in group.calls.items() if max(own) >= seq}
+    entered = {rank: calls for rank, calls in group.calls.items() if max(calls) >= seq}
     # A rank whose recorder has nothing of this group has entered none of its collectives.
     # All ranks are in the default group, whose members gloo does not name.
-    everybody = (known if group.is_default else group.members & known) | group.calls.keys()
-    late = everybody - there.keys()
-    if not late or not there:
+    members = (known if group.is_default else group.members & known) | group.calls.keys()
+    missing = members - entered.keys()
+    if not missing or not entered:
         return None
-    own = next(iter(there.values()))
-    call = own.get(seq) or own[max(own)]
+    calls = next(iter(entered.values()))
+    call = calls.get(seq) or calls[max(calls)]
     size = f"{_render_bytes(call)}, " if call.sizes else ""
-    others = "all others wait" if len(there) > 1 else f"{name_ranks(there)} waits"
+    others = "all others wait" if len(entered) > 1 else f"{name_ranks(entered)} waits"
     text = (
-        f"{name_ranks(late)} {_have(late)} not entered {call.op} {seq} "
-        f"({size}group {group.name}), {others}{group.at(there)} since {waited_s:.0f} s"
+        f"{name_ranks(missing)} {_have(missing)} not entered {call.op} {seq} "
+        f"({size}group {group.name}), {others}{group.at(entered)} since {waited_s:.0f} s"
     )
-    return _find(group, "missing", text, late, call)
+    return _make_mismatch(group, "missing", text, missing, call)
 
 
 def _left(group: ProcessGroup, left: Collection[int], seq: int) -> Mismatch | None:
-    """Ranks that ended before a collective that the others entered, as in every step before."""
-    there = {rank: own for rank, own in group.calls.items() if seq in own}
-    call = next(own[seq] for own in there.values())
-    times = min(sum(c.like == call.like for c in own.values()) for own in there.values())
+    """The mismatch if ranks had ended before a collective that the others enter in every step."""
+    entered = {rank: calls for rank, calls in group.calls.items() if seq in calls}
+    call = next(calls[seq] for calls in entered.values())
+    times = min(sum(c.like == call.like for c in calls.values()) for calls in entered.values())
     if not left or times < LEAST_REPEATED:
         return None
     text = (
         f"{name_ranks(left)} made fewer steps: it had ended before {call.op} {seq}, which "
-        f"{name_ranks(there)} {_have(there)} entered{group.at(there)} as in each step before"
+        f"{name_ranks(entered)} {_have(entered)} entered{group.at(entered)} as in each step before"
     )
-    return _find(group, "left", text, left, call)
+    return _make_mismatch(group, "left", text, left, call)
 
 
 def _have(ranks: Collection[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def _by(calls: Mapping[int, Call], key: Callable[[Call], Key]) -> dict[Key, list[int]]:
-    found: dict[Key, list[int]] = {}
+def _group_ranks(calls: Mapping[int, Call], key: Callable[[Call], Key]) -> dict[Key, list[int]]:
+    ranks_by_key: dict[Key, list[int]] = {}
     for rank, call in calls.items():
-        found.setdefault(key(call), []).append(rank)
-    return found
+        ranks_by_key.setdefault(key(call), []).append(rank)
+    return ranks_by_key
 
 
 def _render_sizes(sizes: tuple[tuple[int, ...], ...]) -> str:

@@ -1,5 +1,5 @@
-"""Reads what a verdict rests on: logs within a limit of bytes and seconds, ends, looks, what the
-target says; and tells what could not be read.
+"""Reads the evidence for a verdict: logs within a limit of bytes and seconds, workers' ends, looks,
+and what the target reports. Also says what could not be read.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.fixes import fit_fixes
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import (
-    Seen,
+    RankSnapshots,
     find_last_looks,
     moved_lately,
     read_frames,
-    read_seen,
+    read_snapshots,
     tell_recorded,
     tell_standing,
 )
 from launcher.verdict.places import STAMP, name_nodes, node_in
 from launcher.verdict.rules.standstill import STANDS_S, Standing, computes, own_place
-from launcher.verdict.scan import SETTING, find_telling, read_both, strip_colours, tell_both
+from launcher.verdict.scan import SETTING, find_in_both, find_telling, read_both, strip_colours
 
 MOST_BYTES = 48 << 20
 """Read from all logs together; each log has a share, taken from both ends."""
@@ -91,18 +91,19 @@ class Evidence:
     is_placed: bool = True
     only_node: int | None = None
     stood: bool = False
-    """The ranks stood still when they were asked to end: that they were is not the cause."""
+    """Whether the ranks made no progress when they were asked to end. Then the stop is not the
+    cause."""
     detail_node: int | None = None
     """The node that ``detail`` names."""
     heals: tuple[Heal, ...] = ()
     fixes: Mapping[Cause, str] = field(default_factory=dict)
-    """Those that fit where the workers ran better than the causes' own."""
+    """Fixes by cause that replace the causes' own, because they fit where the workers ran."""
 
 
 class LogReading:
-    """Reads many logs within one budget of bytes and time, and keeps count of what it could not.
+    """Reads many logs within one budget of bytes and time, and notes what it could not read.
 
-    ``ends`` are the ends of the texts, where torchrun's report stands.
+    ``tails`` are the ends of the texts, where torchrun's report stands.
     """
 
     def __init__(self, files: int) -> None:
@@ -111,9 +112,9 @@ class LogReading:
         self._unread: list[str] = []
         self._late = 0
         self.lines: list[LogLine] = []
-        self.ends: list[str] = []
+        self.tails: list[str] = []
 
-    def read(self, path: Path, place: LogLine) -> None:
+    def read_file(self, path: Path, place: LogLine) -> None:
         """Adds the telling lines of a file; a file that cannot be read counts as missing."""
         if time.monotonic() > self._until:
             self._late += 1
@@ -129,18 +130,18 @@ class LogReading:
         """Adds the telling lines of an open file or pipe. Raises ``OSError``."""
         *both, passed_over = read_both(file, self._share)
         head, tail = map(strip_colours, both)
-        found = tell_both(head, tail, place)
-        self.lines += found[: MOST_LINES - len(self.lines)]
-        self.ends.append(STAMP.sub("", (tail or head)[-END_BYTES:].decode(errors="replace")))
+        log_lines = find_in_both(head, tail, place)
+        self.lines += log_lines[: MOST_LINES - len(self.lines)]
+        self.tails.append(STAMP.sub("", (tail or head)[-END_BYTES:].decode(errors="replace")))
         if passed_over:
             self._unread.append(f"{render_bytes(passed_over)}B in the middle of {place.file}")
 
     def missing(self) -> tuple[str, ...]:
         """What was not read, in words."""
-        told = self._unread[:MOST_MISSING]
-        more = len(self._unread) - len(told)
+        named = self._unread[:MOST_MISSING]
+        more = len(self._unread) - len(named)
         late = f"{self._late} of the files (reading ends after {LIMIT_S:g} s)" if self._late else ""
-        return tuple(filter(None, (*told, f"{more} more" if more else "", late)))
+        return tuple(filter(None, (*named, f"{more} more" if more else "", late)))
 
 
 def read_run(
@@ -166,13 +167,15 @@ def read_run(
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     last = find_last_looks(run, newest.items()) if looks is None else looks
-    seen, is_stop = _see(run, last, consoles if looks is None else (), plan)
+    snapshots, is_stop = _read_snapshots(run, last, consoles if looks is None else (), plan)
     hosts = _read_hosts(run, plan)
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
     waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
     first = failure.first if failure else None
-    reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=not outcome)
+    reading.lines += tell_recorded(
+        run, snapshots, logs, first, waits_s=waits_s, goes_on=not outcome
+    )
     reading.lines += _tell_proxies(plan) if plan else ()
     for log in logs:
         _read_worker(reading, run, log, plan)
@@ -181,8 +184,8 @@ def read_run(
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
-    detail = outcome.tell(first) if outcome else ""
-    *placed, told = name_nodes(
+    detail = outcome.summarize(first) if outcome else ""
+    *placed, detail_line = name_nodes(
         [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, text=detail)], hosts
     )
     return Evidence(
@@ -192,8 +195,8 @@ def read_run(
         detail=detail,
         failure=failure,
         lines=tuple(placed),
-        detail_node=told.node,
-        standing=tuple(tell_standing(run, seen)),
+        detail_node=detail_line.node,
+        standing=tuple(tell_standing(run, snapshots)),
         stood=is_stop,
         fixes=fit_fixes(plan) if plan else {},
         heals=outcome.heals if outcome else read_heals(run, plan) if plan else (),
@@ -208,23 +211,23 @@ def _tell_proxies(plan: LaunchPlan) -> Iterator[LogLine]:
             yield LogLine(file=SETTING, text=f"{name} is set")
 
 
-def _see(
+def _read_snapshots(
     run: RunFolder,
     folders: Mapping[int, Path],
     consoles: Iterable[tuple[int, Path]],
     plan: LaunchPlan | None,
-) -> tuple[Seen, bool]:
-    """What looks show, and whether the ranks stood still before a stop.
+) -> tuple[RankSnapshots, bool]:
+    """The snapshots of the ranks, and whether the ranks made no progress before a stop.
 
-    Ranks that waited for a person at a debugger did not stand still.
+    Ranks that waited for a person at a debugger count as making progress.
     """
-    seen = read_seen(folders, consoles)
-    is_stop = any(look.why == "stop" for look in seen.looks.values())
+    snapshots = read_snapshots(folders, consoles)
+    is_stop = any(look.why == "stop" for look in snapshots.looks.values())
     is_debugged = bool(plan and plan.agent and plan.agent.debug_rank is not None)
-    moved = is_debugged or moved_lately(seen)
-    if is_stop and (moved or any(map(computes, tell_standing(run, seen)))):
-        return Seen(folders={}), False
-    return seen, is_stop
+    moved = is_debugged or moved_lately(snapshots)
+    if is_stop and (moved or any(map(computes, tell_standing(run, snapshots)))):
+        return RankSnapshots(folders={}), False
+    return snapshots, is_stop
 
 
 _NO_MODULE = re.compile(r"No module named '(\w+)")
@@ -241,10 +244,12 @@ def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
             package = package.parent
         module = ".".join(script.relative_to(package.parent).parts)
         return replace(line, text=f"{line.text}; {module} is a file of a package")
-    if found := _NO_MODULE.search(line.text):
-        beside = (f"{found[1]}/__init__.py", f"{found[1]}.py")
-        if there := next((x for name in beside for x in sorted(folder.glob(f"*/{name}"))), None):
-            inside = there.relative_to(folder).parts[0]
+    if missing := _NO_MODULE.search(line.text):
+        beside = (f"{missing[1]}/__init__.py", f"{missing[1]}.py")
+        if module_path := next(
+            (path for name in beside for path in sorted(folder.glob(f"*/{name}"))), None
+        ):
+            inside = module_path.relative_to(folder).parts[0]
             return replace(line, text=f"{line.text}; it lies in {inside}")
     return line
 
@@ -253,13 +258,13 @@ def _cause_so_far(run: RunFolder, newest: Mapping[int, int]) -> Cause | None:
     """Without an outcome: whether somebody stopped the run, or took its nodes away."""
     if (run.path / protocol.STOP_RUN_FILE).exists():
         return Cause.STOP_REQUESTED
-    ends = filter(None, (run.read_node_outcome(*node) for node in newest.items()))
-    return next((x.cause for x in ends if x.cause is Cause.PREEMPTED), None)
+    outcomes = filter(None, (run.read_node_outcome(*node) for node in newest.items()))
+    return next((outcome.cause for outcome in outcomes if outcome.cause is Cause.PREEMPTED), None)
 
 
 def _read_hosts(run: RunFolder, plan: LaunchPlan | None) -> dict[str, int]:
     """Nodes by the names of hosts, containers and pods, as far as the folder has them."""
-    hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
+    hosts = {machine.name: node for node, machine in enumerate(plan.machines)} if plan else {}
     hosts |= {f"{run.run_id}-{n.node_index}": n.node_index for n in plan.nodes} if plan else {}
     for path in sorted(run.path.glob("*/*.started")):  # of a job that got several hosts at once
         with contextlib.suppress(OSError, UnicodeError):
@@ -278,10 +283,10 @@ def _read_plan(run: RunFolder, missing: list[str]) -> LaunchPlan | None:
 
 
 def _report_of_ends(run: RunFolder) -> FailureReport:
-    """As ``read_report``, without a plan: from what the workers' folders hold."""
+    """As ``read_report``, but from the workers' folders alone, for a run without a plan."""
     logs = _newest(run.worker_logs())
-    found = ((log, read_end(run.path / log.folder / protocol.EXIT_FILE, run.path)) for log in logs)
-    return decide_report([replace(x, node_index=log.node_index) for log, x in found if x], ())
+    ends = ((log, read_end(run.path / log.folder / protocol.EXIT_FILE, run.path)) for log in logs)
+    return decide_report([replace(end, node_index=log.node_index) for log, end in ends if end], ())
 
 
 def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:
@@ -307,12 +312,12 @@ def _read_worker(
     before = len(reading.lines)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
     for name in (CRASHED_STACKS, *reversed(log.streams)):
-        reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
+        reading.read_file(folder / name, replace(place, file=f"{log.folder}/{name}"))
     if plan:
         reading.lines[before:] = [_explain_import(x, plan) for x in reading.lines[before:]]
     if crashed_at := own_place(read_frames(folder)):
-        said = (replace(line, frame=line.frame or crashed_at) for line in reading.lines[before:])
-        reading.lines[before:] = said
+        framed = (replace(line, frame=line.frame or crashed_at) for line in reading.lines[before:])
+        reading.lines[before:] = framed
 
 
 def _read_others(
@@ -322,24 +327,28 @@ def _read_others(
     survived = {f"[agent] {loss}" for loss in find_survived(read_agents(run))}
     for node, path in consoles:
         before = len(reading.lines)
-        reading.read(path, LogLine(file=_inside(run, path), node=node))
-        reading.lines[before:] = [x for x in reading.lines[before:] if x.text not in survived]
+        reading.read_file(path, LogLine(file=_inside(run, path), node=node))
+        reading.lines[before:] = [
+            line for line in reading.lines[before:] if line.text not in survived
+        ]
         if has_workers:  # the console repeats their lines
-            said = reading.lines[before:]
-            own = [x for x in said if x.rank is None and not _OF_RANK.search(x.text)]
-            reading.lines[before:] = own
+            log_lines = reading.lines[before:]
+            of_agent = [
+                line for line in log_lines if line.rank is None and not _OF_RANK.search(line.text)
+            ]
+            reading.lines[before:] = of_agent
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
         place = LogLine(file=_inside(run, path), node=node_in(path.name))
-        reading.read(path, place)
+        reading.read_file(path, place)
 
 
 def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
     """The lines of the exception that a worker left, with the time at which it was raised."""
-    text, at = read_traceback(path)
-    place = replace(place, file=str(path.relative_to(root)), at=at)
-    found = list(find_telling(text.encode(errors="replace").split(b"\n"), place))
-    return [replace(line, at=at) for line in found if line.raised]
+    text, raised_at = read_traceback(path)
+    place = replace(place, file=str(path.relative_to(root)), at=raised_at)
+    log_lines = list(find_telling(text.encode(errors="replace").split(b"\n"), place))
+    return [replace(line, at=raised_at) for line in log_lines if line.raised]
 
 
 def _tell_of_nodes(
@@ -348,11 +357,11 @@ def _tell_of_nodes(
     """What the target and the cluster said of the nodes, clock jumps and installed versions."""
     name = f"{protocol.LEDGER_DIR}/{LAUNCHER_LEDGER}"
     began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
-    said_of = read_moments(run)
-    texts = [show_line(str(event.values.get("text", ""))) for event in said_of]
+    moments = read_moments(run)
+    texts = [show_line(str(event.values.get("text", ""))) for event in moments]
     killed = Counter(
         event.node_index
-        for event, text in zip(said_of, texts, strict=True)
+        for event, text in zip(moments, texts, strict=True)
         if " ended: exit code 137" in text
     )
     for number, times in killed.items():
@@ -361,15 +370,15 @@ def _tell_of_nodes(
             yield LogLine(file=name, text=again, node=number, joined=True)
     # Slurm changes the reason for a wait from time to time: only the last one holds.
     newest_wait = {text.partition(":")[0]: at for at, text in enumerate(texts) if _WAITS in text}
-    for at, (event, text) in enumerate(zip(said_of, texts, strict=True)):
+    for at, (event, text) in enumerate(zip(moments, texts, strict=True)):
         # What a node waited for before it started is over.
         is_over = any(event.at < first.at for first in began.get(event.node_index, ()))
         is_over = is_over or newest_wait.get(text.partition(":")[0], at) != at
         if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
             node = None if _OF_ALL.match(text) else event.node_index
             yield LogLine(file=name, text=text, node=node, at=event.at)
-    for node, said in nodes.items():
-        yield LogLine(file="the target", text=show_line(said), node=node)
+    for node, words in nodes.items():
+        yield LogLine(file="the target", text=show_line(words), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
         events = read_ledger(path)
@@ -378,6 +387,6 @@ def _tell_of_nodes(
             yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
         for event in events:
             if event.name == "installed" and place in newest.items():
-                told = event.values.get("versions")
-                for what, which in told.items() if isinstance(told, dict) else ():
+                versions = event.values.get("versions")
+                for what, which in versions.items() if isinstance(versions, dict) else ():
                     yield replace(line, text=f"{what} version {which}", joined=True)

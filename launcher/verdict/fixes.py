@@ -48,10 +48,10 @@ def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
 
 def fill_fix(fix: str, *texts: str, **known: str) -> str:
     """The fix with what ``known`` and ``texts`` say; a placeholder without a value stays."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         for pattern in _VALUES:
-            if told := pattern.search(text):
-                found = told.groupdict() | found
-    found = {"NAME": found.get("HOST", "")} | found | known
-    return _PLACEHOLDER.sub(lambda one: found.get(one[0]) or one[0], fix)
+            if match := pattern.search(text):
+                values = match.groupdict() | values
+    values = {"NAME": values.get("HOST", "")} | values | known
+    return _PLACEHOLDER.sub(lambda placeholder: values.get(placeholder[0]) or placeholder[0], fix)

@@ -1,4 +1,4 @@
-"""Where the ranks stood when they were last looked at, and what their recorders say together."""
+"""Where each rank was at the last look, and what all flight recorders say together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from launcher.contract.look import (
     Frame,
     Look,
     RankStacks,
-    hear_look,
     last_collective_at,
     look_dir,
+    parse_printed_looks,
     read_collectives,
     read_look,
     read_looks,
@@ -38,13 +38,14 @@ from launcher.verdict.collectives import join_recorders
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 
-MOST_TOLD_BYTES = 1 << 20
-"""The end of a console in which agents say where workers stood."""
+MOST_PRINTED_BYTES = 1 << 20
+"""How much of the end of a console is searched for the stacks that agents print before a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What was seen of the workers: looks and their folders by node, stacks and traces by rank."""
+class RankSnapshots:
+    """What the last looks recorded of the workers: looks and their folders by node, stacks and
+    collectives by rank."""
 
     folders: dict[int, Path]
     looks: dict[int, Look] = field(default_factory=dict)
@@ -54,68 +55,76 @@ class Seen:
 
 def find_last_looks(run: RunFolder, incarnations: Iterable[tuple[int, int]]) -> dict[int, Path]:
     """The folder of each node's last look; one that found a hang is preferred."""
-    found: dict[int, tuple[bool, float, Path]] = {}
+    last: dict[int, tuple[bool, float, Path]] = {}
     for node, incarnation in incarnations:
         node_dir = run.node_dir(node, incarnation)
-        for one in read_looks(node_dir):
-            this = (one.why == "hang", one.at, look_dir(node_dir, one.id))
-            found[node] = max(found.get(node, this), this)
-    return {node: folder for node, (_, _, folder) in found.items()}
+        for look in read_looks(node_dir):
+            candidate = (look.why == "hang", look.at, look_dir(node_dir, look.id))
+            last[node] = max(last.get(node, candidate), candidate)
+    return {node: folder for node, (_, _, folder) in last.items()}
 
 
-def read_seen(folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]] = ()) -> Seen:
+def read_snapshots(
+    folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]] = ()
+) -> RankSnapshots:
     """What one look at each node recorded; an unfinished look is left out.
 
-    Of a node without any, such as a pod that has ended, what its console says is taken.
+    For a node without a look, such as a pod that has ended, its console is read instead.
     """
-    seen = Seen(folders={**folders})
+    snapshots = RankSnapshots(folders={**folders})
     for node, console in consoles:
-        if node not in folders and (told := hear_look(read_tail(console, MOST_TOLD_BYTES))):
-            ranks = tuple(one.look for one in told)
-            seen.folders[node] = console.parent
-            seen.looks[node] = Look(id="", at=0.0, why="stop", attempt=0, ranks=ranks)
-            seen.stacks.update({one.look.rank: one.stacks for one in told})
+        if node not in folders and (
+            printed := parse_printed_looks(read_tail(console, MOST_PRINTED_BYTES))
+        ):
+            ranks = tuple(worker.look for worker in printed)
+            snapshots.folders[node] = console.parent
+            snapshots.looks[node] = Look(id="", at=0.0, why="stop", attempt=0, ranks=ranks)
+            snapshots.stacks.update({worker.look.rank: worker.stacks for worker in printed})
     for node, folder in folders.items():
         if look := read_look(folder):
-            seen.looks[node] = look
-            for one in look.ranks:
-                if stacks := read_stacks(folder, one.rank):
-                    seen.stacks[one.rank] = stacks
-                seen.traces[one.rank] = read_collectives(folder, one.rank)
-    return seen
+            snapshots.looks[node] = look
+            for worker in look.ranks:
+                if stacks := read_stacks(folder, worker.rank):
+                    snapshots.stacks[worker.rank] = stacks
+                snapshots.traces[worker.rank] = read_collectives(folder, worker.rank)
+    return snapshots
 
 
-def moved_lately(seen: Seen) -> bool:
+def moved_lately(snapshots: RankSnapshots) -> bool:
     """Whether a rank had entered a collective, or written a line, shortly before it was to end.
 
     Scripts without an optimizer, and those with long steps, count as silent all the same. A script
     that has made steps may write lines while it hangs.
     """
-    ranks = [(one, look.at) for look in seen.looks.values() for one in look.ranks]
-    last = ((last_collective_at(seen.traces.get(one.rank, {})), at) for one, at in ranks)
+    ranks = [(worker, look.at) for look in snapshots.looks.values() for worker in look.ranks]
+    last = ((last_collective_at(snapshots.traces.get(worker.rank, {})), at) for worker, at in ranks)
     has_entered = any(began_at and at - began_at < SILENT_S for began_at, at in last)
-    return has_entered or any(not one.steps and 0 <= one.wrote_s < SILENT_S for one, _ in ranks)
+    return has_entered or any(
+        not worker.steps and 0 <= worker.wrote_s < SILENT_S for worker, _ in ranks
+    )
 
 
-def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
+def tell_standing(run: RunFolder, snapshots: RankSnapshots) -> Iterator[Standing]:
     """Where each rank's main thread stood; skips nodes where a rank has just made a step."""
-    for node, look in seen.looks.items():
-        if look.why == "asked" and any(r.steps and r.silent_s < STANDS_S for r in look.ranks):
+    for node, look in snapshots.looks.items():
+        if look.why == "asked" and any(
+            worker.steps and worker.silent_s < STANDS_S for worker in look.ranks
+        ):
             continue
-        place = str(seen.folders[node].relative_to(run.path))
-        for one in look.ranks:
-            stacks = seen.stacks.get(one.rank)
+        place = str(snapshots.folders[node].relative_to(run.path))
+        for worker in look.ranks:
+            stacks = snapshots.stacks.get(worker.rank)
             thread, frames = _awaited(stacks) if stacks else ("", ())
-            if frames or one.state in ("D", "T"):
-                file = f"{place}/{STACKS.format(rank=one.rank)}"
-                line = LogLine(file=file, node=node, rank=one.rank)
-                yield Standing(line=line, frames=frames, look=one, thread=thread)
+            if frames or worker.state in ("D", "T"):
+                file = f"{place}/{STACKS.format(rank=worker.rank)}"
+                line = LogLine(file=file, node=node, rank=worker.rank)
+                yield Standing(line=line, frames=frames, look=worker, thread=thread)
 
 
 def _awaited(stacks: RankStacks) -> tuple[str, tuple[Frame, ...]]:
     """The main thread's frames; those of another thread, by name, if Python's end waits for it."""
     if any(frame.function == "_shutdown" for frame in stacks.main_frames[-1:]):
-        others = sorted(stacks.threads[1:], key=lambda one: not own_place(one.frames))
+        others = sorted(stacks.threads[1:], key=lambda thread: not own_place(thread.frames))
         for thread in others[:1]:
             return thread.name or "(no name)", thread.frames
     return "", stacks.main_frames
@@ -123,7 +132,7 @@ def _awaited(stacks: RankStacks) -> tuple[str, tuple[Frame, ...]]:
 
 def tell_recorded(
     run: RunFolder,
-    seen: Seen,
+    snapshots: RankSnapshots,
     logs: Sequence[WorkerLog],
     first: WorkerEnd | None,
     *,
@@ -139,12 +148,16 @@ def tell_recorded(
     """
     failed = {log: read_object(run.path / log.folder / FAILED_COLLECTIVES) for log in logs}
     last_at = max(map(last_collective_at, failed.values()), default=0.0)
-    looks = [look for look in seen.looks.values() if look.at >= last_at]
-    told = {one.rank: seen.traces.get(one.rank) for look in looks for one in look.ranks}
-    traces = {rank: trace for rank, trace in told.items() if trace}
-    files = {rank: str(seen.folders[node].relative_to(run.path)) for rank, node in _nodes(seen)}
-    nodes = dict(_nodes(seen))
-    places = {rank: own_place(one.main_frames) for rank, one in seen.stacks.items()}
+    looks = [look for look in snapshots.looks.values() if look.at >= last_at]
+    trace_of = {
+        worker.rank: snapshots.traces.get(worker.rank) for look in looks for worker in look.ranks
+    }
+    traces = {rank: trace for rank, trace in trace_of.items() if trace}
+    files = {
+        rank: str(snapshots.folders[node].relative_to(run.path)) for rank, node in _nodes(snapshots)
+    }
+    nodes = dict(_nodes(snapshots))
+    places = {rank: own_place(worker.main_frames) for rank, worker in snapshots.stacks.items()}
     at = max((look.at for look in looks), default=0.0)
     left = {first.rank: first} if first and first.cause is Cause.EXITED_EARLY else {}
     for rank, end in left.items():
@@ -182,8 +195,8 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
     return threads[0].frames if threads else ()
 
 
-def _nodes(seen: Seen) -> Iterator[tuple[int, int]]:
-    return ((one.rank, node) for node, look in seen.looks.items() for one in look.ranks)
+def _nodes(snapshots: RankSnapshots) -> Iterator[tuple[int, int]]:
+    return ((worker.rank, node) for node, look in snapshots.looks.items() for worker in look.ranks)
 
 
 def _open_last(trace: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Which node and rank wrote a line: by the line's prefix, and by what other lines say. Pure.
 
-A prefix names one of them: the rank, the node, a host. If one line names two of them, the pair
-holds for all lines that name either.
+A prefix names a rank, a node or a host. If one line names two of these, they belong together in all
+other lines too.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def form_of(host: str) -> str:
 
 def find_hosts(lines: Iterable[bytes]) -> frozenset[str]:
     """The names of hosts that begin lines, such as ``gpu3``."""
-    begun = (_HOST_FIRST.match(STAMP.sub("", line.decode(errors="replace"))) for line in lines)
-    names = [name[1] or name[2] for name in begun if name]
-    found = Counter(map(form_of, names))
-    return frozenset(name for name in names if found[form_of(name)] >= LEAST_BEGUN)
+    matches = (_HOST_FIRST.match(STAMP.sub("", line.decode(errors="replace"))) for line in lines)
+    names = [match[1] or match[2] for match in matches if match]
+    counts = Counter(map(form_of, names))
+    return frozenset(name for name in names if counts[form_of(name)] >= LEAST_BEGUN)
 
 
 def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, dict[str, Any]]:
@@ -87,15 +87,15 @@ def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, d
     """
     named: dict[str, Any] = {}
     while True:
-        found = next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None)
-        if found is None and forms and (found := _HOST_FIRST.match(text)):
-            found = found if form_of(found[1] or found[2]) in forms else None
-        if found is None:
+        match = next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None)
+        if match is None and forms and (match := _HOST_FIRST.match(text)):
+            match = match if form_of(match[1] or match[2]) in forms else None
+        if match is None:
             break
-        told = {name: value for name, value in found.groupdict().items() if value}
-        text, named = text[found.end() :], {**named, **told}
-    if "rank" not in named and (inside := _RANK_INSIDE.search(text[:300])):
-        named["rank"] = inside[1] or inside[2]
+        groups = {name: value for name, value in match.groupdict().items() if value}
+        text, named = text[match.end() :], {**named, **groups}
+    if "rank" not in named and (in_text := _RANK_INSIDE.search(text[:300])):
+        named["rank"] = in_text[1] or in_text[2]
     if "host" not in named and (host := _HOST_INSIDE.match(text)):
         named["host"] = next(filter(None, host.groups()))
     if "host" in named:
@@ -108,8 +108,8 @@ _NODE_IN = re.compile(r"(?<![a-z])node[-_]?(\d+)(?![a-z\d])")
 
 def node_in(file: str) -> int | None:
     """The node that a file's name gives, such as 1 for ``slurm/node-1.log``."""
-    found = _NODE_IN.search(file)
-    return int(found[1]) if found else None
+    match = _NODE_IN.search(file)
+    return int(match[1]) if match else None
 
 
 # -- what lines tell together ----------------------------------------------------------------------
@@ -162,7 +162,10 @@ def name_nodes(
 
 
 class _Nodes:
-    """The node of each rank (a number), host or file (a name); none if lines name two."""
+    """The node of each rank (a number), and of each host or file (a name).
+
+    A key for which lines name two nodes has none.
+    """
 
     def __init__(
         self,
@@ -176,7 +179,7 @@ class _Nodes:
         self._given = frozenset(map(_short, known))
         self._nproc = 0
         self._ranks: dict[int, set[int]] = defaultdict(set)  # by local rank
-        both = [found for text in reports for found in _REPORTED.findall(text)]
+        pairs = [found for text in reports for found in _REPORTED.findall(text)]
         order: list[str] = []
         firsts: dict[str, int] = {}  # tasks of srun, by host
         is_each = False
@@ -188,12 +191,12 @@ class _Nodes:
             for form in _IN_ORDER if "node" in line.text or "WORLD" in line.text else ():
                 order += [host for host in form.findall(line.text) if host not in order]
             if line.host and (pair := _BOTH.search(line.text)):
-                both.append((line.host, *pair.groups()))
+                pairs.append((line.host, *pair.groups()))
             is_each = is_each or _A_TASK_FOR_EACH.search(line.text) is not None
             if tasks := _TASKS.search(line.text):
                 firsts[_short(tasks[1])] = int(tasks[2])
                 is_each = is_each or bool(tasks[3])
-        self._add_pairs(both)
+        self._add_pairs(pairs)
         for node, host in enumerate(order):
             self._known[_short(host)].add(node)
         for host, first in firsts.items() if not is_each and not order else ():
@@ -207,11 +210,11 @@ class _Nodes:
         is_shifted = not any(x.rank == 0 and x.pod.endswith("-worker-0") for x in lines)
         self._shift = {"worker": int(is_shifted)}
 
-    def _add_pairs(self, both: Iterable[tuple[str, str, str]]) -> None:
+    def _add_pairs(self, pairs: Iterable[tuple[str, str, str]]) -> None:
         """Places hosts by a rank and its local rank, and derives nproc from these if it can."""
         firsts: dict[str, int] = {}
         least = 1
-        for host, rank, local in both:
+        for host, rank, local in pairs:
             firsts[_short(host)] = int(rank) - int(local)
             least = max(least, 1 + int(local))
             self._ranks[int(local)].add(int(rank))
@@ -227,8 +230,8 @@ class _Nodes:
         """What ``srun --label`` numbers, as a field of ``LogLine``: ``node`` or ``rank``."""
         labelled = [line for line in lines if line.task is not None]
         most = 1 + max((line.task or 0 for line in labelled), default=0)
-        both = {(line.task, line.rank) for line in labelled if line.rank is not None}
-        is_same = len(both) > 1 and all(task == rank for task, rank in both)
+        pairs = {(line.task, line.rank) for line in labelled if line.rank is not None}
+        is_same = len(pairs) > 1 and all(task == rank for task, rank in pairs)
         has_agents = any("torch/distributed/" in line.text for line in labelled)
         if is_each or most > hosts > 0:
             self._nproc = self._nproc if self._nproc > 1 else most // max(hosts, 1)
@@ -241,21 +244,21 @@ class _Nodes:
             line = replace(line, **{self._label: line.task})  # type: ignore[arg-type]
         if line.rank is None and len(ranks := self._ranks.get(line.local_rank or 0, set())) == 1:
             line = line if line.local_rank is None else replace(line, rank=min(ranks))
-        if line.node is None and (found := _POD.search(line.pod)):
-            line = replace(line, node=int(found["index"]) + self._shift.get(found["role"], 0))
+        if line.node is None and (pod := _POD.search(line.pod)):
+            line = replace(line, node=int(pod["index"]) + self._shift.get(pod["role"], 0))
         return line
 
-    def _find(self, what: int | str | None) -> int | None:
-        told = self._known.get(what, ()) if what not in (None, "") else ()
-        if not told and isinstance(what, int) and self._nproc:
-            return what // self._nproc
-        return min(told) if len(told) == 1 else None
+    def _find(self, key: int | str | None) -> int | None:
+        nodes = self._known.get(key, ()) if key not in (None, "") else ()
+        if not nodes and isinstance(key, int) and self._nproc:
+            return key // self._nproc
+        return min(nodes) if len(nodes) == 1 else None
 
     def _node_of(self, line: LogLine) -> int | None:
         if line.node is not None:
             return line.node
-        found = (self._find(what) for what in (line.rank, line.host, f"/{line.file}"))
-        return next((node for node in found if node is not None), None)
+        nodes = (self._find(key) for key in (line.rank, line.host, f"/{line.file}"))
+        return next((node for node in nodes if node is not None), None)
 
     def learn(self, line: LogLine) -> None:
         """Learns that a line's rank and hosts are on the line's node."""
@@ -264,9 +267,9 @@ class _Nodes:
         if (node := self._node_of(line)) is None:
             return
         hosts = [_short(m[1]) for form in _HOST_OF_NODE if (m := form.search(line.text))]
-        for what in (line.rank, line.host, f"/{line.file}" if self._by_file else None, *hosts):
-            if what not in (None, ""):
-                self._known[what].add(node)
+        for key in (line.rank, line.host, f"/{line.file}" if self._by_file else None, *hosts):
+            if key not in (None, ""):
+                self._known[key].add(node)
 
     def guess(self, lines: Sequence[LogLine]) -> None:
         """Guesses nodes of hosts that no line places, by the numbers in their names."""
@@ -289,26 +292,26 @@ class _Nodes:
     def place(self, lines: Sequence[LogLine]) -> list[LogLine]:
         """The lines with their nodes; a line without one is about the node whose host it names."""
         hosts = {
-            what: node
-            for what in list(self._known)
-            if isinstance(what, str) and what[0] != "/" and (node := self._find(what)) is not None
+            name: node
+            for name in list(self._known)
+            if isinstance(name, str) and name[0] != "/" and (node := self._find(name)) is not None
         }
-        one = f"({'|'.join(map(re.escape, hosts)) or '(?!)'})"
-        named = re.compile(rf"(?<![\w.-]){one}(?:_\d+)*(?:-[a-z0-9]{{5}})?(?![\w-])")
-        in_file = re.compile(rf"(?<![A-Za-z\d]){one}(?![A-Za-z\d])")
+        any_host = f"({'|'.join(map(re.escape, hosts)) or '(?!)'})"
+        named = re.compile(rf"(?<![\w.-]){any_host}(?:_\d+)*(?:-[a-z0-9]{{5}})?(?![\w-])")
+        in_file = re.compile(rf"(?<![A-Za-z\d]){any_host}(?![A-Za-z\d])")
         placed = []
         for line in lines:
             node, names = self._node_of(line), [line.host]
             if node is None:
                 names = named.findall(line.text) + in_file.findall(line.file)
-                told = {hosts[name] for name in names}
-                node = min(told) if len(told) == 1 else None
+                named_nodes = {hosts[name] for name in names}
+                node = min(named_nodes) if len(named_nodes) == 1 else None
             rank = line.rank
             if rank is None and line.local_rank is not None:
                 first = 0 if not node else node * self._nproc or None
                 rank = None if first is None else first + line.local_rank
-            found = line.node is None and node is not None
-            inferred = found and self._given.isdisjoint(names)
+            is_placed = line.node is None and node is not None
+            inferred = is_placed and self._given.isdisjoint(names)
             placed.append(replace(line, node=node, rank=rank, is_inferred=inferred))
         return placed
 

@@ -1,4 +1,5 @@
-"""Finds the telling lines of a log, of any size, within a bounded time and memory."""
+"""Finds the lines of a log that may say why a run failed, within a bounded time and memory. Such
+lines are called telling."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def strip_colours(text: bytes) -> bytes:
     return _COLOUR.sub(b"", text) if b"\x1b" in text or b"\r\n" in text else text
 
 
-def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
+def find_in_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
     """The telling lines of a text's start and end: the first and last that say something new.
 
     ``place`` says who wrote the lines that do not say so.
@@ -116,15 +117,15 @@ def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
     # A host without a telling line still counts when nodes are numbered by hosts' names.
     kept = [replace(place, host=host) for host in sorted(hosts)]
     kept += find_telling(first, place, forms)
-    seen = {(line.raised, line.text) for line in kept}
-    behind = find_telling(last, place, forms)
-    kept += [replace(line, number=0) for line in behind if (line.raised, line.text) not in seen]
+    known = {(line.raised, line.text) for line in kept}
+    in_tail = find_telling(last, place, forms)
+    kept += [replace(line, number=0) for line in in_tail if (line.raised, line.text) not in known]
     half = MOST_LINES // 2
     return kept if len(kept) <= MOST_LINES else kept[:half] + kept[-half:]
 
 
 def _of_last_start(head: bytes, tail: bytes) -> tuple[bytes, bytes]:
-    """Without what earlier starts of a job have left there; lines keep their numbers."""
+    """A log's start and end without lines of earlier starts of the job; line numbers stay."""
     again = protocol.STARTS_AGAIN.encode()
     if again in tail:
         return b"", tail[tail.rindex(again) :]
@@ -149,12 +150,12 @@ def find_telling(
         text, named = split_prefix(raw.decode(errors="backslashreplace"), forms)
         text = _OF_GROUP.sub("", text, count=1)
         stamp = named.pop("at", "")
-        told = _POD_NAMED.search(text)
-        about = None if told or described else _POD_OF_ROLE.search(text)
-        pod = next(filter(None, told.groups())) if told else about[0] if about else described
-        described = pod if told and told[1] else described
+        match = _POD_NAMED.search(text)
+        role = None if match or described else _POD_OF_ROLE.search(text)
+        pod = next(filter(None, match.groups())) if match else role[0] if role else described
+        described = pod if match and match[1] else described
         who = replace(place, **{"pod": pod, **named})
-        at, is_own, indent = traces.get(who, ("", False, 0))
+        own_frame, is_own, indent = traces.get(who, ("", False, 0))
         inside = len(text) - len(text.lstrip())
         if _SIDE.match(text) or (who in side and _CHAINED.match(text)):
             side[who] = True
@@ -167,27 +168,27 @@ def find_telling(
             if frame := _FRAME.match(text):
                 is_own = not LIBRARY.search(frame["file"])
                 own_at = place_of(frame["file"], int(frame["line"]))
-                traces[who] = (own_at if is_own else at, is_own, indent)
+                traces[who] = (own_at if is_own else own_frame, is_own, indent)
             continue
         raised = who in traces and _RAISED.match(text[indent:]) is not None
         is_side = raised and side.pop(who, False)
         if raised:
             del traces[who]
             side |= {who: False} if is_side else {}  # until another one follows from it
-        elif told_at := read_time(stamp or text):
-            times[who] = (number, told_at)
+        elif line_time := read_time(stamp or text):
+            times[who] = (number, line_time)
         key = (who, raised, is_side, _NUMBERS.sub("", text))
         # After the exception of a DataLoader's worker its own traceback follows.
         if key in seen or not (raised or is_telling) or _OF_LOADER in text:
             continue
         seen.add(key)
-        said_in, said_at = times.get(who, (0, 0.0))
+        timed, last_time = times.get(who, (0, 0.0))
         yield replace(
             who,
             number=number,
             text=text[indent if raised else 0 : MOST_CHARACTERS],
-            at=place.at or (said_at if number - said_in < (NEAR_LINES if raised else 1) else 0.0),
-            frame=at if raised else "",
+            at=place.at or (last_time if number - timed < (NEAR_LINES if raised else 1) else 0.0),
+            frame=own_frame if raised else "",
             is_own=raised and is_own,
             raised=raised,
             is_side=is_side,
@@ -202,8 +203,8 @@ def place_of(file: str, line: int) -> str:
 def read_time(text: str) -> float:
     """A line's time in seconds since the epoch, taken as UTC; 0 if the line has none."""
     for form in _TIMES:
-        if found := form.search(text[:120]):
-            y, *rest, part = found.groups()
+        if match := form.search(text[:120]):
+            y, *rest, part = match.groups()
             with contextlib.suppress(ValueError):
                 month, *others = rest
                 form_of = "{}-{:0>2}-{}T{}:{}:{}+00:00".format(y or 1970, month, *others)

@@ -29,11 +29,11 @@ class Group:
     frames: tuple[Frame, ...]
 
 
-def merge_stacks(found: Iterable[RankStacks], *, all_threads: bool = False) -> tuple[Group, ...]:
+def merge_stacks(of_ranks: Iterable[RankStacks], *, all_threads: bool = False) -> tuple[Group, ...]:
     """Groups of main threads, the largest first, and with ``all_threads`` then the others."""
     members: dict[tuple[object, ...], list[int]] = {}
     first: dict[tuple[object, ...], Group] = {}
-    for stacks in found:
+    for stacks in of_ranks:
         for thread in stacks.threads:
             if not (thread.is_main or all_threads):
                 continue

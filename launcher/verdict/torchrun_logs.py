@@ -43,7 +43,7 @@ def read_folder(folder: Path) -> Evidence:
         if path.name == "error.json":
             reading.lines += read_error_file(path, place, folder)
         else:
-            reading.read(path, place)
+            reading.read_file(path, place)
     missing = reading.missing() if files else ("a log: the folder holds none",)
     return _judge(str(folder), reading, missing, by_file=len(files) > 1)
 
@@ -51,7 +51,7 @@ def read_folder(folder: Path) -> Evidence:
 def read_file(path: Path) -> Evidence:
     """The evidence in one log; it raises nothing."""
     reading = LogReading(1)
-    reading.read(path, LogLine(file=path.name))
+    reading.read_file(path, LogLine(file=path.name))
     return _judge(str(path), reading, reading.missing())
 
 
@@ -63,28 +63,28 @@ def read_stdin(stream: BinaryIO) -> Evidence:
 
 
 def _find_logs(folder: Path) -> Iterator[str]:
-    found = []
+    log_names = []
     for at, inner, files in os.walk(folder):
         inner[:] = sorted(name for name in inner if name[0] not in "._")
-        names = (os.path.relpath(os.path.join(at, name), folder) for name in sorted(files))
-        found += [name for name in names if not NO_LOGS.search(name)]
-        if len(found) > MOST_FILES:
+        in_folder = (os.path.relpath(os.path.join(at, name), folder) for name in sorted(files))
+        log_names += [name for name in in_folder if not NO_LOGS.search(name)]
+        if len(log_names) > MOST_FILES:
             break
-    newest = max((int(n[1]) for name in found if (n := _ATTEMPT.search(name))), default=None)
-    for name in found[:MOST_FILES]:
+    newest = max((int(n[1]) for name in log_names if (n := _ATTEMPT.search(name))), default=None)
+    for name in log_names[:MOST_FILES]:
         attempt = _ATTEMPT.search(name)
         if (attempt is None or int(attempt[1]) == newest) and (folder / name).is_file():
             yield name
 
 
 def _place_of(name: str) -> LogLine:
-    found, stem = _OF_RANK.search(name), Path(name).stem
+    match, stem = _OF_RANK.search(name), Path(name).stem
     numbered = [part for part in (*Path(name).parent.parts, stem) if any(map(str.isdigit, part))]
-    rank, inner = (found["rank"], found["inner"]) if found else (None, None)
+    rank, inner = (match["rank"], match["inner"]) if match else (None, None)
     return LogLine(
         file=name,
         pod=stem if "-master-" in stem or "-worker-" in stem else "",
-        host="" if found or not numbered else numbered[-1],
+        host="" if match or not numbered else numbered[-1],
         node=node_in(name),
         rank=int(rank) if rank else None,
         local_rank=int(inner) if inner else None,
@@ -102,18 +102,18 @@ class _Code:
 
 def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _Code]:
     """How ranks ended, by rank; the root cause comes first."""
-    found: dict[int, _Code] = {}
+    codes: dict[int, _Code] = {}
     for text in reports:
         failures = parse_failures(text)
         nproc = 1 + max((local for _, local, _ in failures), default=0)
         for rank, local, code in failures:
-            found[rank] = _Code(local_rank=local, code=code, node=_node_of(rank - local, nproc))
-    for line in lines if not found else ():  # torchrun was ended before its report.
-        if told := _FAILED.search(line.text):
-            rank = int(told["rank"])
+            codes[rank] = _Code(local_rank=local, code=code, node=_node_of(rank - local, nproc))
+    for line in lines if not codes else ():  # torchrun was ended before its report.
+        if match := _FAILED.search(line.text):
+            rank = int(match["rank"])
             if not line.node:  # On other nodes the local rank is not the rank.
-                found[rank] = _Code(local_rank=rank, code=int(told["code"]), node=line.node)
-    return found
+                codes[rank] = _Code(local_rank=rank, code=int(match["code"]), node=line.node)
+    return codes
 
 
 def _node_of(first: int, least: int) -> int | None:
@@ -130,28 +130,30 @@ def _judge(
     subject: str, reading: LogReading, missing: tuple[str, ...], *, by_file: bool = False
 ) -> Evidence:
     """The evidence, with the failed workers as ``runs.failure`` judges them."""
-    lines = name_nodes(reading.lines, reports=reading.ends, by_file=by_file)
-    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
+    lines = name_nodes(reading.lines, reports=reading.tails, by_file=by_file)
+    agents = {match[1] for line in lines if (match := _AGENT.search(line.text))}
     if len(agents) == 1 and 0 in {line.rank for line in lines}:
         # Rank 0 is on node 0, and so are all others of the same agent.
         lines = [replace(line, node=line.node or 0) for line in lines]
-    codes = _read_codes(reading.ends, lines)
-    said: dict[int, tuple[float, LogLine]] = {}
+    codes = _read_codes(reading.tails, lines)
+    told_by_rank: dict[int, tuple[float, LogLine]] = {}
     for order, line in enumerate(_with_ranks(lines, codes)):
         tells = line.raised or _WATCHDOG.search(line.text)
         if tells and line.rank is not None and line.text != "KeyboardInterrupt":
-            kept = said.get(line.rank)
+            kept = told_by_rank.get(line.rank)
             if kept is None or not is_own_failure(kept[1].text):
-                said[line.rank] = (order, line)
+                told_by_rank[line.rank] = (order, line)
     interrupted = {
-        x.rank: None for x in lines if x.text == "KeyboardInterrupt" and x.rank is not None
+        line.rank: None
+        for line in lines
+        if line.text == "KeyboardInterrupt" and line.rank is not None
     }
-    timed = all(line.at for _, line in said.values())
-    ends = []
-    for order, rank in enumerate({**codes, **said, **interrupted}, len(lines)):
-        at, line = said.get(rank, (order, LogLine()))
+    timed = all(line.at for _, line in told_by_rank.values())
+    worker_ends = []
+    for order, rank in enumerate({**codes, **told_by_rank, **interrupted}, len(lines)):
+        at, line = told_by_rank.get(rank, (order, LogLine()))
         end = codes.get(rank, _Code(local_rank=rank, code=1, node=line.node))
-        seen = WorkerExit(
+        record = WorkerExit(
             attempt=0,
             rank=rank,
             local_rank=end.local_rank,
@@ -162,29 +164,29 @@ def _judge(
         )
         node = end.node if line.node is None else line.node
         index, words = -1 if node is None else node, line.text or name_ending(end.code)
-        told = judge_worker(seen, line.text)
-        ends.append(replace(told, node_index=index, exception=words, log=line.file))
-    failure = decide_report(ends, ()) if ends else None
-    if len(ends) == 1 and _CLOSED_HERE.search(ends[0].exception):
+        judged = judge_worker(record, line.text)
+        worker_ends.append(replace(judged, node_index=index, exception=words, log=line.file))
+    failure = decide_report(worker_ends, ()) if worker_ends else None
+    if len(worker_ends) == 1 and _CLOSED_HERE.search(worker_ends[0].exception):
         # Both processes are on one machine, so no network failed; nor is a failed peer reported.
-        lines.append(LogLine(file=ends[0].log, text=_LEFT))
-    is_one = _is_one(lines, agents) and not any(end.node_index > 0 for end in ends)
+        lines.append(LogLine(file=worker_ends[0].log, text=_LEFT))
+    is_one_node = _is_one_node(lines, agents) and not any(end.node_index > 0 for end in worker_ends)
     return Evidence(
         subject=subject,
         failure=failure,
         lines=tuple(lines),
         missing=missing,
         is_placed=False,
-        only_node=0 if is_one else None,
+        only_node=0 if is_one_node else None,
     )
 
 
-def _is_one(lines: Sequence[LogLine], agents: Collection[str]) -> bool:
+def _is_one_node(lines: Sequence[LogLine], agents: Collection[str]) -> bool:
     """Whether the lines are of one node: they name a worker, host or agent, and no second node."""
     hosts = {line.host for line in lines} - {""}
     others = any(line.node or line.pod or (line.rank or 0) >= MOST_GPUS for line in lines)
-    is_told = hosts or agents or any(line.raised or line.rank is not None for line in lines)
-    return bool(is_told) and not others and len(hosts) < 2 and len(agents) < 2
+    names_worker = hosts or agents or any(line.raised or line.rank is not None for line in lines)
+    return bool(names_worker) and not others and len(hosts) < 2 and len(agents) < 2
 
 
 def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:

@@ -31,6 +31,8 @@ _OF_HANG = (
 _OF_PLACE = (Cause.NO_ROOM, Cause.IMAGE_PULL, Cause.CONTAINER_START)
 OF_STOP = (Cause.STOPPED_BY_USER, Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.KILLED)
 """Causes that a stop of ranks that stand still looks like, but is not."""
+_LIKE_A_STOP = frozenset(OF_STOP) - {Cause.STOPPED_BY_USER}
+"""Those of them that a stop by a person looks like."""
 MOST_SHOWN = 12
 MOST_HEALED = 3
 LINE_CHARACTERS = 160
@@ -81,34 +83,34 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned", "suspended")
     first = failure.first if failure else None
     stands = list(judge_standing(evidence.standing, stood=evidence.stood))
-    found = [*stands, *judge_lines(evidence.lines)]
+    meanings = [*stands, *judge_lines(evidence.lines)]
     begun_by = first
     if first:
         end = judge_end(first)
         if first.cause is Cause.HANG or first.is_collateral or end.cause in _OF_OTHERS:
             begun_by = None  # This worker only followed another one.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
-        found.append(replace(end, line=line))
-    found += judge_run_cause(evidence.run_cause, evidence.detail, evidence.detail_node)
-    if evidence.stood and any(x.cause in _OF_HANG and x.weight >= Weight.LIKELY for x in found):
-        found = [x for x in found if x.cause not in OF_STOP]
+        meanings.append(replace(end, line=line))
+    meanings += judge_run_cause(evidence.run_cause, evidence.detail, evidence.detail_node)
+    if evidence.stood and any(m.cause in _OF_HANG and m.weight >= Weight.LIKELY for m in meanings):
+        meanings = [m for m in meanings if m.cause not in OF_STOP]
         # What a thread raised explains that its rank's main thread waits for it.
-        waits = {x.rank for x in found if x.cause is Cause.DEADLOCK}
-        threads = [x for x in found if x.line.is_side and x.line.rank in waits]
-        found += [replace(x, weight=Weight.SURE) for x in threads]
+        waits = {m.rank for m in meanings if m.cause is Cause.DEADLOCK}
+        threads = [m for m in meanings if m.line.is_side and m.line.rank in waits]
+        meanings += [replace(m, weight=Weight.SURE) for m in threads]
     if first and ": " in first.exception and is_own_failure(first.exception):
         # A node that found no place did not keep this worker from beginning.
         others = (None, first.node_index)
-        found = [x for x in found if x.cause not in _OF_PLACE or x.line.node in others]
+        meanings = [m for m in meanings if m.cause not in _OF_PLACE or m.line.node in others]
     if evidence.run_cause is Cause.INTERRUPTED:  # by a person: other ends only look like a stop
-        found = [x for x in found if x.cause is Cause.STOPPED_BY_USER or x.cause not in OF_STOP]
+        meanings = [m for m in meanings if m.cause not in _LIKE_A_STOP]
     if evidence.state == RunState.SUCCEEDED.value:
-        found = []
+        meanings = []
     if goes_on and first is None:
-        found = _of_this_moment(found, stands)
-    ordered = _order(found, begun_by)
+        meanings = _of_this_moment(meanings, stands)
+    ordered = _order(meanings, begun_by)
     if not ordered:
-        return _nothing(evidence, first, goes_on=goes_on)
+        return _decide_nothing(evidence, first, goes_on=goes_on)
     best = ordered[0]
     line = _with_frame(best, ordered)
     rank, node = _place(best, line, evidence, ordered)
@@ -118,7 +120,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         run_cause=evidence.run_cause,
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered, first),
-        what=_tell(best, line, rank),
+        what=_describe(best, line, rank),
         fix=fill_fix(
             best.fix or evidence.fixes.get(best.cause, best.cause.fix),
             line.text,
@@ -131,47 +133,53 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         host=first.host if first and first.node_index == node and first.host else line.pod,
         place=line.frame if line.rank in (rank, None) else "",
         fell=_fell(failure, rank, line.text),
-        evidence=tuple({(x.line.rank, x.line.text): x.line for x in reversed(ordered)}.values())[
+        evidence=tuple({(m.line.rank, m.line.text): m.line for m in reversed(ordered)}.values())[
             : -MOST_SHOWN - 1 : -1
         ],
         missing=evidence.missing,
     )
 
 
-def _of_this_moment(found: Sequence[Meaning], stands: Sequence[Meaning]) -> list[Meaning]:
-    """What holds of a run that goes on: it may have survived what its logs say.
+def _of_this_moment(meanings: Sequence[Meaning], stands: Sequence[Meaning]) -> list[Meaning]:
+    """The meanings that still hold for a run that goes on: it may have survived what its logs say.
 
-    The recorders tell of this moment, and so does the stack of a rank that the others wait for.
+    The recorders describe the present, and so does the stack of a rank that the others wait for.
     """
-    late = {x.rank for x in found if x.line.joined and x.cause is Cause.MISSING_COLLECTIVE}
-    why_late = [x for x in stands if x.rank in late and x.cause is not Cause.ENDLESS_LOOP]
-    return [x for x in found if x.weight >= Weight.SURE or x.line.joined or x in why_late]
+    late = {m.rank for m in meanings if m.line.joined and m.cause is Cause.MISSING_COLLECTIVE}
+    why_late = [m for m in stands if m.rank in late and m.cause is not Cause.ENDLESS_LOOP]
+    return [m for m in meanings if m.weight >= Weight.SURE or m.line.joined or m in why_late]
 
 
 def _place(
     best: Meaning, line: LogLine, evidence: Evidence, ordered: Sequence[Meaning]
 ) -> tuple[int | None, int | None]:
     """The rank and the node at fault, as far as they are known."""
-    ends = evidence.failure.ranks if evidence.failure else ()
+    worker_ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
     of_other = best.cause is Cause.EXITED_EARLY
-    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT and not of_other
-    if rank is None and ends and (is_its or line.text == ends[0].exception):
-        rank = ends[0].rank
+    is_its = (
+        len(worker_ends) == 1 and line.node is None and best.weight < Weight.ROOT and not of_other
+    )
+    if rank is None and worker_ends and (is_its or line.text == worker_ends[0].exception):
+        rank = worker_ends[0].rank
     waits = best.cause is Cause.MISSING_COLLECTIVE or "clients joined" in line.text
     if waits and best.rank is None:
         # The ranks that came have given up; the rank that had to be ended did not come.
-        silent = [x.rank for x in ends if x.cause is Cause.TERMINATED and ": " not in x.exception]
+        silent = [
+            end.rank
+            for end in worker_ends
+            if end.cause is Cause.TERMINATED and ": " not in end.exception
+        ]
         rank = silent[0] if len(silent) == 1 else rank
     if rank == line.rank and best.rank is None and line.node is not None:
         return rank, line.node
     # The node of that rank's end; without a rank, the one node of all ends.
-    nodes = {end.node_index for end in ends if rank in (end.rank, None)}
-    told = nodes.pop() if len(nodes) == 1 else -1
-    node = line.node if told < 0 else told
+    nodes = {end.node_index for end in worker_ends if rank in (end.rank, None)}
+    only_node = nodes.pop() if len(nodes) == 1 else -1
+    node = line.node if only_node < 0 else only_node
     if node is None and rank is None:  # Take the node where the cause ended a process.
-        told_of = (best.cause, Cause.KILLED)
-        ended = {x.line.node for x in ordered if x.cause in told_of} - {None}
+        deadly = (best.cause, Cause.KILLED)
+        ended = {m.line.node for m in ordered if m.cause in deadly} - {None}
         node = ended.pop() if len(ended) == 1 else None
     is_away = best.cause is Cause.MASTER_UNREACHABLE and not evidence.is_placed
     if node is None:  # Every launcher puts rank 0 on node 0.
@@ -179,33 +187,33 @@ def _place(
     return rank, node
 
 
-def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
+def _order(meanings: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
     """The heaviest first; among equals the first failed worker's, then in the order of time."""
-    all_found = list(found)
-    timed = all(one.line.at for one in all_found)
+    listed = list(meanings)
+    timed = all(meaning.line.at for meaning in listed)
 
-    def key(one: Meaning) -> tuple[float, ...]:
-        is_own = first is None or one.line.rank == first.rank
+    def key(meaning: Meaning) -> tuple[float, ...]:
+        is_own = first is None or meaning.line.rank == first.rank
         # Other ranks' lines come last: the first failure came before them. Only ROOT is exempt.
-        is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
-        says_little = FOLLOWS.index(one.cause) if one.cause in FOLLOWS else -1
-        nowhere = one.weight is Weight.ROOT and one.line.node is None
-        at = one.line.at if timed else 0.0
-        return (is_after, -one.weight, says_little, not is_own, nowhere, at)
+        is_after = not is_own and meaning.line.rank is not None and meaning.weight < Weight.ROOT
+        says_little = FOLLOWS.index(meaning.cause) if meaning.cause in FOLLOWS else -1
+        nowhere = meaning.weight is Weight.ROOT and meaning.line.node is None
+        at = meaning.line.at if timed else 0.0
+        return (is_after, -meaning.weight, says_little, not is_own, nowhere, at)
 
-    return sorted(all_found, key=key)
+    return sorted(listed, key=key)
 
 
-def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
+def _with_frame(best: Meaning, meanings: Sequence[Meaning]) -> LogLine:
     """The finding's line, with the place in the code from another line of the same rank or text."""
-    line, told = best.line, [x.line for x in found if x.line.frame and not x.line.is_side]
-    own = (x for x in told if x.raised and x.rank == line.rank)
-    same = (x for x in told if x.text == line.text)
-    return replace(line, frame=line.frame or next((x.frame for x in (*own, *same)), ""))
+    line, framed = best.line, [x.line for x in meanings if x.line.frame and not x.line.is_side]
+    of_rank = (x for x in framed if x.raised and x.rank == line.rank)
+    same = (x for x in framed if x.text == line.text)
+    return replace(line, frame=line.frame or next((x.frame for x in (*of_rank, *same)), ""))
 
 
 def _judge_certainty(
-    best: Meaning, node: int | None, found: Sequence[Meaning], first: WorkerEnd | None
+    best: Meaning, node: int | None, meanings: Sequence[Meaning], first: WorkerEnd | None
 ) -> str:
     """``certain`` if one piece of direct evidence gives cause and node, and nothing disputes it.
 
@@ -216,28 +224,32 @@ def _judge_certainty(
     """
     if best.weight < Weight.LIKELY:
         return "unclear"
-    same = [one for one in found if one.cause is best.cause]
-    is_direct = any(_is_direct(one, first) and node in (None, one.line.node) for one in same)
+    same = [meaning for meaning in meanings if meaning.cause is best.cause]
+    is_direct = any(
+        _is_direct(meaning, first) and node in (None, meaning.line.node) for meaning in same
+    )
     is_own = best.cause is Cause.SCRIPT_ERROR and best.line.is_own
     if not is_direct or best.also or (best.cause in FOLLOWS and not is_own):
         return "likely"
-    heaviest = {one.line.node for one in same if one.weight is best.weight} - {None}
+    heaviest = {meaning.line.node for meaning in same if meaning.weight is best.weight} - {None}
     rivals = (
-        one.weight >= (best.weight if one.cause in FOLLOWS else Weight.LIKELY)
-        for one in found
-        if one.cause is not best.cause
+        meaning.weight >= (best.weight if meaning.cause in FOLLOWS else Weight.LIKELY)
+        for meaning in meanings
+        if meaning.cause is not best.cause
     )
     return "likely" if len(heaviest) > 1 or any(rivals) else "certain"
 
 
-def _is_direct(one: Meaning, first: WorkerEnd | None) -> bool:
-    is_firsts = first is None or one.line.rank == first.rank
-    raised = one.weight is Weight.SURE and (one.line.joined or (one.line.raised and is_firsts))
-    is_told = one.line.is_inferred or one.line.is_side
-    return (one.weight is Weight.ROOT or raised) and not is_told
+def _is_direct(meaning: Meaning, first: WorkerEnd | None) -> bool:
+    is_firsts = first is None or meaning.line.rank == first.rank
+    raised = meaning.weight is Weight.SURE and (
+        meaning.line.joined or (meaning.line.raised and is_firsts)
+    )
+    is_indirect = meaning.line.is_inferred or meaning.line.is_side
+    return (meaning.weight is Weight.ROOT or raised) and not is_indirect
 
 
-def _tell(best: Meaning, line: LogLine, rank: int | None) -> str:
+def _describe(best: Meaning, line: LogLine, rank: int | None) -> str:
     is_others = best.cause is Cause.MISSING_COLLECTIVE and line.rank not in (rank, None)
     waits = f"rank {line.rank} waits at {line.frame}: " if is_others and line.frame else ""
     return f"{waits}{line.text or best.cause.replace('-', ' ')}"
@@ -245,18 +257,19 @@ def _tell(best: Meaning, line: LogLine, rank: int | None) -> str:
 
 def _fell(failure: FailureReport | None, rank: int | None, text: str) -> tuple[int, ...]:
     """The ranks that failed after ``rank``, and not with the same exception."""
-    ends = failure.ranks if failure else ()
-    alike = {end.rank for end in ends if end.exception == text and not end.is_collateral}
-    return tuple(sorted({end.rank for end in ends} - alike - {rank}))
+    worker_ends = failure.ranks if failure else ()
+    alike = {end.rank for end in worker_ends if end.exception == text and not end.is_collateral}
+    return tuple(sorted({end.rank for end in worker_ends} - alike - {rank}))
 
 
-def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
+def _decide_nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
     has_failed = not goes_on and evidence.state != RunState.SUCCEEDED.value
-    look = typed.command("stacks", evidence.subject)
-    still = [one for one in evidence.standing if one.look.steps]
-    least_s = min((one.look.silent_s for one in still), default=0.0)
-    silent = f"no step of {name_ranks(one.look.rank for one in still)} for {least_s:.0f} s; "
-    what = f"no failure so far; {silent if still else ''}{look} tells where its ranks are"
+    stacks_command = typed.command("stacks", evidence.subject)
+    still = [standing for standing in evidence.standing if standing.look.steps]
+    least_s = min((standing.look.silent_s for standing in still), default=0.0)
+    ranks = name_ranks(standing.look.rank for standing in still)
+    silent = f"no step of {ranks} for {least_s:.0f} s; " if still else ""
+    what = f"no failure so far; {silent}{stacks_command} tells where its ranks are"
     if evidence.state == "suspended":
         status = typed.command("status", evidence.subject)
         what = f"its job is suspended, and has no nodes; {status} tells how it goes on"
@@ -266,8 +279,8 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
     what = what if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing
-        told = "no line that was read reports a failure"
-        what = told if is_read else "the logs that were read do not say why"
+        unnamed = "no line that was read reports a failure"
+        what = unnamed if is_read else "the logs that were read do not say why"
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
@@ -286,33 +299,43 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
 # -- text ----------------------------------------------------------------------------------------
 
 
-def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
+def render_verdict(verdict: Verdict, *, evidence: bool = False) -> str:
     """At most five lines for a person; with ``evidence`` also what it rests on."""
     # The cause of the record, as ``status`` shows it, stands beside the finer cause.
-    broader = told.run_cause if told.certainty and told.cause.value != told.run_cause else None
-    state = f" ({told.state}{f': {broader}' if broader else ''})" if told.state else ""
-    if not told.certainty:
-        lines = [f"{told.subject}{state}: {told.what}"]
-        if (more := len(told.healed) - MOST_HEALED) > 0:
-            lines.append(f"  healed {more} times before: {typed.command('report', told.subject)}")
-        lines += [f"  healed: {loss}" for loss in told.healed[-MOST_HEALED:]]
+    broader = (
+        verdict.run_cause
+        if verdict.certainty and verdict.cause.value != verdict.run_cause
+        else None
+    )
+    state = f" ({verdict.state}{f': {broader}' if broader else ''})" if verdict.state else ""
+    if not verdict.certainty:
+        lines = [f"{verdict.subject}{state}: {verdict.what}"]
+        if (more := len(verdict.healed) - MOST_HEALED) > 0:
+            lines.append(
+                f"  healed {more} times before: {typed.command('report', verdict.subject)}"
+            )
+        lines += [f"  healed: {loss}" for loss in verdict.healed[-MOST_HEALED:]]
     else:
-        lines = [f"{told.subject}{state}: {told.cause}, {told.certainty}: {_cut(told.what)}"]
-        lines += [f"  where: {told.where}"] if told.where else []
-        lines.append(f"  fix: {told.fix}; {told.cause.section}")
-        lines += [f"  failed after it: {name_ranks(told.fell)}"] if told.fell else []
-    lines += [f"  not read: {'; '.join(told.missing)}"] if told.missing else []
+        lines = [
+            f"{verdict.subject}{state}: {verdict.cause}, {verdict.certainty}: {_cut(verdict.what)}"
+        ]
+        lines += [f"  where: {verdict.where}"] if verdict.where else []
+        lines.append(f"  fix: {verdict.fix}; {verdict.cause.section}")
+        lines += [f"  failed after it: {name_ranks(verdict.fell)}"] if verdict.fell else []
+    lines += [f"  not read: {'; '.join(verdict.missing)}"] if verdict.missing else []
     if evidence:
-        for line in told.evidence:
+        for line in verdict.evidence:
             number = f":{line.number}" if line.number else ""
             lines.append(f"  | {line.file}{number}: {_cut(line.text)}")
     return "\n".join(lines) + "\n"
 
 
-def render_line(told: Verdict) -> str:
+def render_line(verdict: Verdict) -> str:
     """The verdict in one line, for the record of a failed run."""
-    where = f", {told.where}" if told.where else ""
-    return f"{told.cause} ({told.certainty}){where}; fix: {told.fix}; {told.cause.section}"
+    where = f", {verdict.where}" if verdict.where else ""
+    return (
+        f"{verdict.cause} ({verdict.certainty}){where}; fix: {verdict.fix}; {verdict.cause.section}"
+    )
 
 
 def _cut(text: str) -> str:

@@ -34,7 +34,7 @@ def test_a_start_has_the_generation_of_its_agent_or_takes_the_next(tmp_path):
     folder = tmp_path / "a new" / "folder"
     fence, lineage = generations.Fence(folder, "run"), Lineage(folder)
     assert lineage.begin(None, None) == Writer(1, 0)
-    assert fence.take("store") == 2
+    assert fence.take_next("store") == 2
     assert [lineage.begin(2, None) for _ in range(3)] == [Writer(2, n) for n in range(3)]
     assert lineage.begin(7, None) == Writer(3, 0), "the agent took 7 in another folder"
     assert fence.newest().number == 3
@@ -87,14 +87,14 @@ def test_a_listing_that_the_network_kept_too_long_fences_nobody_and_makes_no_two
 @pytest.mark.parametrize("later", ["a generation of the agent's", "a start", "an attempt"])
 def test_a_writer_is_fenced_by_whatever_begins_later(tmp_path, later):
     fence, lineage = generations.Fence(tmp_path, "run"), Lineage(tmp_path)
-    writer = lineage.begin(fence.take("store"), None)
+    writer = lineage.begin(fence.take_next("store"), None)
     lineage.check(writer)
     if later == "a start":
         lineage.begin(None, None)
     elif later == "an attempt":
         lineage.begin(1, None)
     else:
-        fence.take("another store")
+        fence.take_next("another store")
     with pytest.raises(FencedError, match="has to end"):
         lineage.check(writer)
 
@@ -102,7 +102,7 @@ def test_a_writer_is_fenced_by_whatever_begins_later(tmp_path, later):
 def test_an_earlier_generation_cannot_begin_any_more(tmp_path):
     fence = generations.Fence(tmp_path, "run")
     for _ in range(2):
-        fence.take("store")
+        fence.take_next("store")
     with pytest.raises(FencedError, match="generation 2 has taken over"):
         Lineage(tmp_path).begin(1, None)
 

@@ -37,18 +37,18 @@ def preemption(tmp_path) -> Preemption:
 
 
 def test_each_request_is_heard_once_and_answered_with_the_committed_step(files, preemption):
-    assert not files.training_speaks()
+    assert not files.training_will_answer()
     preemption.announce()
-    assert files.training_speaks()
+    assert files.training_will_answer()
     assert preemption.look() is Wish.NOTHING
     preemption.answer(1, Path("nobody-asked"))
     assert files.read_answer() is None
-    files.ask(Cause.PREEMPTED.value, at=10.0, deadline=40.0)
+    files.write_request(Cause.PREEMPTED.value, at=10.0, deadline=40.0)
     assert preemption.look() is Wish.STOP
     preemption.answer(5, None)
     assert files.read_answer() is None, "nothing was committed"
     assert preemption.look() is Wish.NOTHING
-    files.ask(Cause.INTERRUPTED.value, at=20.0, deadline=50.0)
+    files.write_request(Cause.INTERRUPTED.value, at=20.0, deadline=50.0)
     assert preemption.look() is Wish.STOP
     preemption.answer(7, Path("step-7"))
     assert files.read_answer() == {"step": 7, "checkpoint": "step-7"}
@@ -76,7 +76,7 @@ def test_without_an_agent_nothing_is_heard_and_nothing_said():
 
 
 def test_who_is_not_ended_in_time_ends_as_preempted(files, preemption):
-    files.ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.2)
+    files.write_request(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.2)
     preemption.answer(1, Path("a"))
     with pytest.raises(PreemptedError):
         preemption.wait_for_sigterm()
@@ -85,7 +85,10 @@ def test_who_is_not_ended_in_time_ends_as_preempted(files, preemption):
 def test_a_node_that_is_asked_after_its_peers_is_answered_while_it_waits(files, preemption):
     preemption.answer(7, Path("step-7"))
     ask = threading.Timer(
-        0.2, lambda: files.ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.5)
+        0.2,
+        lambda: files.write_request(
+            Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.5
+        ),
     )
     ask.start()
     with pytest.raises(PreemptedError):
@@ -96,11 +99,11 @@ def test_a_node_that_is_asked_after_its_peers_is_answered_while_it_waits(files, 
 
 def test_a_node_whose_peers_alone_leave_goes_on_in_the_next_world(monkeypatch, files, preemption):
     monkeypatch.setattr("fabric_train.preemption.REQUEST_LIMIT_S", 0.2)
-    files.ask(STOP_REASON_RESIZE, at=time.time(), deadline=time.time() + 60)
+    files.write_request(STOP_REASON_RESIZE, at=time.time(), deadline=time.time() + 60)
     preemption.answer(6, Path("step-6"))
     with pytest.raises(WorldLostError):
         preemption.wait_for_sigterm(Mock(side_effect=WorldLostError))
-    files.ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.5)
+    files.write_request(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 0.5)
     with pytest.raises(PreemptedError):
         preemption.wait_for_sigterm(Mock(side_effect=WorldLostError))
 
@@ -127,7 +130,9 @@ def test_sigterm_ends_a_process_that_is_stuck_within_the_grace(
 
 
 def test_after_a_request_a_commit_may_take_the_rest_of_the_deadline(processes, finish, tmp_path):
-    StopFiles(tmp_path).ask(Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 3600)
+    StopFiles(tmp_path).write_request(
+        Cause.PREEMPTED.value, at=time.time(), deadline=time.time() + 3600
+    )
     process, _ = begin(processes, "stuck", tmp_path / "finished", NODE=str(tmp_path))
     process.terminate()
     assert finish(process)[0] == 143

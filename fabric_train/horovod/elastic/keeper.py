@@ -52,13 +52,13 @@ class CommitFolder:
     def open(self) -> Any:
         """Takes the folder over; returns the newest commit's content, or None. Blocks."""
         self._store.open()
-        found, skipped = self._store.read_newest()
+        checkpoint, skipped = self._store.read_newest()
         for note in skipped:
             print(note, flush=True)
-        content = None if found is None else _read(found)
-        self._store.begin(self._generation, found)
-        if found is not None:
-            self.number, self.newest = found.manifest.step, found.path
+        content = None if checkpoint is None else _read_content(checkpoint)
+        self._store.begin(self._generation, checkpoint)
+        if checkpoint is not None:
+            self.number, self.newest = checkpoint.manifest.step, checkpoint.path
         threading.Thread(target=self._write_all, name="commits", daemon=True).start()
         return content
 
@@ -113,14 +113,14 @@ class CommitFolder:
         return Save(self._store, Ranks(), manifest, write).run(0.0)
 
 
-def _read(found: Checkpoint) -> Any:
-    if found.manifest.config != CONFIG:
+def _read_content(checkpoint: Checkpoint) -> Any:
+    if checkpoint.manifest.config != CONFIG:
         raise InputError(
-            f"the checkpoint {found.path} was not written by state.commit()",
+            f"the checkpoint {checkpoint.path} was not written by state.commit()",
             "set CHECKPOINT_DIR (checkpoint_dir of the job) to a folder of this training",
         )
     # A state may hold values of any class, so loading it runs code of its pickle.
-    return torch.load(found.path / STATE_FILE, map_location="cpu", weights_only=False)
+    return torch.load(checkpoint.path / STATE_FILE, map_location="cpu", weights_only=False)
 
 
 def _is_left_to_us(signum: signal.Signals) -> bool:
@@ -171,21 +171,21 @@ class Keeper:
             content = self._folder.open() if self._folder is not None else None
         except (InputError, FencedError, OSError) as error:
             problem = error
-        problem, found = broadcast_object((problem, content is not None))
+        problem, has_content = broadcast_object((problem, content is not None))
         if problem is not None:
             raise problem
         if content is not None:
             load(content)
         self._preemption.announce()
-        return bool(found)
+        return bool(has_content)
 
     def keep(self, content: Any) -> None:
         """Hands a commit over to be written."""
         if self._folder is not None:
             self._folder.put(content)
 
-    def answer(self, take: Callable[[], Any]) -> None:
-        """If a node asks for a commit, commits what ``take`` returns and waits for the disk.
+    def answer(self, copy_state: Callable[[], Any]) -> None:
+        """If a node asks for a commit, commits what ``copy_state`` returns and waits for the disk.
 
         Raises PreemptedError if the run is to stop.
         """
@@ -194,7 +194,7 @@ class Keeper:
         wish = Wish(int(allreduce(torch.tensor([int(self._preemption.look())]), op=Max)))
         if wish is Wish.NOTHING:
             return
-        self.keep(take())
+        self.keep(copy_state())
         done = None
         if self._folder is not None:
             done = self._folder.number, self._folder.flush()

@@ -37,7 +37,7 @@ class WorkerPlace:
     heartbeat: Path
 
     @property
-    def asked(self) -> Path:
+    def asked_file(self) -> Path:
         """Made by the guard once the agent has asked this worker to end."""
         return self.heartbeat.with_name(f"asked-{self.heartbeat.name}")
 
@@ -55,7 +55,7 @@ class Attempts:
     """The attempts of one incarnation; what an attempt has written is never removed here.
 
     The agent's main thread begins and ends them. Other threads only read ``workers``, which is
-    replaced as a whole; the healer's write into ``broke``.
+    replaced as a whole; the healer's write into ``break_reasons``.
     """
 
     def __init__(self, node_dir: Path, run_dir: Path, scratch: Path) -> None:
@@ -63,13 +63,13 @@ class Attempts:
         self.workers: tuple[WorkerPlace, ...] = ()
         self.number = _last_number(node_dir)
         self.count = 0
-        self.ends: tuple[WorkerEnd, ...] = ()
-        """By what the present attempt was judged, causes first; empty before that."""
+        self.worker_ends: tuple[WorkerEnd, ...] = ()
+        """The workers' ends by which the present attempt was judged, causes first; empty before."""
         self.ended_well: tuple[WorkerEnd, ...] = ()
-        """Workers of the present attempt that ended with exit code 0, as ``end`` found them."""
+        """Workers of the present attempt with exit code 0, at the last ``collect_ends``."""
         self._run_dir, self._scratch = run_dir, scratch
-        self.broke: dict[int, str] = {}
-        """What broke the world of workers that wait for another one, by their local ranks."""
+        self.break_reasons: dict[int, str] = {}
+        """Why a worker's process group broke, by local rank, while it waits for another one."""
         self._oom_kills = 0
 
     def begin(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
@@ -81,9 +81,9 @@ class Attempts:
         self.number += 1
         self.count += 1
         self._oom_kills = read_oom_kills()
-        before, self.ends = self.workers, ()
-        workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
-        self.workers, self.broke = workers, {}
+        before, self.worker_ends = self.workers, ()
+        workers = tuple(self._make_place(rank, local_rank) for local_rank, rank in ranks.items())
+        self.workers, self.break_reasons = workers, {}
         for worker in set(before) - set(workers):
             # The supervisor passes signals on to the processes that heartbeats name.
             worker.heartbeat.unlink(missing_ok=True)
@@ -93,30 +93,30 @@ class Attempts:
         """Notes that the workers that would answer a stop request have ended."""
         (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
 
-    def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
+    def collect_ends(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
         """How the workers that failed in the present attempt ended, causes first.
 
         ``regroups``: the agent ended them itself, and some may not have begun yet.
         """
         beats = self.beats()
-        found = {worker: self._end_of(worker, beats.get(worker.rank)) for worker in self.workers}
-        told = sort_ends(filter(None, found.values()))
-        self.ended_well = tuple(end for end in told if end.exit_code == 0)
-        ends = tuple(end for end in told if end.exit_code != 0)
-        if regroups or any(end.cause is not Cause.TERMINATED for end in ends):
-            return ends
-        return (*(self._never_began(worker) for worker in found if not found[worker]), *ends)
+        end_of = {worker: self._end_of(worker, beats.get(worker.rank)) for worker in self.workers}
+        known = sort_ends(filter(None, end_of.values()))
+        self.ended_well = tuple(end for end in known if end.exit_code == 0)
+        failed = tuple(end for end in known if end.exit_code != 0)
+        if regroups or any(end.cause is not Cause.TERMINATED for end in failed):
+            return failed
+        return (*(self._never_began(worker) for worker in end_of if not end_of[worker]), *failed)
 
     def describe_disk(self, end: Ending, first: WorkerEnd | None) -> str:
-        """The detail of a node's end by a full disk, with the disk behind what was said."""
+        """The detail of a node's end by a full disk, which names the disk and its largest files."""
         others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
-        told = disk.describe(end.tell(first), self._run_dir, (self._scratch, *others))
-        return f"{told}; {end.detail}" if end.detail else told
+        summary = disk.describe(end.summarize(first), self._run_dir, (self._scratch, *others))
+        return f"{summary}; {end.detail}" if end.detail else summary
 
     def beats(self) -> dict[int, WorkerBeat]:
         """The last beat of each worker, by rank."""
-        found = {worker.rank: read_heartbeat(worker.heartbeat) for worker in self.workers}
-        return {rank: beat for rank, beat in found.items() if beat is not None}
+        beats = {worker.rank: read_heartbeat(worker.heartbeat) for worker in self.workers}
+        return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     def running(self) -> tuple[WorkerPlace, ...]:
         """The workers that have not ended."""
@@ -132,7 +132,8 @@ class Attempts:
         """Whether a signal that was not the agent's ended a worker of the present attempt."""
         codes = {-signum for signum in signals.ENDING} | {128 + signum for signum in signals.ENDING}
         return any(
-            end.cause is not Cause.TERMINATED and end.exit_code in codes for end in self.end()
+            end.cause is not Cause.TERMINATED and end.exit_code in codes
+            for end in self.collect_ends()
         )
 
     def steps(self) -> int:
@@ -144,34 +145,34 @@ class Attempts:
         if (end := read_end(worker.exit_file, self._run_dir)) is None:
             return self._killed(worker, beat.steps) if beat else None
         if end.cause is Cause.TERMINATED and not end.exception:
-            # If it waited for a world, its script has written no error: it would have gone on.
-            return replace(end, exception=self.broke.get(end.local_rank, ""))
+            # A worker that waited for another group has written no error: it would have gone on.
+            return replace(end, exception=self.break_reasons.get(end.local_rank, ""))
         return end
 
     def _killed(self, worker: WorkerPlace, steps: int) -> WorkerEnd:
         """The end of a worker whose guard died too: by SIGKILL, as it blocks all other signals."""
-        seen = replace(
-            self._see(worker, -signal.SIGKILL),
+        record = replace(
+            self._exit_record(worker, -signal.SIGKILL),
             # Asked to end, and killed because the kernel kept it from ending for too long.
-            was_asked=worker.asked.exists(),
+            was_asked=worker.asked_file.exists(),
             hung=hung_mark(worker.heartbeat).exists(),
             oom_killed=read_oom_kills() > self._oom_kills,
             has_room=disk.has_room(worker.folder),
             steps=steps,
         )
-        end = judge_end(worker.folder, seen)
-        said = "it was killed together with its guard process"
+        end = judge_end(worker.folder, record)
+        why = "it was killed together with its guard process"
         if end.cause is Cause.DISK_FULL:
-            said = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
+            why = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
         log = os.path.relpath(worker.folder, self._run_dir)
-        return replace(end, exception=end.exception or said, log=log)
+        return replace(end, exception=end.exception or why, log=log)
 
     def _never_began(self, worker: WorkerPlace) -> WorkerEnd:
-        """The end of a worker without any record: what starts workers died or failed."""
-        end = judge_worker(self._see(worker, 1), "it ended before its script began")
+        """The end of a worker without any record: the process that starts workers has failed."""
+        end = judge_worker(self._exit_record(worker, 1), "it ended before its script began")
         return replace(end, log=os.path.relpath(worker.folder, self._run_dir))
 
-    def _see(self, worker: WorkerPlace, exit_code: int) -> WorkerExit:
+    def _exit_record(self, worker: WorkerPlace, exit_code: int) -> WorkerExit:
         return WorkerExit(
             attempt=self.number,
             rank=worker.rank,
@@ -181,7 +182,7 @@ class Attempts:
             was_asked=False,
         )
 
-    def _place(self, rank: int, local_rank: int) -> WorkerPlace:
+    def _make_place(self, rank: int, local_rank: int) -> WorkerPlace:
         attempt = protocol.ATTEMPT_FOLDER.format(attempt=self.number)
         folder = self.node_dir / attempt / protocol.RANK_FOLDER.format(rank=rank)
         folder.mkdir(parents=True, exist_ok=True)
@@ -196,5 +197,5 @@ class Attempts:
 def _last_number(node_dir: Path) -> int:
     """The highest attempt that an earlier start of this incarnation's agent made; -1 for none."""
     pattern = re.compile(protocol.ATTEMPT_FOLDER.format(attempt=r"(\d+)"))
-    found = (pattern.fullmatch(path.name) for path in node_dir.glob("attempt-*"))
-    return max((int(match[1]) for match in found if match), default=-1)
+    matches = (pattern.fullmatch(path.name) for path in node_dir.glob("attempt-*"))
+    return max((int(match[1]) for match in matches if match), default=-1)

@@ -15,7 +15,7 @@ from launcher.contract.vitals import GpuVitals
 from launcher.contract.waits import POLL_S
 
 DRIVERS_BYTES = 256 << 20
-"""So much more than before the first workers is what drivers keep for themselves."""
+"""Memory in use, beyond that before the first workers, which the driver keeps for itself."""
 
 
 class _Memory(ctypes.Structure):
@@ -39,17 +39,17 @@ def open_devices(visible: str | None) -> UsedBytes | None:
     ``visible`` is CUDA_VISIBLE_DEVICES: indices or UUIDs. If it is not set, all devices that the
     driver shows are the node's: a container sees only its own, numbered from 0.
     """
-    if (found := _open(visible)) is None:
+    if (opened := _open(visible)) is None:
         return None
-    nvml, handles = found
+    nvml, handles = opened
     return lambda: {name: _memory(nvml, handle).used for name, handle in handles.items()}
 
 
 def open_gauges(visible: str | None) -> Callable[[], tuple[GpuVitals, ...]]:
     """A function that reads this node's devices, if any; ``visible`` as for ``open_devices``."""
-    if (found := _open(visible)) is None:
+    if (opened := _open(visible)) is None:
         return tuple
-    nvml, handles = found
+    nvml, handles = opened
     return lambda: tuple(_gauge(nvml, name, handle) for name, handle in handles.items())
 
 

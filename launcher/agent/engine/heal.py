@@ -1,8 +1,8 @@
 """Keeps this node's workers alive when the group changes, if their script can go on in another.
 
-The script says so by its connection (``fabric_train/worlds.py``). Then torch's agent is not told of
-the change: a thread here meets the other nodes again and tells the workers their new places. What
-they cannot heal from is left to torch's agent, which starts them anew.
+A script that can connects to this agent (``fabric_train/worlds.py``). Then torch's agent does not
+learn of the change: a thread here forms the group again with the other nodes and sends the workers
+their new ranks. If that fails, torch's agent starts the workers anew.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 HEAL_LIMIT_S = 120.0
 """How long workers may take to leave a world that is lost before they are started anew."""
 LEFT_BEHIND_LIMIT_S = 5.0
-"""The same where the others have gone on without this node, so that its state is old. After a
-freeze a worker may hang: gloo forgets to wake who waits to send (torch 2.13)."""
+"""The same limit if the others have gone on without this node, so that its state is old. After a
+freeze a worker may hang: gloo does not wake a thread that waits to send (torch 2.13)."""
 BROKEN_LIMIT_S = 1.0
-"""So long after the workers' group broke, the coordinator should know of a loss. If it does not,
-the nodes meet again for a worker that has failed, and that counts as a restart."""
-LEAVE_LOOK_S = 0.005
-"""Between two looks whether the workers have left a world that is lost."""
+"""How long after the workers' group broke the coordinator may take to report a lost node. If it
+reports none, a worker has failed: the group forms again, and that counts as a restart."""
+LEAVE_POLL_S = 0.005
+"""How often to ask whether the workers have left a group that is lost."""
 
 
 @dataclass(eq=False)
@@ -53,8 +53,8 @@ class _Worker:
     waits: bool = False
     """Whether it has left its world, or has had none."""
 
-    def tell(self, **message: object) -> None:
-        # It may end, or be frozen; whoever runs reads at once.
+    def send(self, **message: object) -> None:
+        # Does not wait: a worker that runs reads at once, and one that is frozen never does.
         with contextlib.suppress(OSError):
             self.connection.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT)
 
@@ -77,13 +77,14 @@ class Healer:
         self._lost_at: float | None = None
         self.joins = False
         """Whether this attempt's workers wait for a first world that lets them in."""
-        self._said_to: Client | None = None
-        self._told = self._finished_before = 0
-        """The last generation that this attempt's workers were told, and how many nodes had
+        self._announced_to: Client | None = None
+        self._sent_generation = self._finished_before = 0
+        """The last generation that was sent to this attempt's workers, and how many nodes had
         finished then."""
 
     def start(self) -> None:
-        """Begins to listen, once. Without a socket, whose path may be too long, nothing heals."""
+        """Begins to listen; idempotent. If the socket cannot be made, as where its path is too
+        long, nothing heals."""
         if self._is_started:
             return
         self._is_started = True
@@ -114,19 +115,19 @@ class Healer:
     def comes_too_late(self) -> bool:
         """Whether the others finished before this node's workers could come in."""
         roster = self._node.roster
-        waits = self.joins and self._told > 0
+        waits = self.joins and self._sent_generation > 0
         return bool(waits and roster and roster.status.finished > self._finished_before)
 
     @contextlib.contextmanager
-    def instead(self) -> Any:
-        """While torch's agent itself meets the other nodes, to start the workers anew."""
+    def suspended(self) -> Any:
+        """Stops healing while torch's agent itself forms the group, to start the workers anew."""
         self._is_taken_over = True
         if self._node.roster:
             self._node.roster.wake()
         with self._meeting, self._lock:
             for worker in self._workers.values():
                 worker.connection.shutdown(socket.SHUT_RDWR)  # its thread reads, and closes it
-            self._workers, self.refused, self._told = {}, "", 0
+            self._workers, self.refused, self._sent_generation = {}, "", 0
             self._broken_at = self._lost_at = None
         try:
             yield
@@ -138,51 +139,53 @@ class Healer:
         while True:
             # Ended by the end of the agent's process.
             connection, _ = listener.accept()
-            threading.Thread(target=self._hear, args=[connection], daemon=True).start()
+            threading.Thread(target=self._read_messages, args=[connection], daemon=True).start()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _read_messages(self, connection: socket.socket) -> None:
         worker: _Worker | None = None
         with contextlib.suppress(OSError, ValueError, KeyError):
             # Ended by the worker, or by the next attempt.
             for line in connection.makefile("rb"):
                 message = json.loads(line)
                 if worker is None:
-                    worker = self._greet(connection, int(message["worker"]))
+                    worker = self._register(connection, int(message["worker"]))
                 elif self._workers.get(worker.local_rank) is worker:
-                    self._take_in(worker, message)
+                    self._on_message(worker, message)
         with self._lock:
             if worker and self._workers.get(worker.local_rank) is worker:
                 del self._workers[worker.local_rank]
 
-    def _greet(self, connection: socket.socket, local_rank: int) -> _Worker:
+    def _register(self, connection: socket.socket, local_rank: int) -> _Worker:
         roster = self._node.roster
-        mine = roster.membership if roster else None
-        worker = _Worker(local_rank, connection, mine.generation if mine else 0)
+        membership = roster.membership if roster else None
+        worker = _Worker(local_rank, connection, membership.generation if membership else 0)
         with self._lock:
             self._workers[local_rank] = worker
-            self._node.attempts.broke.pop(local_rank, None)
+            self._node.attempts.break_reasons.pop(local_rank, None)
         return worker
 
-    def _take_in(self, worker: _Worker, message: Mapping[str, Any]) -> None:
+    def _on_message(self, worker: _Worker, message: Mapping[str, Any]) -> None:
         match message:
             case {"ready": _}:
                 worker.is_ready = worker.waits = True
                 if self._node.roster:
                     self._node.roster.wake()
             case {"broken": why}:
-                # The break of a world that has a successor already is no news.
-                if message.get("generation", self._told) >= self._told:
+                # A group that another one has replaced already may break.
+                if message.get("generation", self._sent_generation) >= self._sent_generation:
                     self._broken_at = self._broken_at or self._clock.monotonic()
-                self._node.attempts.broke[worker.local_rank] = why
+                self._node.attempts.break_reasons[worker.local_rank] = why
                 say(f"the group of local rank {worker.local_rank} broke: {why}")
                 if self._node.roster:
                     self._node.roster.wake()
             case {"formed": generation}:
                 worker.generation, worker.waits, self.joins = generation, False, False
-                # What was told of the world before is not true of this one.
+                # The loss was of the group before this one.
                 self._lost_at = None
-                self._node.attempts.broke.pop(worker.local_rank, None)
-                if all(one.generation == self._told for one in self._workers.values()):
+                self._node.attempts.break_reasons.pop(worker.local_rank, None)
+                if all(
+                    other.generation == self._sent_generation for other in self._workers.values()
+                ):
                     self._broken_at = None
             case {"healed": generation, "step": step, "paused_s": paused_s}:
                 if worker.local_rank == 0:
@@ -192,18 +195,18 @@ class Healer:
     def _watch(self) -> None:
         while True:
             try:
-                self._look()
+                self._poll()
             except Exception as error:
                 # Nobody else meets the others for these workers.
                 self._refuse(repr(error))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         roster = self._node.roster
         if roster is None or not self.can_heal:
             self._clock.sleep(LOOK_S)
             return
-        if self._said_to is not roster:
-            self._said_to = roster
+        if self._announced_to is not roster:
+            self._announced_to = roster
             roster.say("heals")
         # Ended by a change, or after a look's time.
         roster.settle(partial(self._has_to_meet, roster), LOOK_S)
@@ -226,7 +229,7 @@ class Healer:
         return is_broken or not roster.is_member or roster.is_gone
 
     def _meet(self, roster: Client) -> None:
-        """Meets the other nodes again, for workers that go on."""
+        """Forms the group again with the other nodes, for workers that go on."""
         # Not at the top: see ``run.py``.
         from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 
@@ -235,32 +238,32 @@ class Healer:
         # A node that the others went on without is let in itself.
         lets_in = is_joined and not roster.is_left_behind
         if not (lets_in or self.waits):
-            self._tell_lost(f"the group has to form again: {status.cause}")
-            # One that does not leave its world may be about to end by itself: then torch's agent
-            # meets the others, with new workers.
-            wait_until(lambda: self.waits, LOOK_S, LEAVE_LOOK_S, self._clock)
+            self._send_lost(f"the group has to form again: {status.cause}")
+            # A worker that does not leave its group may be about to end by itself. Then torch's
+            # agent forms the group again, with new workers.
+            wait_until(lambda: self.waits, LOOK_S, LEAVE_POLL_S, self._clock)
             if not self.waits or self._is_taken_over:
                 return
         try:
             if roster.is_gone:
                 roster = self._follow(roster)
-            mine = roster.meet(lambda: self._is_taken_over)
+            membership = roster.meet(lambda: self._is_taken_over)
         except RendezvousConnectionError:
             return  # it is followed by another in the next look
         except (RendezvousError, OSError) as error:
             self._refuse(str(error))
             return
-        if mine is None:
+        if membership is None:
             return
         self._finished_before = roster.status.finished
-        self._told, self._broken_at, self._lost_at = mine.generation, None, None
-        joined = lets_in and mine.cause is RoundCause.JOINED
-        self._node.on_met_again(mine)
+        self._sent_generation, self._broken_at, self._lost_at = membership.generation, None, None
+        joined = lets_in and membership.cause is RoundCause.JOINED
+        self._node.on_met_again(membership)
         with self._lock:
             workers = [*self._workers.values()]
         for worker in workers:
-            world = describe_world(mine, worker.local_rank, len(workers))
-            worker.tell(world=world, generation=mine.generation, joined=joined)
+            world = describe_world(membership, worker.local_rank, len(workers))
+            worker.send(world=world, generation=membership.generation, joined=joined)
 
     def _follow(self, roster: Client) -> Client:
         """Goes on around the coordinator that follows one that is gone."""
@@ -275,35 +278,35 @@ class Healer:
         say(f"{why}; the next one answers")
         return new
 
-    def _tell_lost(self, lost: str) -> None:
-        """Tells the workers once that their world is no more."""
+    def _send_lost(self, lost: str) -> None:
+        """Tells the workers, once, that their group is lost."""
         if self._lost_at is not None:
             return
         self._lost_at = self._clock.monotonic()
         with self._lock:
             for worker in self._workers.values():
-                worker.tell(lost=lost, generation=worker.generation)
+                worker.send(lost=lost, generation=worker.generation)
 
     def _refuse(self, why: str) -> None:
-        """From here on torch's agent is told, and starts the workers anew."""
+        """Leaves the present attempt to torch's agent, which starts the workers anew."""
         self.refused = why
         say(f"not healed: {why}; the workers start anew")
 
 
-def describe_world(mine: Membership, local_rank: int, local_size: int) -> dict[str, str]:
+def describe_world(membership: Membership, local_rank: int, local_size: int) -> dict[str, str]:
     """The variables of a worker's place, as torch's agent sets them. Pure."""
-    rank = mine.before + local_rank
+    rank = membership.before + local_rank
     values: dict[str, object] = {
         "RANK": rank,
         "ROLE_RANK": rank,
-        "WORLD_SIZE": mine.workers,
-        "ROLE_WORLD_SIZE": mine.workers,
+        "WORLD_SIZE": membership.workers,
+        "ROLE_WORLD_SIZE": membership.workers,
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_RANK": mine.rank,
-        "GROUP_WORLD_SIZE": mine.size,
-        "MASTER_ADDR": mine.first.addr,
-        "MASTER_PORT": mine.first.port,
-        protocol.GENERATION: mine.generation,
+        "GROUP_RANK": membership.rank,
+        "GROUP_WORLD_SIZE": membership.size,
+        "MASTER_ADDR": membership.first.addr,
+        "MASTER_PORT": membership.first.port,
+        protocol.GENERATION: membership.generation,
     }
     return {name: str(value) for name, value in values.items()}

@@ -77,16 +77,16 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
     training, gpus = (vitals.training, vitals.gpus) if vitals else (TrainingVitals(), ())
     spent = {name: s for name, s in vitals.seconds.items() if name != "idle"} if vitals else {}
 
-    def one(value: float | None) -> dict[str, float]:
+    def single(value: float | None) -> dict[str, float]:
         return {} if value is None else {"": value}
 
-    def by(label: str, found: Mapping[str, float]) -> dict[str, float]:
-        return {f'{{{label}="{name}"}}': value for name, value in found.items()}
+    def by(label: str, values_by_name: Mapping[str, float]) -> dict[str, float]:
+        return {f'{{{label}="{name}"}}': value for name, value in values_by_name.items()}
 
     def of_gpus(key: str) -> dict[str, float]:
         return by("gpu", {gpu.name: getattr(gpu, key) for gpu in gpus})
 
-    age = one(health.heartbeat_age_s)
+    age = single(health.heartbeat_age_s)
     cpu_share, used, limit = None, None, None
     if vitals:
         cpu_share, used, limit = vitals.cpu_share, vitals.memory_bytes, vitals.memory_limit_bytes
@@ -99,13 +99,13 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
         ("launcher_restarts_total", "Restarts of workers by cause.", by("cause", health.restarts)),
         ("launcher_phase_seconds_total", "By phase of the agent.", by("phase", health.phase_s)),
         ("launcher_training_seconds_total", "By class; max over nodes.", by("class", spent)),
-        ("launcher_training_step", "Steps over all starts.", one(training.step)),
-        ("launcher_training_loss", "The last loss in the ledger.", one(training.loss)),
-        ("launcher_training_samples_per_second", "Of the job.", one(training.samples_per_s)),
-        ("launcher_checkpoint_timestamp_seconds", "The last save.", one(training.saved_at)),
-        ("launcher_node_cpu_ratio", "Busy share of the machine.", one(cpu_share)),
-        ("launcher_node_memory_bytes", "In use.", one(used)),
-        ("launcher_node_memory_limit_bytes", "At most.", one(limit)),
+        ("launcher_training_step", "Steps over all starts.", single(training.step)),
+        ("launcher_training_loss", "The last loss in the ledger.", single(training.loss)),
+        ("launcher_training_samples_per_second", "Of the job.", single(training.samples_per_s)),
+        ("launcher_checkpoint_timestamp_seconds", "The last save.", single(training.saved_at)),
+        ("launcher_node_cpu_ratio", "Busy share of the machine.", single(cpu_share)),
+        ("launcher_node_memory_bytes", "In use.", single(used)),
+        ("launcher_node_memory_limit_bytes", "At most.", single(limit)),
         ("launcher_gpu_utilization_ratio", "Busy share of the GPU.", of_gpus("share")),
         ("launcher_gpu_memory_bytes", "In use.", of_gpus("memory_bytes")),
         ("launcher_gpu_memory_limit_bytes", "At most.", of_gpus("memory_limit_bytes")),
@@ -113,7 +113,7 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
     ]
 
 
-def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int:
+def start_health_server(host: str, port: int, health_now: Callable[[], Health]) -> int:
     """Serves from daemon threads; returns the port. Raises OSError if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -123,7 +123,7 @@ def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int
             if self.path not in ("/healthz", "/metrics"):
                 self.send_error(404, "try /healthz or /metrics")
                 return
-            health = read()
+            health = health_now()
             body = render_metrics(health).encode()
             self.send_response(503 if self.path == "/healthz" and not health.healthy else 200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")

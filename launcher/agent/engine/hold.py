@@ -43,7 +43,7 @@ from launcher.contract.process_stat import start_of
 from launcher.contract.records import dump_record, parse_object, parse_record, read_object
 
 POLL_S = 0.03
-"""Between two looks at the folder."""
+"""How often the node's folder is read."""
 POLL_SHARED_S = 0.1
 """The same if the folder may lie on a file server."""
 _OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
@@ -56,7 +56,7 @@ class Holder:
 
     def __init__(self, task: NodeTask, run_dir: Path, archive: str) -> None:
         self._idle_limit_s, self._archive = task.settings.hold_idle_s, archive
-        self._tells = task.settings.tee
+        self._prints_ready = task.settings.tee
         self._poll_s = POLL_SHARED_S if task.settings.meet_dir else POLL_S
         self._address, self._folder = task.node.local_addr, Path(task.node.log_dir)
         self._user = run_dir / protocol.HOLD_USER
@@ -64,9 +64,9 @@ class Holder:
         is_contained = self._folder.is_relative_to(protocol.CONTAINER_RUN_DIR)
         mounted = {mount.target for mount in task.node.mounts}
         self._swept = [Path(name) for name in _SHARED if is_contained and name not in mounted]
-        self._there: set[Path] = set()
-        """What the swept folders held before the run."""
-        self._seen = 0.0, 0.0, ""
+        self._files_before: set[Path] = set()
+        """The entries of the swept folders before the run; all others are removed after it."""
+        self._last_user = 0.0, 0.0, ""
         self._child, self._run_id, self._grace_s, self._record_dir = 0, "", 0.0, Path()
         self._kill_at: float | None = None
         self._idle_since, self._has_warned, self._is_ending = 0.0, False, False
@@ -79,11 +79,11 @@ class Holder:
         gc.freeze()
         processes.adopt_orphans()
         # So that the run that uses this node gets its grace too.
-        signal.signal(signal.SIGTERM, signals.only_when_told(self._be_ended))
+        signal.signal(signal.SIGTERM, signals.only_when_ordered(self._on_end_signal))
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
         write_atomically(self._folder / protocol.HOLD_READY, dump_record(ready))
-        if self._tells:
+        if self._prints_ready:
             say(READY_SAYS + dump_record(ready))
         shown_at = self._idle_since = time.monotonic()
         while True:
@@ -92,24 +92,24 @@ class Holder:
                 shown_at = now
                 with contextlib.suppress(OSError):
                     os.utime(self._folder / protocol.HOLD_READY)
-            user, asked = self._find_user(now), self._list_requests()
-            self._look_after_child(now, user, asked)
+            user, requests = self._find_user(now), self._list_requests()
+            self._look_after_child(now, user, requests)
             if self._is_ending:
                 if not self._child:
                     return Cause.STOP_REQUESTED, ""
                 self._end_child(now, self._grace_s)
-            elif not self._child and protocol.HOLD_START in asked:
+            elif not self._child and protocol.HOLD_START in requests:
                 if _state_of_packages() != packages:
                     return Cause.COMPLETED, RENEW
                 self._start()
             if self._child or user:
                 self._idle_since, self._has_warned = now, False
-            elif (told := self._wait(now)) is not None:
-                return Cause.COMPLETED, told
+            elif (detail := self._check_idle(now)) is not None:
+                return Cause.COMPLETED, detail
             # Ended by the idle limit, or by the supervisor.
             time.sleep(self._poll_s)
 
-    def _be_ended(self, _signum: int, _frame: object) -> None:
+    def _on_end_signal(self, _signum: int, _frame: object) -> None:
         self._is_ending = True
 
     def _list_requests(self) -> list[str]:
@@ -121,7 +121,7 @@ class Holder:
     def _list_swept(self) -> set[Path]:
         return {path for folder in self._swept for path in folder.glob("*")}
 
-    def _take(self, name: str) -> dict[str, Any]:
+    def _pop_request(self, name: str) -> dict[str, Any]:
         """Reads a request and removes it. Raises ``ValueError``, ``OSError``."""
         path = self._folder / name
         try:
@@ -137,12 +137,12 @@ class Holder:
         # If a file server fails for a moment, what was last seen still counts.
         with contextlib.suppress(OSError), self._user.open() as file:
             changed_at = os.fstat(file.fileno()).st_mtime
-            if changed_at != self._seen[0]:
-                self._seen = changed_at, now, str(read_object(self._user).get("run_id", ""))
-        _, seen_at, run_id = self._seen
+            if changed_at != self._last_user[0]:
+                self._last_user = changed_at, now, str(read_object(self._user).get("run_id", ""))
+        _, seen_at, run_id = self._last_user
         return run_id if now - seen_at < LEASE_S else ""
 
-    def _wait(self, now: float) -> str | None:
+    def _check_idle(self, now: float) -> str | None:
         left_s = self._idle_limit_s - (now - self._idle_since)
         if left_s <= 0:
             return f"nothing was run for {self._idle_limit_s / 60:.0f} min"
@@ -153,22 +153,22 @@ class Holder:
 
     # -- one run ----------------------------------------------------------------------------------
 
-    def _look_after_child(self, now: float, user: str, asked: list[str]) -> None:
+    def _look_after_child(self, now: float, user: str, requests: list[str]) -> None:
         if self._child and (status := processes.reap().get(self._child)) is not None:
             # Ends what the run's supervisor had no time to end.
             processes.end_children()
             code = os.waitstatus_to_exitcode(status)
-            told = {"pid": self._child, "exit_code": code if code >= 0 else 128 - code}
+            record = {"pid": self._child, "exit_code": code if code >= 0 else 128 - code}
             self._child = 0
-            for path in self._list_swept() - self._there:
+            for path in self._list_swept() - self._files_before:
                 shutil.rmtree(path, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     path.unlink()
             with contextlib.suppress(OSError):
-                write_record(self._record_dir, told)
-        if protocol.HOLD_END in asked:
+                write_record(self._record_dir, record)
+        if protocol.HOLD_END in requests:
             with contextlib.suppress(OSError, ValueError):
-                end = parse_record(EndRun, self._take(protocol.HOLD_END))
+                end = parse_record(EndRun, self._pop_request(protocol.HOLD_END))
                 if end.run_id == self._run_id:
                     self._end_child(now, end.grace_s)
         if self._child and user != self._run_id and self._kill_at is None:
@@ -184,15 +184,15 @@ class Holder:
 
     def _start(self) -> None:
         try:
-            asked = parse_record(StartRun, self._take(protocol.HOLD_START))
-            task = parse_task(Path(asked.task).read_text())
+            request = parse_record(StartRun, self._pop_request(protocol.HOLD_START))
+            task = parse_task(Path(request.task).read_text())
         except Exception as error:
             say(f"a run cannot be started here: {error}")
             return
-        self._there = self._list_swept()
+        self._files_before = self._list_swept()
         self._run_id, self._record_dir = (
             dict(task.node.env)[protocol.RUN_ID],
-            Path(asked.record_dir),
+            Path(request.record_dir),
         )
         self._grace_s, self._kill_at, holder = task.settings.stop_grace_s, None, os.getpid()
         if pid := os.fork():
@@ -200,7 +200,7 @@ class Holder:
             return
         code = int(ExitCode.AGENT_FAILED)
         try:
-            code = self._become(asked, holder)
+            code = self._become(request, holder)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -208,31 +208,31 @@ class Holder:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _become(self, asked: StartRun, holder: int) -> int:
+    def _become(self, request: StartRun, holder: int) -> int:
         """Goes on as the supervisor of the run's node, in the forked process."""
         os.setsid()
-        streams.write_to_file(f"{asked.node_dir}/{protocol.CONSOLE_FILE}")
+        streams.write_to_file(f"{request.node_dir}/{protocol.CONSOLE_FILE}")
         processes.die_with_parent(holder, signal.SIGTERM)
         for signum in (*signals.ENDING, *signals.FOR_SCRIPTS):
             signal.signal(signum, signal.SIG_DFL)
         signals.forget_supervisor()
         processes.close_all_but(preload.KEPT_FDS)
         before = dict(os.environ)
-        wanted = {**(before if asked.adds_env else {}), **dict(asked.env)}
+        environ = {**(before if request.adds_env else {}), **dict(request.env)}
         # The held node's own supervisor acts on it.
-        wanted.pop(protocol.STOP_FILE, None)
+        environ.pop(protocol.STOP_FILE, None)
         os.environ.clear()
-        os.environ.update(wanted)
-        if asked.cwd:
-            os.chdir(asked.cwd)
+        os.environ.update(environ)
+        if request.cwd:
+            os.chdir(request.cwd)
         tempfile.tempdir = None
-        own = os.getpid()
-        write_record(Path(asked.record_dir), {"pid": own, "start": start_of(own)})
-        if asked.fresh or _of_interpreter(before) != _of_interpreter(wanted):
-            os.execv(sys.executable, (sys.executable, self._archive, asked.task))
+        pid = os.getpid()
+        write_record(Path(request.record_dir), {"pid": pid, "start": start_of(pid)})
+        if request.fresh or _of_interpreter(before) != _of_interpreter(environ):
+            os.execv(sys.executable, (sys.executable, self._archive, request.task))
         from launcher.agent.node import supervisor
 
-        return supervisor.main([asked.task])
+        return supervisor.main([request.task])
 
 
 def _of_interpreter(env: dict[str, str]) -> dict[str, str]:
@@ -241,10 +241,10 @@ def _of_interpreter(env: dict[str, str]) -> dict[str, str]:
 
 def _state_of_packages() -> tuple[float, ...]:
     """A value that changes when a package is installed or removed."""
-    found = []
+    changed_at = []
     # Other folders of sys.path hold people's own code, which this process does not import.
     for entry in sys.path:
         if entry.endswith(("/site-packages", "/dist-packages")):
             with contextlib.suppress(OSError):
-                found.append(os.stat(entry).st_mtime)
-    return tuple(found)
+                changed_at.append(os.stat(entry).st_mtime)
+    return tuple(changed_at)

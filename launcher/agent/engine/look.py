@@ -34,7 +34,7 @@ LIMIT_S = 4.0
 STOP_LIMIT_S = 1.2
 """How long a look may take at workers that are to be ended, after ``SHARE_S``."""
 SHARE_S = 0.8
-"""For so long the look before a stop measures whether workers compute."""
+"""How long a look before a stop measures the processor time of workers."""
 LOSS_LIMIT_S = 0.3
 """How long a look after a lost node may take: the restart waits for it."""
 PY_SPY_LEAVES_S = 1.5
@@ -44,7 +44,7 @@ NATIVE_LEAVES_S = 0.7
 POLL_S = 0.02
 NO_ANSWER = "no answer in time: its Python ends, or something in it holds Python's lock"
 KEPT = 5
-"""So many looks that somebody asked for are kept; older ones are removed."""
+"""How many of the looks that somebody asked for are kept; older ones are removed."""
 
 
 class Looker:
@@ -69,12 +69,12 @@ class Looker:
                 ).start()
                 return
             self._forget_old()
-            self.take(request.why, id=request.id, native=request.native)
+            self.take_look(request.why, id=request.id, native=request.native)
             return
         with contextlib.suppress(OSError):
             self._request.unlink()
 
-    def take(
+    def take_look(
         self, why: Why, *, id: str = "", native: bool = False, stacks: bool = True
     ) -> Path | None:
         """Takes a look and returns its folder; None if it failed, or another look goes on.
@@ -86,14 +86,14 @@ class Looker:
         if not self._busy.acquire(blocking=False):
             return None
         try:
-            return self._take(why, id or f"{why}-{self._clock.wall():.3f}", native, stacks)
+            return self._take_look(why, id or f"{why}-{self._clock.wall():.3f}", native, stacks)
         except OSError:
             # Such as a full disk: no look is worth a restart, or a hang that lasts longer.
             return None
         finally:
             self._busy.release()
 
-    def _take(self, why: Why, id: str, native: bool, stacks: bool) -> Path:
+    def _take_look(self, why: Why, id: str, native: bool, stacks: bool) -> Path:
         shares = self._cpu_shares() if why == "stop" else {}
         now, at = self._clock.monotonic(), self._clock.wall()
         limit_s = STOP_LIMIT_S if why == "stop" else LIMIT_S
@@ -102,7 +102,7 @@ class Looker:
         folder.mkdir(parents=True, exist_ok=True)
         attempt, beats = self._attempts.number, self._attempts.beats()
         workers = tuple(w for w in self._attempts.running() if w.rank in beats)
-        seen = [
+        described = [
             replace(
                 _describe(w.rank, beats[w.rank], now),
                 cpu_share=shares.get(w.rank, 0.0),
@@ -110,26 +110,29 @@ class Looker:
             )
             for w in workers
         ]
-        asked = {w.rank: _ask_recorder(w, one.state) for w, one in zip(workers, seen, strict=True)}
-        found = self._take_stacks(workers, beats, native, end) if stacks else {}
-        no_collectives = self._take_collectives(folder, workers, asked, end)
+        refusals = {
+            w.rank: _ask_recorder(w, worker_look.state)
+            for w, worker_look in zip(workers, described, strict=True)
+        }
+        stacks_of = self._take_stacks(workers, beats, native, end) if stacks else {}
+        no_collectives = self._take_collectives(folder, workers, refusals, end)
         ranks = tuple(
             replace(
-                one,
-                no_stacks=_write_stacks(folder, found.get(one.rank)),
-                no_collectives=no_collectives[one.rank],
+                worker_look,
+                no_stacks=_write_stacks(folder, stacks_of.get(worker_look.rank)),
+                no_collectives=no_collectives[worker_look.rank],
             )
-            for one in seen
+            for worker_look in described
         )
-        for one in ranks if why == "stop" else ():
-            if one.rank in found:
-                say(look.tell_briefly(one, found[one.rank]))
-        told = Look(id=id, at=at, why=why, attempt=attempt, native=native, ranks=ranks)
-        write_atomically(folder / look.LOOK_FILE, dump_record(told))
+        for worker_look in ranks if why == "stop" else ():
+            if worker_look.rank in stacks_of:
+                say(look.render_printed_look(worker_look, stacks_of[worker_look.rank]))
+        result = Look(id=id, at=at, why=why, attempt=attempt, native=native, ranks=ranks)
+        write_atomically(folder / look.LOOK_FILE, dump_record(result))
         return folder
 
     def _cpu_shares(self) -> dict[int, float]:
-        """The share of a core that each worker's processes use, measured before they are asked."""
+        """The share of a core that each worker's processes use. Blocks for ``SHARE_S``."""
         pids = {rank: beat.pid for rank, beat in self._attempts.beats().items()}
         before = {rank: processes.cpu_seconds(processes.tree_of(pid)) for rank, pid in pids.items()}
         self._clock.sleep(SHARE_S)
@@ -152,27 +155,32 @@ class Looker:
         self._wait(spied.are_done, end - leaves_s)
         # Only py-spy can read a worker that a signal has stopped, so it may use the whole limit.
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)]
-        found = {rank: spied.read(rank) for rank in pids if rank not in stopped}
+        taken = {rank: spied.read_stacks(rank) for rank in pids if rank not in stopped}
         files = {worker.rank: worker.stacks for worker in workers}
-        asked = {r: Faulthandler(one, files[r]) for r, one in found.items() if not one.taken_by}
-        self._wait(lambda: spied.are_done() and all(one.is_done() for one in asked.values()), end)
-        found |= {rank: spied.read(rank) for rank in stopped}
-        asked |= {r: Faulthandler(found[r], files[r]) for r in stopped if not found[r].taken_by}
-        return found | {rank: one.read() for rank, one in asked.items()}
+        handlers = {
+            r: Faulthandler(stacks, files[r]) for r, stacks in taken.items() if not stacks.taken_by
+        }
+        self._wait(
+            lambda: spied.are_done() and all(h.is_done() for h in handlers.values()),
+            end,
+        )
+        taken |= {rank: spied.read_stacks(rank) for rank in stopped}
+        handlers |= {r: Faulthandler(taken[r], files[r]) for r in stopped if not taken[r].taken_by}
+        return taken | {rank: handler.read_stacks() for rank, handler in handlers.items()}
 
     def _take_collectives(
         self,
         folder: Path,
         workers: tuple[WorkerPlace, ...],
-        asked: dict[int, str],
+        refusals: dict[int, str],
         end: float,
     ) -> dict[int, str]:
         """Why each rank's collectives are missing; empty if they are in the folder."""
-        answers = {w.rank: recorder.answer(w.heartbeat) for w in workers if not asked[w.rank]}
+        answers = {w.rank: recorder.answer(w.heartbeat) for w in workers if not refusals[w.rank]}
         exits = {worker.rank: worker.exit_file for worker in workers}
         # A worker that has failed, as in a collective with a lost peer, ends without an answer.
         self._wait(lambda: all(p.exists() or exits[r].exists() for r, p in answers.items()), end)
-        missing = dict(asked)
+        missing = dict(refusals)
         for rank, path in answers.items():
             missing[rank] = _move_answer(path, folder / look.COLLECTIVES.format(rank=rank))
         return missing
@@ -182,9 +190,10 @@ class Looker:
             self._clock.sleep(POLL_S)
 
     def _forget_old(self) -> None:
-        found = [one for one in look.read_looks(self._attempts.node_dir) if one.why == "asked"]
-        for one in found[: 1 - KEPT]:
-            shutil.rmtree(look.look_dir(self._attempts.node_dir, one.id), ignore_errors=True)
+        node_dir = self._attempts.node_dir
+        requested = [past for past in look.read_looks(node_dir) if past.why == "asked"]
+        for past in requested[: 1 - KEPT]:
+            shutil.rmtree(look.look_dir(node_dir, past.id), ignore_errors=True)
 
 
 def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
@@ -203,7 +212,7 @@ def _since_output(folder: Path, at: float) -> float:
     """The seconds from a worker's last output to ``at``; -1 if it has written nothing."""
     files = (folder / protocol.STDOUT_FILE, folder / protocol.STDERR_FILE)
     with contextlib.suppress(OSError):
-        wrote_at = [found.st_mtime for one in files if (found := one.stat()).st_size]
+        wrote_at = [stat.st_mtime for file in files if (stat := file.stat()).st_size]
         return max(0.0, at - max(wrote_at)) if wrote_at else -1.0
     return -1.0
 
@@ -236,11 +245,11 @@ def _move_answer(answer: Path, to: Path) -> str:
     return ""
 
 
-def _write_stacks(folder: Path, found: RankStacks | None) -> str:
+def _write_stacks(folder: Path, stacks: RankStacks | None) -> str:
     """Why there are no stacks; empty if they were written."""
-    if found is None:
+    if stacks is None:
         return "not taken, so that the restart need not wait"
-    if not found.taken_by:
-        return found.missing
-    write_atomically(folder / look.STACKS.format(rank=found.rank), dump_record(found))
+    if not stacks.taken_by:
+        return stacks.missing
+    write_atomically(folder / look.STACKS.format(rank=stacks.rank), dump_record(stacks))
     return ""

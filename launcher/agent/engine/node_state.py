@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from launcher.agent.membership.client import Client
     from launcher.agent.membership.group import Membership
 
-TOLD_WAIT_S = 0.5
+RECORDED_WAIT_S = 0.5
 """A longer wait for GPU memory gets a line in the ledger."""
 
 
@@ -45,13 +45,13 @@ class Node:
         self.num_nodes = 0
         self.ending: Ending | None = None
         """Why this node ends, once that is decided; torch's agent is then ended."""
-        self._told_ends_of = -1
-        self._told_restart_after = attempts.number
+        self._recorded_attempt = -1
+        self._restart_recorded_after = attempts.number
         self.had_group = False
         """Whether this node has been in a group around the present store, or the store answered
         before torch's agent was started."""
         self.token = ""
-        """What connections of this run prove to know; see ``run.read_token``."""
+        """The secret that each connection of this run proves to know; see ``run.read_token``."""
         self.roster: Client | None = None
         """This node's part in the group; None in a static group, and before the first store."""
         self.on_first_round: Callable[[], None] = lambda: None
@@ -86,16 +86,16 @@ class Node:
             world_size=num_nodes,
         )
 
-    def on_met_again(self, mine: Membership) -> None:
+    def on_met_again(self, membership: Membership) -> None:
         """The group has formed again, and the workers go on in it."""
-        self.num_nodes = mine.size
+        self.num_nodes = membership.size
         self.ledger.write(
             "met-again",
             attempt=self.attempts.number,
-            cause=mine.cause,
-            generation=mine.generation,
-            rank=mine.rank,
-            world_size=mine.size,
+            cause=membership.cause,
+            generation=membership.generation,
+            rank=membership.rank,
+            world_size=membership.size,
         )
 
     def on_healed(self, generation: int, step: int, paused_s: float) -> None:
@@ -109,12 +109,12 @@ class Node:
         )
         say(f"healed in {paused_s:.2f} s: step {step}, {self.num_nodes} nodes")
 
-    def tell_ends(self, ends: tuple[WorkerEnd, ...]) -> None:
+    def record_ends(self, failed: tuple[WorkerEnd, ...]) -> None:
         """Writes into the ledger, once, when each worker of the present attempt ended."""
-        if self._told_ends_of == self.attempts.number:
+        if self._recorded_attempt == self.attempts.number:
             return
-        self._told_ends_of = self.attempts.number
-        for end in (*self.attempts.ended_well, *ends):
+        self._recorded_attempt = self.attempts.number
+        for end in (*self.attempts.ended_well, *failed):
             self.ledger.write(
                 "worker-ended",
                 attempt=end.attempt,
@@ -124,17 +124,17 @@ class Node:
                 at=end.failed_at,
             )
 
-    def on_restart(self, cause: Cause, ends: tuple[WorkerEnd, ...]) -> None:
-        self._told_restart_after = self.attempts.number
+    def on_restart(self, cause: Cause, failed: tuple[WorkerEnd, ...]) -> None:
+        self._restart_recorded_after = self.attempts.number
         self.judge.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
-        say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
+        say(f"restart ({cause})" + (f": {describe(failed[0])}" if failed else ""))
 
     def on_store_lost(self, end: Ending, times: int) -> None:
         """A store is gone, and the next one will be tried."""
         self.ending = None
         self.enter("restart")
-        if self.attempts.number > self._told_restart_after:
+        if self.attempts.number > self._restart_recorded_after:
             self.on_restart(Cause.MEMBERSHIP, ())
         # The workers that were asked have ended: nobody is left to answer.
         self.attempts.forget_speaker()
@@ -146,5 +146,5 @@ class Node:
         """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""
         # Ended by the gate's limit, gpu_free_limit_s.
         waited_s = self._gate.wait()
-        if waited_s > TOLD_WAIT_S:
+        if waited_s > RECORDED_WAIT_S:
             self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)

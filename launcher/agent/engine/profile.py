@@ -28,27 +28,27 @@ def take_profile(attempts: Attempts, request: LookRequest, clock: Clock) -> None
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         answers = (attempts.node_dir / protocol.STOP_READY_FILE).exists()
-        take = _ask_training if answers else _record
-        missing = take(attempts.node_dir, folder, pids, request, clock)
+        write_profiles = _ask_training if answers else _record
+        missing = write_profiles(attempts.node_dir, folder, pids, request, clock)
         ranks = tuple(
             RankLook(rank=rank, pid=pid, no_stacks=missing.get(rank, ""))
             for rank, pid in pids.items()
         )
-        told = Look(id=request.id, at=at, why="profile", attempt=attempts.number, ranks=ranks)
-        write_atomically(folder / look.LOOK_FILE, dump_record(told))
+        result = Look(id=request.id, at=at, why="profile", attempt=attempts.number, ranks=ranks)
+        write_atomically(folder / look.LOOK_FILE, dump_record(result))
 
 
 def _ask_training(
     node_dir: Path, folder: Path, pids: Mapping[int, int], request: LookRequest, clock: Clock
 ) -> dict[int, str]:
     """Asks the training for traces; returns why ranks have none."""
-    asked = node_dir / protocol.PROFILE_REQUEST
-    write_atomically(asked, json.dumps({"id": request.id, "steps": request.steps}))
-    waits = {rank: folder / protocol.TRACE.format(rank=rank) for rank in pids}
-    wait_until(lambda: all(path.exists() for path in waits.values()), request.seconds, clock=clock)
-    asked.unlink(missing_ok=True)
+    request_file = node_dir / protocol.PROFILE_REQUEST
+    write_atomically(request_file, json.dumps({"id": request.id, "steps": request.steps}))
+    traces = {rank: folder / protocol.TRACE.format(rank=rank) for rank in pids}
+    wait_until(lambda: all(path.exists() for path in traces.values()), request.seconds, clock=clock)
+    request_file.unlink(missing_ok=True)
     why = f"it has not made {request.steps} steps in {request.seconds:g} s"
-    return {rank: why for rank, path in waits.items() if not path.exists()}
+    return {rank: why for rank, path in traces.items() if not path.exists()}
 
 
 def _record(

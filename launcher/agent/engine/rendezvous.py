@@ -40,40 +40,41 @@ def name_endpoint(plan: NodePlan) -> str:
 
 
 def configure(plan: NodePlan) -> dict[str, Any]:
-    """What torch is told of the node's rendezvous; ``NodeHandler`` has it from the plan."""
+    """The ``rdzv_configs`` for torch; ``NodeHandler`` reads the rest from the plan."""
     # A number: torch compares it with 0 to find the node that serves the store.
     return {"rank": plan.node_index} if isinstance(plan.rendezvous, Static) else {}
 
 
-def describe(mine: Membership) -> RendezvousInfo:
+def describe(membership: Membership) -> RendezvousInfo:
     """A membership, as torch's agent takes it."""
-    store: Any = AgentStore(mine)
-    master = RendezvousStoreInfo(mine.first.addr, mine.first.port)
-    return RendezvousInfo(store, mine.rank, mine.size, master)
+    store: Any = AgentStore(membership)
+    master = RendezvousStoreInfo(membership.first.addr, membership.first.port)
+    return RendezvousInfo(store, membership.rank, membership.size, master)
 
 
 class AgentStore:
-    """What torch's agent needs of a store: the ranks of its workers, which it is told already.
+    """Answers what torch's agent asks a store, without other nodes: the coordinator has sent the
+    ranks already.
 
-    Its exit barrier, which waits for 300 s at most, lets it pass at once: ``shutdown`` waits.
+    torch's exit barrier, with its limit of 300 s, passes at once: ``shutdown`` waits instead.
     """
 
     timeout = 300.0
 
-    def __init__(self, mine: Membership) -> None:
-        place = [mine.before, mine.workers]
+    def __init__(self, membership: Membership) -> None:
+        place = [membership.before, membership.workers]
         self._ranks = json.dumps([*place, *place]).encode()
-        self._own = b""
+        self._own_value = b""
 
     def set_timeout(self, timeout: object) -> None:
         """Nothing takes time here."""
 
     def set(self, key: str, value: bytes) -> None:
-        self._own = value
+        self._own_value = value
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """So that the first node can count the workers; it is then told the ranks, too."""
-        return [self._own for _ in keys]
+        """On the first node, torch counts the workers by these values."""
+        return [self._own_value for _ in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str]) -> None:
         """Nobody asks for them."""
@@ -114,9 +115,9 @@ class RosterHandler(RendezvousHandler):
         return self._roster.shutdown()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        mine = self._roster.meet()
-        assert mine is not None
-        return describe(mine)
+        membership = self._roster.meet()
+        assert membership is not None
+        return describe(membership)
 
     def num_nodes_waiting(self) -> int:
         """Above zero, torch's agent forms the group again without using up a restart."""
@@ -128,15 +129,15 @@ class Admission:
 
     def __init__(self, files: StopFiles, node: Node, clock: Clock) -> None:
         self._files, self._node, self._clock = files, node, clock
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
 
     def new_attempt(self) -> None:
         """Withdraws the request: the workers were started anew, or nobody waits any more."""
-        if self._asked_at is not None:
-            self._asked_at = None
+        if self._requested_at is not None:
+            self._requested_at = None
             self._files.forget_resize()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Asks the training once nodes wait, and admits them after its answer.
 
         Called many times a second, and never blocks. A training that does not speak the protocol is
@@ -149,13 +150,13 @@ class Admission:
             self.new_attempt()
             return
         now = self._clock.monotonic()
-        if not self._files.training_speaks():
+        if not self._files.training_will_answer():
             roster.say("admit")
-        elif self._asked_at is None:
-            if not self._files.is_asked():
-                self._asked_at = now
+        elif self._requested_at is None:
+            if not self._files.is_requested():
+                self._requested_at = now
                 at = self._clock.wall()
                 deadline = at + ADMISSION_LIMIT_S
-                self._files.ask(protocol.STOP_REASON_RESIZE, at=at, deadline=deadline)
-        elif self._files.has_answer() or now - self._asked_at > ADMISSION_LIMIT_S:
+                self._files.write_request(protocol.STOP_REASON_RESIZE, at=at, deadline=deadline)
+        elif self._files.has_answer() or now - self._requested_at > ADMISSION_LIMIT_S:
             roster.say("admit")

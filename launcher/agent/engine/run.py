@@ -1,5 +1,5 @@
-"""The agent's own process: imports torch or refuses it as too old, tells versions and a hash of the
-code, then runs the workers.
+"""The agent's own process: imports torch or refuses it as too old, records versions and a hash of
+the code, then runs the workers.
 
 Imports torch only inside functions: between the import and the fork nothing may start a thread.
 """
@@ -36,15 +36,15 @@ _FABRIC = "lightning.fabric"
 _IMPORTS = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 _SETTINGS = re.compile(r"[^=]+\.(?:ya?ml|json|toml|ini|cfg)$")
 MOST_FILES = 200
-"""So many files of a package behind ``-m`` are read."""
+"""The most files that are read of a package behind ``-m``."""
 LEAST_LEFT_BYTES = 64 << 20
 """The address space that the agent's threads need beside torch."""
 
 
 def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> NodeOutcome:
-    """Runs this node's workers until they are done, and tells how that ended. Blocks.
+    """Runs this node's workers until they are done; returns how the node ended. Blocks.
 
-    Call in a process of its own with one thread; ``scratch`` is a private folder.
+    Call in a process of its own with one thread. ``scratch`` is a private folder.
     """
     place = task.node
     end = partial(NodeOutcome, node_index=place.node_index, incarnation=place.incarnation)
@@ -109,7 +109,7 @@ def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock
 
 
 def read_token(run_dir: Path, of_pod: Path = Path(protocol.CONTAINER_TOKEN)) -> str:
-    """What connections of this run prove to know; empty where nobody left a token for this node.
+    """The secret that each connection of this run proves to know; empty if this node has none.
 
     Only an operator's pod has it in ``of_pod``.
     """
@@ -179,20 +179,22 @@ def read_installed(command: tuple[str, ...]) -> dict[str, str]:
     """
     import torch
 
-    found = {"torch": str(torch.__version__), "Python": platform.python_version()}
+    versions = {"torch": str(torch.__version__), "Python": platform.python_version()}
     with contextlib.suppress(AttributeError):  # torch without CUDA has no NCCL
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
     with contextlib.suppress(OSError):
-        found["Driver"] = Path("/sys/module/nvidia/version").read_text().strip()
+        versions["Driver"] = Path("/sys/module/nvidia/version").read_text().strip()
     files = _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]
-    files += [Path(told[0]) for word in command if (told := _SETTINGS.search(word))]
+    files += [Path(match[0]) for word in command if (match := _SETTINGS.search(word))]
     digest = hashlib.sha256()
     for path in files:  # it grows meanwhile
         with contextlib.suppress(OSError):
             digest.update(source := path.read_bytes())
             beside = (path.with_name(f"{name.decode()}.py") for name in _IMPORTS.findall(source))
-            files += [one for one in sorted({*beside}) if one not in files and one.is_file()]
-    return {**found, "code": digest.hexdigest()[:12]}
+            files += [
+                module for module in sorted({*beside}) if module not in files and module.is_file()
+            ]
+    return {**versions, "code": digest.hexdigest()[:12]}
 
 
 def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str, ...]:

@@ -31,9 +31,9 @@ WRITE_LIMIT_S = 20.0
 _SETTLED_S = 0.1
 """Faulthandler writes in several calls, and does not announce the last one."""
 _PTRACE_CAPABILITY = 19
-_OWN = Path(__file__).parents[2]
+_OWN_PACKAGE = Path(__file__).parents[2]
 """The archive's package, with the thread that answers looks and the frames that run the script."""
-_PACKAGES = (f"{_OWN}/agent/", f"{_OWN.name}/agent/")
+_PACKAGES = (f"{_OWN_PACKAGE}/agent/", f"{_OWN_PACKAGE.name}/agent/")
 """How the names of the package's files begin, with sources and with bytecode alone."""
 _RUNS_SCRIPT = "/agent/worker/start.py"
 _THREAD = re.compile(r"(?:Thread|Current thread) 0x[0-9a-f]+(?: \[(?P<name>.*)\])? \(most recent")
@@ -64,7 +64,7 @@ class PySpy:
         """Whether there is nothing more to wait for."""
         return all(run.poll() is not None for run, _, _ in self._runs.values())
 
-    def read(self, rank: int) -> RankStacks:
+    def read_stacks(self, rank: int) -> RankStacks:
         """What one rank's py-spy found; kills it if it is not done. Does not wait."""
         pid, missing = self._pids[rank], self._missing
         if rank in self._runs:
@@ -74,11 +74,11 @@ class PySpy:
                 run.kill()
                 if self._paused[rank]:
                     processes.send(pid, signal.SIGCONT)
-            text, said = _read_fd(out), _read_fd(errors)
+            text, stderr = _read_fd(out), _read_fd(errors)
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if threads := parse_py_spy(json.loads(text), pid):
                     return RankStacks(rank=rank, pid=pid, taken_by="py-spy", threads=threads)
-            missing = "py-spy took too long" if code is None else explain_py_spy(said, pid)
+            missing = "py-spy took too long" if code is None else explain_py_spy(stderr, pid)
         return RankStacks(rank=rank, pid=pid, missing=missing)
 
 
@@ -115,19 +115,19 @@ def record(pids: Mapping[int, int], paths: Mapping[int, Path], seconds: float) -
     missing = {}
     for rank, run in runs.items():
         try:
-            _, said = run.communicate(timeout=seconds + WRITE_LIMIT_S)
+            _, stderr = run.communicate(timeout=seconds + WRITE_LIMIT_S)
         except subprocess.TimeoutExpired:
             run.kill()
             # Ended by the kill.
-            said = run.communicate()[1]
+            stderr = run.communicate()[1]
         if not paths[rank].exists():
-            missing[rank] = explain_py_spy(said, pids[rank])
+            missing[rank] = explain_py_spy(stderr, pids[rank])
     return missing
 
 
-def parse_py_spy(said: list[dict[str, Any]], pid: int) -> tuple[ThreadStack, ...]:
+def parse_py_spy(dump: list[dict[str, Any]], pid: int) -> tuple[ThreadStack, ...]:
     """The threads of ``py-spy dump --json``. Pure."""
-    return _own_threads(
+    return _script_threads(
         ThreadStack(
             name=thread["thread_name"] or "",
             is_main=thread["os_thread_id"] == pid or thread["thread_name"] == "MainThread",
@@ -136,15 +136,15 @@ def parse_py_spy(said: list[dict[str, Any]], pid: int) -> tuple[ThreadStack, ...
                 for f in thread["frames"]
             ),
         )
-        for thread in said
+        for thread in dump
     )
 
 
-def explain_py_spy(said: str, pid: int) -> str:
+def explain_py_spy(stderr: str, pid: int) -> str:
     """Why py-spy failed, with the right that it lacks, from what it wrote to stderr."""
     if not os.path.exists(f"/proc/{pid}"):
         return "the process has ended"
-    if "ermission denied" in said or "Operation not permitted" in said:
+    if "ermission denied" in stderr or "Operation not permitted" in stderr:
         right = f"the rights of pid {pid} (CapEff)"
         with contextlib.suppress(OSError, ValueError):
             held = int(_status("self")["CapEff"], 16)
@@ -155,39 +155,41 @@ def explain_py_spy(said: str, pid: int) -> str:
                 else "capability SYS_PTRACE"
             )
         return f"py-spy is not allowed to trace this process: it needs {right}"
-    told = [line.strip() for line in said.splitlines() if line.strip()]
-    return f"py-spy failed: {told[0][:200] if told else 'it said nothing'}"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return f"py-spy failed: {lines[0][:200] if lines else 'it said nothing'}"
 
 
 class Faulthandler:
     """Asks one worker's own faulthandler, unless the signal would do harm. Does not wait."""
 
-    def __init__(self, before: RankStacks, file: Path) -> None:
-        self._before, self._file = before, file
-        self._refused = _refuse(before.pid, file)
+    def __init__(self, from_py_spy: RankStacks, file: Path) -> None:
+        self._from_py_spy, self._file = from_py_spy, file
+        self._refused = _refuse(from_py_spy.pid, file)
         self._start = _size(file)
         if not self._refused:
-            processes.send(before.pid, STACKS_SIGNAL)
+            processes.send(from_py_spy.pid, STACKS_SIGNAL)
 
     def is_done(self) -> bool:
-        """Whether all is written, or nothing will be."""
+        """Whether faulthandler has written all, or will write nothing."""
         if self._refused:
             return True
         if _size(self._file) <= self._start:
             return False
         return time.time() - self._file.stat().st_mtime > _SETTLED_S
 
-    def read(self) -> RankStacks:
+    def read_stacks(self) -> RankStacks:
         """The stacks, and why py-spy did not take them; or why there are none."""
-        before, threads = self._before, tuple[ThreadStack, ...]()
+        from_py_spy, threads = self._from_py_spy, tuple[ThreadStack, ...]()
         with contextlib.suppress(OSError), self._file.open("rb") as file:
             file.seek(self._start)
             threads = parse_faulthandler(file.read().decode(errors="replace"))
         if threads:
-            taken = RankStacks(rank=before.rank, pid=before.pid, taken_by="faulthandler")
-            return RankStacks(**{**vars(taken), "missing": before.missing, "threads": threads})
+            taken = RankStacks(rank=from_py_spy.rank, pid=from_py_spy.pid, taken_by="faulthandler")
+            return RankStacks(**{**vars(taken), "missing": from_py_spy.missing, "threads": threads})
         why = self._refused or "it did not answer the signal for its stacks"
-        return RankStacks(rank=before.rank, pid=before.pid, missing=f"{why}; {before.missing}")
+        return RankStacks(
+            rank=from_py_spy.rank, pid=from_py_spy.pid, missing=f"{why}; {from_py_spy.missing}"
+        )
 
 
 def _refuse(pid: int, file: Path) -> str:
@@ -221,20 +223,20 @@ def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
     """The threads of what faulthandler wrote; the main one is the last. Pure."""
     threads: list[ThreadStack] = []
     for line in text.splitlines():
-        if found := _THREAD.match(line):
-            threads.append(ThreadStack(name=found["name"] or ""))
-        elif threads and (frame := _FRAME.match(line)):
-            number = int(frame[2]) if frame[2].isdigit() else 0
-            one = Frame(function=frame[3], file=frame[1], line=number)
-            threads[-1] = ThreadStack(name=threads[-1].name, frames=(*threads[-1].frames, one))
+        if thread := _THREAD.match(line):
+            threads.append(ThreadStack(name=thread["name"] or ""))
+        elif threads and (call := _FRAME.match(line)):
+            number = int(call[2]) if call[2].isdigit() else 0
+            frame = Frame(function=call[3], file=call[1], line=number)
+            threads[-1] = ThreadStack(name=threads[-1].name, frames=(*threads[-1].frames, frame))
     if threads:
         threads[-1] = ThreadStack(name="MainThread", is_main=True, frames=threads[-1].frames)
-    return _own_threads(threads)
+    return _script_threads(threads)
 
 
-def _own_threads(threads: Any) -> tuple[ThreadStack, ...]:
+def _script_threads(threads: Any) -> tuple[ThreadStack, ...]:
     """The script's threads, without the frames that run it and the thread that answers looks."""
-    found = []
+    kept = []
     for thread in threads:
         frames = thread.frames
         runs = (n for n, f in enumerate(frames) if f.file.endswith(_RUNS_SCRIPT))
@@ -242,5 +244,5 @@ def _own_threads(threads: Any) -> tuple[ThreadStack, ...]:
         # As in tracebacks, the frames that import and run a module are left out.
         frames = tuple(f for f in frames if not f.file.startswith(("<frozen ", *_PACKAGES)))
         if frames or thread.is_main:
-            found.append(ThreadStack(name=thread.name, is_main=thread.is_main, frames=frames))
-    return cut_threads(found)
+            kept.append(ThreadStack(name=thread.name, is_main=thread.is_main, frames=frames))
+    return cut_threads(kept)

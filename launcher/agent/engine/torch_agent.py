@@ -1,8 +1,8 @@
-"""Runs this node's workers under torch's elastic agent, around one store after the other, and tells
-how that ended. Imports torch.
+"""Runs this node's workers under torch's elastic agent, with one coordinator after the other, and
+returns how that ended. Imports torch.
 
 torch's agent calls ``next_rendezvous`` before each start of its workers, when the old ones are
-dead. The handler then reports and counts why they died, and waits for the GPUs or ends the run.
+dead. The handler then records why they died, counts it, and waits for the GPUs or ends the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed.launcher.api import elastic_launch
 
 from launcher.agent.disk import is_full, says_full
 from launcher.agent.endings import (
-    DONE,
+    COMPLETED,
     OTHERS_FINISHED,
     judge_finished,
     judge_raised,
@@ -67,19 +67,19 @@ def run_workers(
 ) -> NodeOutcome:
     """Blocks until the workers are done for good. Call from the main thread."""
     run_once = partial(_run_round, node=node, archive=archive, forks=forks)
-    ended, attempts = Rounds(task, node, clock).run(run_once), node.attempts
-    node.tell_ends(attempts.end(regroups=True))
-    first = next(iter(attempts.ends), None)
-    is_full_disk = ended.cause is Cause.DISK_FULL
+    ending, attempts = Rounds(task, node, clock).run(run_once), node.attempts
+    node.record_ends(attempts.collect_ends(regroups=True))
+    first = next(iter(attempts.worker_ends), None)
+    is_full_disk = ending.cause is Cause.DISK_FULL
     return NodeOutcome(
         node_index=task.node.node_index,
         incarnation=task.node.incarnation,
-        cause=ended.cause,
-        detail=attempts.describe_disk(ended, first) if is_full_disk else ended.detail,
+        cause=ending.cause,
+        detail=attempts.describe_disk(ending, first) if is_full_disk else ending.detail,
         attempts=attempts.count,
         restarts=dict(node.judge.restarts),
         first=first,
-        collateral=attempts.ends[1:],
+        collateral=attempts.worker_ends[1:],
         ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
     )
 
@@ -88,12 +88,13 @@ class Rounds:
     """The coordinators that this node follows, one after the other."""
 
     def __init__(self, task: NodeTask, node: Node, clock: Clock) -> None:
-        meets = bool(task.settings.meet_dir) and task.node.max_nodes > 1
+        meets_in_folder = bool(task.settings.meet_dir) and task.node.max_nodes > 1
         is_static = isinstance(task.node.rendezvous, Static)
-        kind = Meeting if meets else Candidates
+        kind = Meeting if meets_in_folder else Candidates
         self._stores = None if is_static else kind(task, clock, node.token)
         node.healer.rounds = self
-        self._task, self._node, self._clock, self._meets = task, node, clock, meets
+        self._task, self._node, self._clock = task, node, clock
+        self._meets_in_folder = meets_in_folder
         self._planned, self._losses_at = task, list[float]()
         # The group of a node that was here before may have moved to another store.
         self._is_elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
@@ -105,15 +106,15 @@ class Rounds:
         return self._planned
 
     def open_roster(self) -> Client:
-        """The node's part in the group around that one. Blocks; raises ``RendezvousError``."""
+        """A client of the coordinator that was planned. Blocks; raises ``RendezvousError``."""
         plan, before = self._planned.node, self._node.roster
-        meets = plan.rendezvous
-        assert isinstance(meets, Elastic)
+        elastic = plan.rendezvous
+        assert isinstance(elastic, Elastic)
         assert self._stores
         roster = Client(
-            meets.endpoint_host,
-            meets.endpoint_port,
-            meets.id,
+            elastic.endpoint_host,
+            elastic.endpoint_port,
+            elastic.id,
             self._stores.rules,
             token=self._node.token,
             last=before.last if before else group.NONE,
@@ -124,7 +125,7 @@ class Rounds:
         return roster
 
     def on_lost(self, cause: Cause) -> bool:
-        """The coordinator is gone, or the node ended with it; returns whether to try another."""
+        """Notes that the coordinator is gone, for this cause; returns whether to try another."""
         roster = self._node.roster
         self._is_elsewhere = roster is not None and roster.status.closed == group.FENCED_OUT
         self._losses_at.append(self._clock.monotonic())
@@ -141,9 +142,9 @@ class Rounds:
                 try:
                     planned = self.plan_next()
                 except OSError as error:
-                    meant = Cause.RENDEZVOUS_UNREACHABLE
-                    return judge_raised(meant, str(error), says_full=is_full(error))
-                node.had_group = self._meets
+                    cause = Cause.RENDEZVOUS_UNREACHABLE
+                    return judge_raised(cause, str(error), says_full=is_full(error))
+                node.had_group = self._meets_in_folder
                 end = run_once(planned)
                 if not self.on_lost(end.cause):
                     return end
@@ -151,7 +152,7 @@ class Rounds:
                     end = replace(end, detail="the job goes on around another store")
                 node.on_store_lost(end, len(self._losses_at))
         except SignalException as error:  # torch's handler is heard between two stores too
-            return judge_raised(Cause.PREEMPTED, say_error(error))
+            return judge_raised(Cause.PREEMPTED, describe_error(error))
 
 
 def _run_round(task: NodeTask, node: Node, archive: str, *, forks: bool) -> Ending:
@@ -167,7 +168,7 @@ def _run_round(task: NodeTask, node: Node, archive: str, *, forks: bool) -> Endi
             elastic_launch(config, guard.enter_forked)(*command)
         else:
             elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
-        end = DONE
+        end = COMPLETED
     except BaseException as error:
         end = judge_error(error, node)
     finally:
@@ -200,7 +201,7 @@ class NodeHandler(RosterHandler):
         """Raises ``RendezvousClosedError`` where ``node.ending`` says why this node ends."""
         node = self._node
         comes_too_late, blame_peer = node.healer.comes_too_late, False
-        with node.healer.instead():
+        with node.healer.suspended():
             if comes_too_late:
                 self._roster.leave()
                 self._end(OTHERS_FINISHED)
@@ -212,54 +213,54 @@ class NodeHandler(RosterHandler):
             node.enter("rendezvous")
             try:
                 joins = self._roster.may_expect
-                mine = self._roster.expect() if joins else self._roster.meet()
+                membership = self._roster.expect() if joins else self._roster.meet()
             finally:
-                self._tell_losses()
+                self._report_losses()
             node.healer.joins = joins
-        assert mine is not None
+        assert membership is not None
         self._regroups = False
-        if blame_peer and (membership := self._roster.membership):
+        if blame_peer and (sealed := self._roster.membership):
             # By now it is known if a node left.
-            is_fault = membership.cause is group.RoundCause.FAULT
+            is_fault = sealed.cause is group.RoundCause.FAULT
             cause = Cause.WORKER_FAULT if is_fault else Cause.LOST_PEER
-            node.on_restart(cause, node.attempts.ends)
-        node.on_rendezvous(mine.rank, mine.size)
+            node.on_restart(cause, node.attempts.worker_ends)
+        node.on_rendezvous(membership.rank, membership.size)
         self._has_run = True
-        return describe(mine)
+        return describe(membership)
 
     def _judge_last_attempt(self) -> bool:
-        """Ends the node, or counts a restart; returns whether all that failed blame a peer."""
+        """Ends the node, or counts a restart; returns whether each failed worker blames a peer."""
         node = self._node
         if node.attempts.were_signalled():
             # The supervisor may have got the same signal, and will ask.
-            wait_until(self._files.is_asked, REQUEST_LIMIT_S, SOON_S, SystemClock())
-        if self._files.is_asked() and not self._files.is_for_resize():
+            wait_until(self._files.is_requested, REQUEST_LIMIT_S, SOON_S, SystemClock())
+        if self._files.is_requested() and not self._files.is_for_resize():
             # Not an error: the others re-form, so the rendezvous must stay open.
             raise SignalException("asked to stop", signal.SIGTERM)
         if node.attempts.have_succeeded():
             # The group re-forms, but this node's workers had ended well before that.
             self._roster.say("finish")
             self._roster.wait_until_closed()
-            self._end(DONE)
+            self._end(COMPLETED)
         node.enter("restart")
         attempts, regroups = node.attempts, self._regroups
-        attempts.ends = attempts.end(regroups=regroups)
-        node.tell_ends(attempts.ends)
-        step = node.judge.judge(attempts.ends, attempts.steps(), regroups=regroups)
+        attempts.worker_ends = attempts.collect_ends(regroups=regroups)
+        node.record_ends(attempts.worker_ends)
+        step = node.judge.judge(attempts.worker_ends, attempts.steps(), regroups=regroups)
         if isinstance(step, Ending):
             if step.cause is not Cause.DISK_FULL:
                 # A full disk ends this node alone: the others wait for it, or go on without it.
                 self._roster.close(group.FAILED)
             self._end(step)
         if step.cause is not Cause.LOST_PEER:
-            node.on_restart(step.cause, attempts.ends)
-        return step.cause is Cause.LOST_PEER and bool(attempts.ends)
+            node.on_restart(step.cause, attempts.worker_ends)
+        return step.cause is Cause.LOST_PEER and bool(attempts.worker_ends)
 
     def _end(self, end: Ending) -> NoReturn:
         self._node.ending = end
         raise rdzv.RendezvousClosedError
 
-    def _tell_losses(self) -> bool:
+    def _report_losses(self) -> bool:
         """Reports nodes that were lost since the last call; returns whether there were any."""
         losses = self._roster.take_losses()
         for text in losses:
@@ -275,18 +276,18 @@ class NodeHandler(RosterHandler):
             if roster.status.newcomers:
                 # The workers go on until the newcomers are ready: there is nothing to commit.
                 roster.say("admit")
-            self._tell_losses()
+            self._report_losses()
             return 0
-        self._admission.look()
+        self._admission.poll()
         waiting = int(bool(healer.refused)) or super().num_nodes_waiting()
-        if self._tell_losses():
+        if self._report_losses():
             # The workers are ended next, and only they know in which collective they wait.
-            self._node.looker.take("loss", stacks=False)
+            self._node.looker.take_look("loss", stacks=False)
         self._regroups = self._regroups or waiting > 0
         return waiting
 
 
-_MEANING: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Cause], ...] = (
+_CAUSE_OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Cause], ...] = (
     (SignalException, Cause.PREEMPTED),
     (ChildFailedError, Cause.TRAINING_FAILED),
     (preload.ServerGoneError, Cause.AGENT_FAILED),
@@ -295,11 +296,11 @@ _MEANING: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Cau
     (rdzv.RendezvousTimeoutError, Cause.RENDEZVOUS_UNREACHABLE),
     (_STORE_ERRORS, Cause.STORE_LOST),
 )
-"""What each error means by itself; any other one is the agent's own."""
+"""The cause that each type of error stands for; any other error is a fault of the agent."""
 
 
 def judge_error(error: BaseException, node: Node) -> Ending:
-    """Why the node ends, from whatever torch's agent raises; tells the group that it goes."""
+    """Why the node ends, from what torch's agent has raised; also leaves the group."""
     if node.ending is not None:
         return node.ending
     roster, succeeded = node.roster, node.attempts.have_succeeded()
@@ -309,12 +310,12 @@ def judge_error(error: BaseException, node: Node) -> Ending:
         # So that the others re-form at once.
         roster.leave()
     if isinstance(error, ChildFailedError):
-        node.attempts.ends = node.attempts.end()
-    cause = next((cause for kind, cause in _MEANING if isinstance(error, kind)), None)
+        node.attempts.worker_ends = node.attempts.collect_ends()
+    cause = next((cause for kind, cause in _CAUSE_OF_ERROR if isinstance(error, kind)), None)
     if cause is Cause.RENDEZVOUS_CLOSED and not isinstance(error, ReplacedError):
         status = roster.status if roster else group.GroupStatus()
         by_fault = status.cause is group.RoundCause.FAULT
-        return node.judge.judge_closing(status.closed, node.attempts.ends, by_fault=by_fault)
+        return node.judge.judge_closing(status.closed, node.attempts.worker_ends, by_fault=by_fault)
     # The coordinator, which takes the generations, says it in words.
     is_state = isinstance(error, rdzv.RendezvousStateError)
     full = is_full(error) or (is_state and says_full(str(error)))
@@ -322,16 +323,16 @@ def judge_error(error: BaseException, node: Node) -> Ending:
         traceback.print_exception(error)
     return judge_raised(
         cause,
-        say_error(error) if cause or full else f"{type(error).__name__}: {error}",
+        describe_error(error) if cause or full else f"{type(error).__name__}: {error}",
         says_full=full,
         had_group=node.had_group,
         succeeded=succeeded,
-        first=next(iter(node.attempts.ends), None),
+        first=next(iter(node.attempts.worker_ends), None),
     )
 
 
-def say_error(error: BaseException) -> str:
-    """An error with a cause, in a line; empty where the worker that failed says it."""
+def describe_error(error: BaseException) -> str:
+    """An error with a known cause, in one line; empty if the failed worker's record says it."""
     match error:
         case SignalException():
             return f"the agent got {name_signal(error.sigval)}"

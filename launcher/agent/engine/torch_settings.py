@@ -68,13 +68,13 @@ def quieten_torch() -> None:
 
 
 def keep_signals_from_torch() -> None:
-    """Has torch's handler, which ends the workers, wait for the supervisor's word.
+    """Makes torch's handler, which ends the workers, do nothing until the supervisor orders it.
 
     torch sets it by this name at each start of the workers. Idempotent.
     """
     handler = getattr(multiprocessing_api, _TORCHS_HANDLER, None)
     if handler is not None and handler.__module__ == multiprocessing_api.__name__:
-        setattr(multiprocessing_api, _TORCHS_HANDLER, signals.only_when_told(handler))
+        setattr(multiprocessing_api, _TORCHS_HANDLER, signals.only_when_ordered(handler))
 
 
 class RunFolderLogs(LogsSpecs):
@@ -142,6 +142,6 @@ class RunFolderLogs(LogsSpecs):
                 guard.WORKER_DIR: str(worker.folder),
                 guard.EXIT_GRACE_S: str(self._task.settings.exit_grace_s),
                 guard.PARENT_PID: str(os.getpid()),
-                protocol.ASKED_FILE: str(worker.asked),
+                protocol.ASKED_FILE: str(worker.asked_file),
             }
         )

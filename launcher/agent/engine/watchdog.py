@@ -26,14 +26,14 @@ from launcher.contract.waits import LOOK_S
 BUSY_SHARE = 0.05
 """Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
-"""A hang is decided by two looks that are at least this far apart and see the same beats."""
+"""A hang is decided by two readings that are at least this far apart and have the same beats."""
 STOOD_STILL_S = 5.0
-"""After so long between two looks, this process stood still, and its workers with it."""
+"""If two polls are further apart than this, the process stood still, and its workers with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Silence:
-    """One worker that has said nothing for ``silent_s``, longer than ``limit_s``."""
+    """One worker without a beat for ``silent_s`` seconds, which is longer than ``limit_s``."""
 
     rank: int
     silent_s: float
@@ -49,9 +49,9 @@ class Reading:
     cpu_s: float
 
     def share_since(self, first: Reading | None) -> float | None:
-        """The share of a core that a worker has used since an earlier look, on average. Pure.
+        """The share of a core that a worker has used since an earlier reading, on average. Pure.
 
-        None if a worker has beaten since, or if the two looks are too close to tell.
+        None if a worker has beaten since, or if the readings are less than ``PROOF_S`` apart.
         """
         if first is None or first.beats != self.beats or self.at - first.at < PROOF_S:
             return None
@@ -115,7 +115,7 @@ def decide_hung(
     """
     if not silent or len(silent) < workers:
         return None
-    longest = max(silent, key=lambda one: one.silent_s)
+    longest = max(silent, key=lambda silence: silence.silent_s)
     if busy and longest.silent_s < max_s:
         return None
     return longest
@@ -156,11 +156,11 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopping.wait(LOOK_S):
-            self.look()
+            self.poll()
             self._looker.answer()
 
-    def look(self) -> None:
-        """One look at the present attempt; kills its workers where they hang."""
+    def poll(self) -> None:
+        """Reads the beats of the present attempt once; kills its workers if they hang."""
         now = self._clock.monotonic()
         if now - self._looked_at > STOOD_STILL_S or self._waits():
             self.book.wake(now)
@@ -183,19 +183,19 @@ class Watchdog:
         if not workers or len(silent) < len(workers):
             self._first = None
             return
-        first, now_read = self._first, self._read(beats)
-        share = now_read.share_since(first)
+        first, second = self._first, self._take_reading(beats)
+        share = second.share_since(first)
         if first is None or first.beats != beats or share is not None:
-            self._first = now_read
+            self._first = second
         if first is None or share is None:
             return
         if hung := decide_hung(silent, len(workers), share > BUSY_SHARE, self._max_s):
             # Before the hang is reported: whoever reads that could end the workers.
-            looked = self._looker.take("hang") or "no file: they could not be written"
-            self._tell(hung, (first.at, now_read.at), share, beats[hung.rank], looked)
+            stacks_in = self._looker.take_look("hang") or "no file: they could not be written"
+            self._report_hang(hung, (first.at, second.at), share, beats[hung.rank], stacks_in)
             self._end(beats, workers)
 
-    def _read(self, beats: Mapping[int, WorkerBeat]) -> Reading:
+    def _take_reading(self, beats: Mapping[int, WorkerBeat]) -> Reading:
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]
         cpu_s = sum(processes.cpu_seconds(tree) for tree in trees)
         return Reading(at=self._clock.monotonic(), beats=beats, cpu_s=cpu_s)
@@ -208,13 +208,13 @@ class Watchdog:
             processes.send(beat.pid, signal.SIGKILL)
         self._ended_attempt = self._attempt
 
-    def _tell(
+    def _report_hang(
         self,
         hung: Silence,
         read_at: tuple[float, float],
         cpu_share: float,
         beat: WorkerBeat,
-        looked: object,
+        stacks_in: object,
     ) -> None:
         limit_s = self._max_s if cpu_share > BUSY_SHARE else hung.limit_s
         first, second = read_at
@@ -222,7 +222,7 @@ class Watchdog:
             f"rank {hung.rank} has hung for {hung.silent_s:.1f} s "
             f"(limit {limit_s:.1f} s): beat {beat.number}, at step {beat.steps}, was its last in "
             f"two reads {second - first:.1f} s apart, between which each worker used "
-            f"{cpu_share:.1%} of a core; stacks are in {looked}"
+            f"{cpu_share:.1%} of a core; stacks are in {stacks_in}"
         )
         self._ledger.write(
             "hang",

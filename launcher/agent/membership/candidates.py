@@ -1,6 +1,7 @@
-"""How a node comes to the run's coordinator: to one that serves already, else the next serves.
+"""How a node finds the run's coordinator. If none serves yet, the next candidate starts one.
 
-The plan names the candidates. Nodes whose addresses nobody knows meet in a folder that all see.
+The plan names the candidates. Nodes whose addresses the plan cannot know announce their coordinator
+in a folder that all nodes see.
 """
 
 from __future__ import annotations
@@ -28,40 +29,44 @@ from launcher.contract.records import parse_object, parse_record
 from launcher.contract.waits import LOOK_S
 
 CONNECT_LIMIT_S = 15.0
-"""How long a later one may take to answer: its node runs already, and lost the last one too."""
+"""How long a later coordinator may take to answer. It is shorter than for the first one, because
+its node runs already and has lost the last coordinator too."""
 ANSWER_LIMIT_S = 1.0
 REJOIN_LIMIT_S = 90.0
 RETURN_LIMIT_S = 10.0
-"""How long, after the detection limit, a node that came back looks for that of the others."""
+"""How long beyond the detection limit a node that came back looks for the others' coordinator."""
 GONE_S = 6 * SIGN_S
 """A coordinator that cannot be reached and shows no sign of life for so long is gone."""
 REACH_LIMIT_S = 60.0
-"""How long a node tries to reach one that shows signs of life."""
+"""How long a node tries to reach a coordinator that shows signs of life."""
 
 
-def _direct(task: NodeTask, host: str, port: int, own: str = "") -> NodeTask:
-    """The task with a coordinator there; ``own`` is this node's address on the way, if known."""
+def _direct(task: NodeTask, host: str, port: int, own_addr: str = "") -> NodeTask:
+    """The task with the coordinator at this address; ``own_addr`` is this node's own on the route
+    there, if known."""
     node, rendezvous = task.node, task.node.rendezvous
     assert isinstance(rendezvous, Elastic)
     there = replace(rendezvous, endpoint_host=host, endpoint_port=port)
-    return replace(task, node=replace(node, rendezvous=there, local_addr=own or node.local_addr))
+    return replace(
+        task, node=replace(node, rendezvous=there, local_addr=own_addr or node.local_addr)
+    )
 
 
 class Candidates:
-    """Those at the addresses of the plan, one after the other: every node counts them alike."""
+    """The coordinators at the addresses of the plan, tried in an order that all nodes share."""
 
     def __init__(self, task: NodeTask, clock: Clock, token: str = "") -> None:
         self._task, self._clock, self._token = task, clock, token
         self._number = 0
         self.rules = parse_rules(task.node)
-        """Of the group around the last plan's coordinator."""
+        """The rules for the coordinator that was planned last."""
         self.served: CoordinatorProcess | None = None
-        """That one, if it runs here."""
+        """That coordinator, if it runs on this node."""
 
     def plan_round(self, *, elsewhere: bool = False) -> NodeTask:
-        """The task with the next coordinator, or the one that the others use already. Blocks.
+        """The task with the next coordinator, or with the one that the others use already. Blocks.
 
-        Where it is this node's turn, it serves. ``elsewhere``: the others may go on around one that
+        Starts the coordinator if it is this node's turn. ``elsewhere``: the others may use one that
         this node does not know yet. Raises ``OSError``.
         """
         number, stores = self._find(patient=elsewhere), self._task.settings.stores
@@ -93,7 +98,10 @@ class Candidates:
         return self.served
 
     def _find(self, *, patient: bool) -> int:
-        """Of the one that serves already: a node that came back must not start a second group."""
+        """The number of the coordinator that serves already, else of the next one.
+
+        A node that came back must not start a second group.
+        """
         following, stores = self._number, self._task.settings.stores
         run_id = self._task.node.rendezvous.id
         if len(stores) < 2:
@@ -126,14 +134,15 @@ class Announcement:
     machine: str
     run_id: str
     origin: str
-    """By which the coordinator is known from whatever else listens there."""
+    """The coordinator's own id. It tells it from whatever else may listen at the address."""
 
 
 class Meeting(Candidates):
-    """Those in a folder, numbered: whoever creates ``coordinator-NUMBER.json`` first serves next.
+    """The coordinators that are announced in a folder. Whoever creates the next
+    ``coordinator-NUMBER.json`` first serves.
 
-    So whichever nodes are there form a group, and one that comes back finds it. The names are never
-    used again, because clients of network file systems remember old files for long.
+    So whichever nodes are there form a group, and a node that comes back finds it. No name is used
+    twice, because clients of network file systems remember old files for long.
     """
 
     _joined = ("", "")
@@ -143,17 +152,17 @@ class Meeting(Candidates):
         super().__init__(task, clock, token)
         awaits, rendezvous = task.settings.awaits_nodes, task.node.rendezvous
         assert isinstance(rendezvous, Elastic)
-        is_told = "join_timeout_s" in dict(rendezvous.conf)
-        join_s = NEVER_S if awaits and not is_told else self.rules.join_timeout_s
+        is_given = "join_timeout_s" in dict(rendezvous.conf)
+        join_s = NEVER_S if awaits and not is_given else self.rules.join_timeout_s
         # After that the group's other nodes end, and their scheduler can start all nodes anew.
-        rejoin_s = join_s if awaits or is_told else REJOIN_LIMIT_S
+        rejoin_s = join_s if awaits or is_given else REJOIN_LIMIT_S
         self.rules = replace(self.rules, join_timeout_s=join_s, rejoin_timeout_s=rejoin_s)
         self._shorten_connect()
 
     def plan_round(self, *, elsewhere: bool = False) -> NodeTask:
-        """``elsewhere`` changes nothing: the folder names that of the others.
+        """``elsewhere`` changes nothing: the folder names the others' coordinator.
 
-        Raises ``ConnectionError`` where one lives, but this node cannot reach it.
+        Raises ``ConnectionError`` if a coordinator is alive but this node cannot reach it.
         """
         folder, self.served = Path(self._task.settings.meet_dir), None
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,16 +174,16 @@ class Meeting(Candidates):
                 return task
 
     def _claim(self, path: Path) -> NodeTask | None:
-        """Serves; None where another node was first."""
+        """Starts a coordinator here and announces it; None if another node was first."""
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
             return None
         served, node = self._serve(0, sign=path), self._task.node
-        own = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
-        own.pop(LOOPBACK, None)
-        said = Announcement(
-            addresses=(*own, LOOPBACK),
+        own_addresses = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
+        own_addresses.pop(LOOPBACK, None)
+        announcement = Announcement(
+            addresses=(*own_addresses, LOOPBACK),
             port=served.port,
             host=socket.gethostname(),
             node_index=node.node_index,
@@ -182,71 +191,80 @@ class Meeting(Candidates):
             run_id=node.rendezvous.id,
             origin=served.origin,
         )
-        path.write_text(json.dumps(asdict(said)))
-        self._joined = (said.origin, LOOPBACK)
+        path.write_text(json.dumps(asdict(announcement)))
+        self._joined = (announcement.origin, LOOPBACK)
         return _direct(self._task, LOOPBACK, served.port)
 
     def _reach(self, path: Path) -> NodeTask | None:
-        """With the one that is announced there; None where it is gone."""
+        """The task with the coordinator that the file announces; None if that one is gone."""
         began = signed_at = self._clock.monotonic()
         sign = 0
         while True:
             now = self._clock.monotonic()
-            said, seen = _read(path)
-            if seen != sign:
-                sign, signed_at = seen, now
-            answers = reach(said, self._token) if said else {}
+            announcement, newest_sign = _read_announcement(path)
+            if newest_sign != sign:
+                sign, signed_at = newest_sign, now
+            answers = reach(announcement, self._token) if announcement else {}
             for address, error in answers.items():
-                its = (said.origin if said else "", address)
-                if said and error is None:
-                    self._joined = its
+                place = (announcement.origin if announcement else "", address)
+                if announcement and error is None:
+                    self._joined = place
                     is_here = addresses.is_loopback(address)
-                    own = "" if is_here else addresses.address_towards(address)
-                    return _direct(self._task, address, said.port, own)
+                    own_addr = "" if is_here else addresses.address_towards(address)
+                    return _direct(self._task, address, announcement.port, own_addr)
                 # No firewall stands between a machine and itself.
-                is_sure = address == LOOPBACK or its == self._joined
+                is_sure = address == LOOPBACK or place == self._joined
                 if is_sure and isinstance(error, ConnectionRefusedError):
                     return None
             if now - signed_at >= GONE_S:
                 return None
             if now - began >= REACH_LIMIT_S:
-                raise ConnectionError(_describe(path, said, answers))
+                raise ConnectionError(_describe(path, announcement, answers))
             self._clock.sleep(LOOK_S)
 
 
-def _describe(path: Path, said: Announcement | None, answers: Mapping[str, object]) -> str:
-    if said is None:
+def _describe(path: Path, announcement: Announcement | None, answers: Mapping[str, object]) -> str:
+    if announcement is None:
         return f"{path} does not say where the run's coordinator is"
     errors = ", ".join(f"{address} ({error})" for address, error in answers.items())
     return (
-        f"the run's coordinator of node {said.node_index} on {said.host} is alive, but port "
-        f"{said.port} of {errors or said.addresses} cannot be reached from here: "
-        "check the network and firewalls between the nodes"
+        f"the run's coordinator of node {announcement.node_index} on {announcement.host} is alive, "
+        f"but port {announcement.port} of {errors or announcement.addresses} cannot be reached "
+        "from here: check the network and firewalls between the nodes"
     )
 
 
-def _read(path: Path) -> tuple[Announcement | None, int]:
-    """None while it is being written; and a time that changes while its coordinator lives."""
-    seen = 0
+def _read_announcement(path: Path) -> tuple[Announcement | None, int]:
+    """The announcement, None while it is being written, and the file's time of change in
+    nanoseconds, which grows as long as the coordinator lives."""
+    signed_ns = 0
     # At an open, network file systems ask the server.
     with contextlib.suppress(OSError, ValueError), path.open() as file:
-        seen = os.fstat(file.fileno()).st_mtime_ns
-        return parse_record(Announcement, parse_object(file.read())), seen
-    return None, seen
+        signed_ns = os.fstat(file.fileno()).st_mtime_ns
+        return parse_record(Announcement, parse_object(file.read())), signed_ns
+    return None, signed_ns
 
 
-def reach(said: Announcement, token: str = "") -> dict[str, object]:
-    """Why it cannot be reached at each address; None where it can. All at once: some are silent."""
+def reach(announcement: Announcement, token: str = "") -> dict[str, object]:
+    """Why the coordinator cannot be reached at each of its addresses; None for one that answers.
 
-    def look(address: str) -> object:
+    Tries all at once, because some may not answer. Blocks for about ``ANSWER_LIMIT_S``.
+    """
+
+    def try_address(address: str) -> object:
         try:
-            origin = ask(address, said.port, said.run_id, ANSWER_LIMIT_S, token)
+            origin = ask(address, announcement.port, announcement.run_id, ANSWER_LIMIT_S, token)
         except (OSError, WireError) as error:
             return error
-        return None if origin == said.origin else WireError("another coordinator answers")
+        return None if origin == announcement.origin else WireError("another coordinator answers")
 
-    own, is_same = addresses.own_addresses(), addresses.name_machine() == said.machine != ""
+    own_addresses = addresses.own_addresses()
+    is_same = addresses.name_machine() == announcement.machine != ""
     # An address that both machines have, as Docker's, leads back to this one.
-    usable = [a for a in said.addresses if is_same or not (addresses.is_loopback(a) or a in own)]
+    usable = [
+        a
+        for a in announcement.addresses
+        if is_same or not (addresses.is_loopback(a) or a in own_addresses)
+    ]
     with ThreadPoolExecutor() as pool:
-        return dict(zip(usable, pool.map(look, usable), strict=True))
+        return dict(zip(usable, pool.map(try_address, usable), strict=True))

@@ -1,5 +1,5 @@
-"""A node's part in the group: its connection to the coordinator. Says when the coordinator is gone,
-and when the group has to form again.
+"""A node's connection to the coordinator. It notices when the coordinator is gone, and when the
+group has to form again.
 
 A connection that ends is dialled again at once: where the port refuses, the coordinator is gone.
 The caller judges its silence.
@@ -64,8 +64,8 @@ class Client:
     ) -> None:
         """``addr`` is where the other nodes reach this one.
 
-        ``last`` is the membership that it was in around another coordinator. ``served`` is the
-        coordinator, if it runs here; it ends with this.
+        ``last`` is the membership that this node had at another coordinator. ``served`` is the
+        coordinator, if it runs here; it ends with this client.
         """
         self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
         self._clock, self._token, self._before = SystemClock(), token, last
@@ -135,11 +135,13 @@ class Client:
     @property
     def last(self) -> Last:
         """The newest membership that this node was in, here or around another coordinator."""
-        mine, status = self.membership, self.status
-        if mine is None:
+        membership, status = self.membership, self.status
+        if membership is None:
             return self._before
-        majority_of = status.majority_of if status.generation == mine.generation else mine.size
-        return Last(mine.generation, majority_of, status.faults, status.finished)
+        majority_of = (
+            status.majority_of if status.generation == membership.generation else membership.size
+        )
+        return Last(membership.generation, majority_of, status.faults, status.finished)
 
     def say(self, what: str, **more: object) -> None:
         """Tells the coordinator: ``finish``, when all workers have succeeded; ``admit``, when the
@@ -154,23 +156,23 @@ class Client:
         self._send(message)
 
     def settle(self, done: Callable[[], object], timeout_s: float) -> bool:
-        """Waits for what the coordinator says; False if not in time, or the connection failed."""
+        """Waits until ``done``; False after ``timeout_s``, or if the coordinator is gone."""
         with self._changed:
             self._changed.wait_for(lambda: done() or self._failure, timeout_s)
             return bool(done())
 
     def wake(self) -> None:
-        """Has those who wait for something look again."""
+        """Makes all threads that wait here check their condition again."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, done: Callable[[], object]) -> None:
-        """The same, without a limit; raises ``RendezvousConnectionError``."""
+        """Waits until ``done``, without a limit; raises ``RendezvousConnectionError``."""
         while not self.settle(done, self._rules.silence_s / 4):
             self.check()
 
     def shutdown(self) -> bool:
-        """Ends this node's part, once; what the others learn depends on how it ends.
+        """Leaves the group; the exception being handled decides what the others are told.
 
         After success it waits until the others have finished too: the coordinator may run here.
         ``ChildFailedError`` closes the run. After any other exception it leaves.
@@ -219,16 +221,16 @@ class Client:
             self.answer = None
             self.say("join", member=me, limit_s=limit_s, last=self.last)
             self.wait_for(lambda: self.answer or is_over())
-        if (mine := self.answer) is None:
+        if (reply := self.answer) is None:
             return None
-        if not isinstance(mine, Membership):
-            raise REFUSALS[mine["refused"]](mine["text"])
-        return mine
+        if not isinstance(reply, Membership):
+            raise REFUSALS[reply["refused"]](reply["text"])
+        return reply
 
     def expect(self) -> Membership:
-        """This node's likely place in the group that runs, for workers that start before it asks.
+        """This node's likely place in the running group, for workers that start before it has one.
 
-        They are told their true place once the group has formed with this node.
+        They are sent their true place once the group has formed with this node.
         """
         rules = self._rules
         return Membership(
@@ -265,26 +267,31 @@ class Client:
     @property
     def is_member(self) -> bool:
         """Whether this node's membership is the newest, and no round was opened since."""
-        mine, status = self.membership, self.status
-        return mine is not None and status.sealed and status.generation == mine.generation
+        membership, status = self.membership, self.status
+        return (
+            membership is not None and status.sealed and status.generation == membership.generation
+        )
 
     @property
     def is_left_behind(self) -> bool:
         """Whether the others have formed a group without this node."""
-        mine = self.membership
-        return mine is not None and self.status.generation > mine.generation
+        membership = self.membership
+        return membership is not None and self.status.generation > membership.generation
 
     def take_losses(self) -> tuple[str, ...]:
-        """The losses of nodes that were told since the last call, in words."""
+        """The nodes that the coordinator reported as lost since the last call, in words."""
         return tuple(self.losses.popleft() for _ in range(len(self.losses)))
 
     def leave(self) -> bool:
-        """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
+        """Tells the coordinator that this node leaves; the others form a group without it.
+
+        Idempotent; blocks for 2 s at most.
+        """
         self.say("leave")
         return self.settle(lambda: self.alone is not None, PARTING_LIMIT_S)
 
     def wait_until_closed(self) -> None:
-        """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
+        """Blocks until the run is closed or the coordinator is gone; signal handlers may raise."""
         with contextlib.suppress(rdzv.RendezvousConnectionError):
             self.wait_for(self.is_closed)
 
@@ -297,7 +304,7 @@ class Client:
     def _run(self) -> None:
         try:
             while not (self._ending or self._failure):
-                self._speak()
+                self._run_connection()
             self._fail("ended")
         except Exception as error:
             self._fail(f"the connection to {self.where} failed: {error!r}")
@@ -307,8 +314,8 @@ class Client:
             self._failure = self._failure or text
             self._changed.notify_all()
 
-    def _speak(self) -> None:
-        """Dials, greets, says all that is wished, and hears until the connection ends."""
+    def _run_connection(self) -> None:
+        """Connects, greets, sends all wishes, and reads messages until the connection ends."""
         try:
             limit_s = max(0.5, self._rules.silence_s / 2)
             connection = socket.create_connection((self.host, self.port), limit_s)
@@ -320,9 +327,9 @@ class Client:
             return
         with connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            mine = {"run_id": self.run_id, "token": self._token, "name": self.name}
+            identity = {"run_id": self.run_id, "token": self._token, "name": self.name}
             try:
-                origin, _, lines = wire.greet(connection, **mine)
+                origin, _, lines = wire.greet(connection, **identity)
             except wire.WireError as error:
                 if self._why != str(error):
                     self._why = str(error)
@@ -346,7 +353,7 @@ class Client:
                     message = wire.decode(line)
                     with self._changed:
                         self._heard_at = self._clock.monotonic()
-                        if self._take_in(message):
+                        if self._on_message(message):
                             self._changed.notify_all()
             finally:
                 # Nobody sends while it is closed.
@@ -354,7 +361,7 @@ class Client:
                     self._socket = None
 
     def _send(self, message: wire.Message) -> None:
-        """What cannot be sent now is said on the next connection, if it is a wish."""
+        """Sends a message, if connected; wishes are sent again on the next connection."""
         with self._sending, contextlib.suppress(OSError):
             if (connection := self._socket) is not None:
                 # Ended by the thread, when the connection ends.
@@ -365,8 +372,8 @@ class Client:
             self._send({"says": "alive"})
             self._clock.sleep(self._rules.interval_s)
 
-    def _take_in(self, message: Mapping[str, Any]) -> bool:
-        """Whether it is news to those who wait, and not only a sign of life."""
+    def _on_message(self, message: Mapping[str, Any]) -> bool:
+        """Stores what the message says; returns whether it is more than a sign of life."""
         match message:
             case {"status": status, "losses": losses}:
                 self.status, self._has_status = parse_record(GroupStatus, status), True
@@ -386,7 +393,7 @@ class Client:
 
 @functools.cache
 def answering_port(addr: str) -> int:
-    """A port whose connections the kernel takes as long as this process lives."""
+    """A port that accepts connections as long as this process lives. Raises ``OSError``."""
     listener = wire.listen(0, LOOPBACK if addr in (LOOPBACK, "localhost") else "")
     # A forked process that outlives this one must not answer in its place.
     os.register_at_fork(after_in_child=listener.close)

@@ -37,11 +37,11 @@ from launcher.contract.waits import RARE_LOOK_S
 ANSWER_LIMIT_S = 0.5
 """How long a node whose connection has ended may take to come back or to answer."""
 COME_BACK_S = 0.05
-"""So long, and three round trips, a living node takes at most to dial again and to greet."""
+"""How long a living node takes at most to connect again and to greet, besides three round trips."""
 SIGN_S = 1.0
 SETTLE_S = 0.002
-"""What comes within this time is decided about at once, so that a thousand nodes that come one by
-one are not a thousand decisions."""
+"""Events within this time are decided together, so that a thousand nodes that come one by one do
+not cause a thousand decisions."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Coordinator:
     _events: list[decisions.Event] = field(default_factory=list)
     _losses: list[str] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _said: set[str] = field(default_factory=set)
+    _complaints: set[str] = field(default_factory=set)
     _settling: bool = False
 
     def __post_init__(self) -> None:
@@ -104,12 +104,12 @@ class Coordinator:
             self._spawn(self._every(RARE_LOOK_S, partial(self._look_at_fence, take=False)))
         await self._every(min(0.1, self.rules.interval_s), self._tick)
 
-    async def _every(self, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, pause_s: float, poll: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(pause_s)
             # A network file system may fail for a moment.
             with contextlib.suppress(OSError):
-                await look()
+                await poll()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -124,7 +124,7 @@ class Coordinator:
             # Ended by the silence limit, which aborts the connection.
             while peer and (line := await reader.readline()):
                 peer.heard_at = self._clock.monotonic()
-                self._hear(peer, wire.decode(line))
+                self._on_message(peer, wire.decode(line))
         except OSError as error:
             is_orderly = False
             if peer is None:
@@ -144,7 +144,10 @@ class Coordinator:
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Peer | None:
-        """A node of this run; None for whoever only asks who serves here."""
+        """The node that connects; None for a client that only asks which coordinator serves here.
+
+        Raises ``WireError``, or what reading a wrong message raises.
+        """
         nonce = secrets.token_hex(16)
         writer.write(wire.encode({"origin": self.origin, "nonce": nonce}))
         # Ended by the limit of what is around it.
@@ -171,15 +174,15 @@ class Coordinator:
         return peer
 
     def _complain(self, error: object, writer: asyncio.StreamWriter | None = None) -> None:
-        """Says in one line why a connection was ended, and the same only once."""
+        """Logs in one line why a connection was ended; each text once."""
         text = str(error) or type(error).__name__
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._complaints:
+            self._complaints.add(text)
             address = writer and writer.get_extra_info("peername")
             who = str(address[0]).removeprefix("::ffff:") if address else "somebody"
             say(f"rendezvous: a connection from {who} was ended: {text}")
 
-    def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
+    def _on_message(self, peer: Peer, message: dict[str, Any]) -> None:
         match message.get("says"):
             case "alive":
                 peer.send(wire.encode({"alive": True}))
@@ -204,17 +207,17 @@ class Coordinator:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
 
     def _tell_alone(self) -> None:
-        """Where nobody is there that does not leave and may still have to be told something."""
+        """Tells the nodes that leave that they are alone, once no other node is connected."""
         if all(peer.parts or not peer.is_connected for peer in self._peers.values()):
             for peer in self._peers.values():
                 peer.send(wire.encode({"alone": True}))
 
     # -- whether a node is still there -----------------------------------------------------------
     async def _look_for(self, member: Member, is_orderly: bool) -> None:
-        """A connection has ended: whether its process has, too.
+        """Finds out whether a node whose connection has ended is lost.
 
-        A middle box may have cut it, and may refuse for it. Then the node comes back at once, or
-        its port takes a connection. Nothing is proven where nothing answers after a reset.
+        A middle box may have cut the connection, and may refuse in the node's place. Then the node
+        connects again at once, or its port accepts. No answer after a reset proves nothing.
         """
         began = self._clock.monotonic()
         try:
@@ -255,7 +258,7 @@ class Coordinator:
 
     # -- deciding and telling ----------------------------------------------------------------------
     def _post(self, *events: decisions.Event) -> None:
-        """Decides soon about these events, or about the time that has passed."""
+        """Adds events, and has the next decision made within ``SETTLE_S``, even without events."""
         if not self._settling:
             self._settling = True
             asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
@@ -267,7 +270,7 @@ class Coordinator:
         self._group, actions = decisions.step(before, events, self._clock.monotonic())
         if self.rules.fence_dir and self._group.closed == FINISHED != before.closed:
             self._spawn(asyncio.to_thread(self._fence.finish, self._group.generation))
-        # First: whoever is answered looks at it.
+        # Before the answers: a node that gets one reads the status.
         self._tell_status()
         for action in actions:
             match action:
@@ -299,11 +302,11 @@ class Coordinator:
 
     # -- generations -------------------------------------------------------------------------------
     async def _look_at_fence(self, *, take: bool) -> None:
-        """Ends where another took a later generation than that of the group that was sealed here.
+        """Closes the run if another coordinator took a later generation than this one's group has.
 
-        Else takes the next one, if asked to: a coordinator that was frozen must not take a number
-        above that of the others. A node that was frozen until the others had finished trains no
-        more.
+        Else takes the next generation, with ``take``: a coordinator that was frozen must not take a
+        number above that of the others. A node that was frozen until the others had finished trains
+        no more.
         """
         try:
             # Nodes that have been in no group begin another training of the job.
@@ -318,7 +321,7 @@ class Coordinator:
                 why = FENCED_OUT if is_own else f"{OTHER_RUN}{newest.run_id}"
                 self._post(decisions.Close(why))
             elif take:
-                number = await asyncio.to_thread(self._fence.take, self.origin)
+                number = await asyncio.to_thread(self._fence.take_next, self.origin)
                 self._post(decisions.Generation(number))
         except OSError as error:
             if take:

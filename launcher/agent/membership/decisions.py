@@ -22,7 +22,7 @@ from launcher.agent.membership.group import (
 REGROUP_LIMIT_S = 60.0
 """How long a later round waits for a living member whose workers are slow to stop."""
 SUCCESSOR_CALL_S = 2.0
-"""Around another coordinator's successor all come at about the same time."""
+"""The longest last call after a coordinator was lost: all nodes come at about the same time."""
 TAKING = -1
 
 
@@ -98,19 +98,19 @@ def step(
     waiting, newest, gone = {**group.waiting}, {**group.newest}, {**group.gone}
     group, actions = replace(group, waiting=waiting, newest=newest, gone=gone), list[Action]()
     for event in events:
-        _take_in(group, event, now, actions)
+        _apply(group, event, now, actions)
     _judge(group, now)
     _seal(group, now, actions)
     actions += _refuse_late(group, now)
     group.heals = group.sealed and group.working() <= group.healing
-    for one in actions:
-        if isinstance(one, Refuse):
-            group.waiting.pop(one.name, None)
+    for action in actions:
+        if isinstance(action, Refuse):
+            group.waiting.pop(action.name, None)
     return group, tuple(actions)
 
 
 # -- taking in -----------------------------------------------------------------------------------
-def _take_in(group: GroupState, event: Event, now: float, actions: list[Action]) -> None:
+def _apply(group: GroupState, event: Event, now: float, actions: list[Action]) -> None:
     match event:
         case Join():
             _join(group, event, now, actions)
@@ -159,7 +159,7 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> N
 
 
 def _strike(group: GroupState, name: str, cause: RoundCause, now: float) -> None:
-    """A round opens, or the one that is open gets its true cause."""
+    """Takes a node out of the group: opens a round, or corrects the cause of the open one."""
     group.waiting.pop(name, None)
     if group.gone.get(name, RoundCause.LOST) is not RoundCause.LOST:
         return
@@ -257,10 +257,10 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
 
 
 def _come_again(group: GroupState) -> int:
-    """How many nodes wait that were in the last membership, wherever that was formed."""
+    """How many of the waiting nodes were in the last membership, wherever that was formed."""
     if group.members:
         return len(group.working() & group.waiting.keys())
-    return sum(0 < one.last.generation == group.generation for one in group.waiting.values())
+    return sum(0 < join.last.generation == group.generation for join in group.waiting.values())
 
 
 def _is_quorate(group: GroupState, chosen: int) -> bool:
@@ -282,9 +282,11 @@ def _refuse_late(group: GroupState, now: float) -> list[Refuse]:
     # Waiting beside a running group does not count.
     if group.sealed or now < group.refuse_at:
         return []
-    ends = {n: max(one.since, group.phase_at) + one.limit_s for n, one in group.waiting.items()}
-    group.refuse_at = min((at for at in ends.values() if at > now), default=math.inf)
-    late = [name for name, at in ends.items() if at <= now]
+    deadlines = {
+        name: max(join.since, group.phase_at) + join.limit_s for name, join in group.waiting.items()
+    }
+    group.refuse_at = min((at for at in deadlines.values() if at > now), default=math.inf)
+    late = [name for name, at in deadlines.items() if at <= now]
     return [Refuse(name, "timeout", _why_not(group, group.waiting[name].limit_s)) for name in late]
 
 

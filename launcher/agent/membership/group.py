@@ -1,5 +1,5 @@
-"""A group as plain values: the keys of ``rdzv_conf`` with their defaults, what the coordinator
-knows of it and tells the nodes."""
+"""A group as plain values: the keys of ``rdzv_conf`` with their defaults, the coordinator's state,
+and what it sends to the nodes."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ class Rules:
 
 
 def parse_rules(plan: NodePlan) -> Rules:
-    """Of a node that meets others. Raises ValueError for a wrong value, TypeError for a key."""
+    """The rules of an elastic node. Raises ValueError for a wrong value, TypeError for a key."""
     assert isinstance(plan.rendezvous, Elastic)
     readers: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
-    kinds = {one.name: str(one.type) for one in fields(Rules)}
+    kinds = {f.name: str(f.type) for f in fields(Rules)}
     values = {
         key: readers.get(kinds.get(key, ""), str)(value) for key, value in plan.rendezvous.conf
     }
@@ -217,7 +217,7 @@ class GroupState(GroupStatus):
     """When the last node came; what a first round waits for."""
     grown_at: float = float("-inf")
     refuse_at: float = float("inf")
-    """No waiting node has waited too long before."""
+    """The earliest time at which a waiting node's limit may be over."""
 
     def working(self) -> set[str]:
         """The members that are there and whose workers have not all succeeded."""
@@ -230,4 +230,4 @@ class GroupState(GroupStatus):
 
     def status(self) -> GroupStatus:
         """What all nodes are told."""
-        return GroupStatus(**{one.name: getattr(self, one.name) for one in fields(GroupStatus)})
+        return GroupStatus(**{f.name: getattr(self, f.name) for f in fields(GroupStatus)})

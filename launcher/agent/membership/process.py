@@ -57,7 +57,7 @@ def serve_forked(
     It listens on all interfaces, unless ``host`` is an address.
 
     Call it from the main thread: the child dies with the calling thread. Raises ``UnservedError``
-    when the port cannot be had.
+    if the port is taken.
     """
     try:
         listener = wire.listen(port, host)

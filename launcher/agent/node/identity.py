@@ -53,7 +53,7 @@ SOURCES: Mapping[str, Source] = {
 
 
 def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None = None) -> NodeTask:
-    """The task with this node's own index, address, size, log folder and part in the rendezvous.
+    """The task with this node's own index, address, size, log folder and rendezvous.
 
     Raises InputError if the environment does not tell the index, or does not fit the plan.
     """
@@ -73,7 +73,7 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
         index = _read_index(name, environ, host)
         addr = environ.get(protocol.POD_IP) or host
     if source.is_pod:
-        task = _as_told(task, environ, addr)
+        task = _with_changed_sizes(task, environ, addr)
     if (index, addr) == (task.node.node_index, task.node.local_addr):
         return task
     return replace(task, node=_with_identity(task, index, addr))
@@ -108,7 +108,7 @@ def take_incarnation(node_folder: Path) -> int:
             number += 1
 
 
-def _as_told(task: NodeTask, environ: Mapping[str, str], addr: str) -> NodeTask:
+def _with_changed_sizes(task: NodeTask, environ: Mapping[str, str], addr: str) -> NodeTask:
     """The task with the sizes that a person or an operator has changed since it was planned."""
     node, settings = task.node, task.settings
     nodes = _read_nodes(environ.get(protocol.NNODES, ""))
@@ -167,15 +167,15 @@ def _read_index(name: str, environ: Mapping[str, str], host_name: str) -> int:
 
 def _parse_index(name: str, source: Source, environ: Mapping[str, str], pod: str = "") -> int:
     """The index in the first of the source's variables that is set. Raises InputError."""
-    variable = next((one for one in source.index if one in environ), None)
+    variable = next((name for name in source.index if name in environ), None)
     text = environ.get(variable or "", "")
     if text.isascii() and text.isdigit():
         return int(text)
-    found = f"{variable or source.index[0]}={text!r}"
+    given = f"{variable or source.index[0]}={text!r}"
     if variable is None and len(source.index) > 1:
         are_unset = f"{' and '.join(source.index)} are not set"
-        found = are_unset + (pod if source.is_pod else "")
+        given = are_unset + (pod if source.is_pod else "")
     fix = "render the manifest with the launcher, or set agent.identity to the source of the index"
     if source.is_task:
         fix = "start one agent on each node by the engine that the plan was made for"
-    raise InputError(f"this node's index is not known: {found}", fix)
+    raise InputError(f"this node's index is not known: {given}", fix)

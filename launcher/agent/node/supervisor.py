@@ -85,7 +85,7 @@ class Supervisor:
         self._stop: Stop | None = None
         self._shows_life_at = float("-inf")
         self._agent_pid = 0
-        self._own: Scratch | None = None
+        self._own_scratch: Scratch | None = None
         self._outcome = NodeOutcome(
             node_index=node.node_index, incarnation=node.incarnation, cause=Cause.AGENT_FAILED
         )
@@ -105,15 +105,15 @@ class Supervisor:
             if not disk.is_full(error):
                 say(f"cannot start: {error}")
                 return int(ExitCode.BAD_INPUT)
-            told = f"{disk.describe(str(error), self._run_dir)}; {error}"
-            self._outcome = replace(self._outcome, cause=Cause.DISK_FULL, detail=told)
+            detail = f"{disk.describe(str(error), self._run_dir)}; {error}"
+            self._outcome = replace(self._outcome, cause=Cause.DISK_FULL, detail=detail)
         else:
             self._outcome = self._run_agent()
         finally:
             processes.end_children()
-            if self._own:
-                self._own.remove()
-        self._tell_end(started_at)
+            if self._own_scratch:
+                self._own_scratch.remove()
+        self._report_end(started_at)
         return self._outcome.exit_code
 
     def _prepare(self) -> None:
@@ -130,22 +130,22 @@ class Supervisor:
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
-        self._own = Scratch()
-        self._scratch = self._own.path
+        self._own_scratch = Scratch()
+        self._scratch = self._own_scratch.path
         if node.workdir is not None:
             os.chdir(node.workdir)
         self._files.clear()
         self._ledger.write("agent-started")
 
-    def _tell_end(self, started_at: float) -> None:
-        told = replace(self._outcome, started_at=started_at, finished_at=self._clock.wall())
-        cause, code = told.cause.value, told.exit_code
+    def _report_end(self, started_at: float) -> None:
+        outcome = replace(self._outcome, started_at=started_at, finished_at=self._clock.wall())
+        cause, code = outcome.cause.value, outcome.exit_code
         self._ledger.write("agent-ended", cause=cause, exit_code=code)
-        write_outcome(self._node_dir / protocol.OUTCOME_FILE, told)
+        write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
         if source_of(self._task).is_pod:
-            write_termination(told, Path(protocol.TERMINATION_LOG))
-        if told.cause is not Cause.COMPLETED:
-            why = f": {told.told}" if told.told else ""
+            write_termination(outcome, Path(protocol.TERMINATION_LOG))
+        if outcome.cause is not Cause.COMPLETED:
+            why = f": {outcome.summary}" if outcome.summary else ""
             say(f"{cause}{why} (exit code {code})")
 
     # -- the agent's process ------------------------------------------------------------------
@@ -162,14 +162,14 @@ class Supervisor:
         # Nothing if it died; both processes share the position in the file.
         os.lseek(file, 0, os.SEEK_SET)
         with open(file) as text:
-            told = parse_node_outcome(text.read())
-        if told and told.detail == RENEW and not self._stop:
+            reported = parse_node_outcome(text.read())
+        if reported and reported.detail == RENEW and not self._stop:
             say(f"{RENEW}: torch is imported anew")
             return self._run_agent()
         stop = self._stop.reason if self._stop else None
         killed = read_oom_kills() > oom_kills
         return judge_node(
-            told, self._outcome, code, stop, killed=killed, had_begun=self._has_begun()
+            reported, self._outcome, code, stop, killed=killed, had_begun=self._has_begun()
         )
 
     def _fork_agent(self, file: int) -> int:
@@ -188,12 +188,12 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             from launcher.agent.engine.run import run_agent
 
-            told = run_agent(
+            outcome = run_agent(
                 self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
             )
             with open(file, "w") as text:
-                text.write(told.to_json())
-            code = told.exit_code
+                text.write(outcome.to_json())
+            code = outcome.exit_code
         except BaseException:
             traceback.print_exc()
         finally:
@@ -208,7 +208,7 @@ class Supervisor:
                 self._take_signal(0.0)
                 return status
             if self._stop is None and (reason := read_stop_file(os.environ)):
-                self._ask(reason)
+                self._request_stop(reason)
             self._show_life()
             self._take_signal(POLL_S if self._stop else SLOW_LOOK_S)
             if self._stop:
@@ -232,23 +232,26 @@ class Supervisor:
             for beat in self._read_beats():
                 processes.send(beat.pid, signum)
         elif signum in REASON_OF_SIGNAL:
-            self._ask(REASON_OF_SIGNAL[signal.Signals(signum)])
+            self._request_stop(REASON_OF_SIGNAL[signal.Signals(signum)])
 
-    def _ask(self, reason: Cause) -> None:
+    def _request_stop(self, reason: Cause) -> None:
         if self._stop:
             # An engine repeats its request; a person who repeats one has lost patience.
             repeats = source_of(self._task).is_task and reason is Cause.PREEMPTED
-            self._stop.times_asked += 0 if repeats else 1
+            self._stop.times_requested += 0 if repeats else 1
             return
         grace_s = self._task.settings.stop_grace_s
-        self._stop = Stop(reason=reason, asked_at=self._clock.monotonic(), grace_s=grace_s)
+        self._stop = Stop(reason=reason, requested_at=self._clock.monotonic(), grace_s=grace_s)
         now = self._clock.wall()
-        self._files.ask(reason.value, at=now, deadline=now + grace_s)
+        self._files.write_request(reason.value, at=now, deadline=now + grace_s)
         self._ledger.write("stop-requested", reason=reason.value, grace_s=grace_s)
-        self._stop.look = self._ask_for_look()
+        self._stop.look_file = self._ask_for_look()
 
     def _ask_for_look(self) -> Path | None:
-        """Has silent workers looked at, who may hang; None if one of them has beaten lately."""
+        """Asks the agent for a look at workers that may hang, and returns the file to wait for.
+
+        None if a worker has beaten within ``SILENT_S``.
+        """
         now, beats = self._clock.monotonic(), self._read_beats()
         if not beats or any(now - beat.at < SILENT_S for beat in beats):
             return None
@@ -263,14 +266,14 @@ class Supervisor:
         return [*filter(None, map(read_heartbeat, self._scratch.glob("heartbeat-*")))]
 
     def _has_begun(self) -> bool:
-        """Whether it has started workers; one that is held starts them elsewhere."""
+        """Whether this node has started workers; a held node counts, as its runs start them."""
         return self._task.settings.hold_idle_s > 0 or any(self._scratch.glob("heartbeat-*"))
 
     def _go_on_stopping(self, stop: Stop) -> None:
         answer = self._files.read_answer()
         step = stop.decide(
             self._clock.monotonic(),
-            speaks=self._files.training_speaks(),
+            will_answer=self._files.training_will_answer(),
             acknowledged=answer is not None,
             has_begun=self._has_begun(),
         )
@@ -282,7 +285,7 @@ class Supervisor:
             if answer is not None:
                 self._ledger.write("stop-acknowledged", step=answer.get("step"))
             stop.terminated_at = self._clock.monotonic()
-            signals.tell_to_end()
+            signals.order_end()
             processes.send(self._agent_pid, signal.SIGTERM)
 
 

@@ -54,14 +54,14 @@ def let_wait(groups: Any) -> None:
     begin, make = groups.init_process_group, groups._new_process_group_helper
 
     @functools.wraps(begin)
-    def begin_patiently(*given: Any, **named: Any) -> Any:
+    def begin_patiently(*args: Any, **kwargs: Any) -> Any:
         # The limit also holds for the store, where ranks meet before they are a group.
-        if len(given) > 2:
-            return begin(*given[:2], _NEVER, *given[3:], **named)
-        return begin(*given, **{**named, "timeout": _NEVER})
+        if len(args) > 2:
+            return begin(*args[:2], _NEVER, *args[3:], **kwargs)
+        return begin(*args, **{**kwargs, "timeout": _NEVER})
 
-    def make_patient(*given: Any, **named: Any) -> Any:
-        return make(*given, **{**named, "timeout": _NEVER} if "timeout" in named else named)
+    def make_patient(*args: Any, **kwargs: Any) -> Any:
+        return make(*args, **{**kwargs, "timeout": _NEVER} if "timeout" in kwargs else kwargs)
 
     groups.init_process_group, groups._new_process_group_helper = begin_patiently, make_patient
     # If torch was imported before the fork, the package has the function under its name too.
@@ -74,7 +74,7 @@ def _file() -> Path:
     return Path(os.environ[protocol.NODE_DIR], protocol.DEBUGGER_FILE)
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"rank {os.environ['RANK']} {text}\n")
 
@@ -90,7 +90,7 @@ def _wait_for_editor() -> None:
         ) from None
     _, port = debugpy.listen((protocol.LOOPBACK, 0))
     write_atomically(_file(), str(port))
-    _tell("waits for the editor")
+    _print_line("waits for the editor")
     # Ended by the person, who connects or stops the run.
     debugpy.wait_for_client()
     _set_hook(debugpy.breakpoint)
@@ -107,12 +107,14 @@ class Debugger:
     def stop(self, *, header: str | None = None) -> None:
         """Stops at the line of the caller; does nothing in a child of the script."""
         if os.getpid() != self._pid:
-            _tell(f"ignores a breakpoint in its child {os.getpid()}; with num_workers=0 it stops")
+            _print_line(
+                f"ignores a breakpoint in its child {os.getpid()}; with num_workers=0 it stops"
+            )
             return
         try:
             self._terminal = terminal = self._terminal or _Terminal()
         except OSError as error:
-            _tell(f"ignores a breakpoint: no socket for the terminal: {error}")
+            _print_line(f"ignores a breakpoint: no socket for the terminal: {error}")
             return
         if self._pdb is None:
             # The script keeps its own handler of SIGINT.
@@ -135,26 +137,26 @@ class _Terminal:
         self._listener.bind(str(path))
         self._listener.listen(1)
         write_atomically(_file(), str(path))
-        self._talk: socket.socket | None = None
-        self._held = b""
+        self._connection: socket.socket | None = None
+        self._buffer = b""
         self._unanswered = ""
 
     def write(self, text: str) -> None:
         """Shows a text, and shows it again to a later terminal if nobody answers."""
         self._unanswered += text
-        if self._talk is not None:
+        if self._connection is not None:
             with contextlib.suppress(OSError):
                 # Ended by the terminal, which reads it or goes.
-                self._talk.sendall(text.encode())
+                self._connection.sendall(text.encode())
 
     def flush(self) -> None:
         """Does nothing: ``write`` has no buffer."""
 
     def readline(self) -> str:
         """The next line that the person types. Ctrl-D leaves pdb, and the script goes on."""
-        while b"\n" not in self._held:
-            self._held += self._receive()
-        line, _, self._held = self._held.partition(b"\n")
+        while b"\n" not in self._buffer:
+            self._buffer += self._receive()
+        line, _, self._buffer = self._buffer.partition(b"\n")
         self._unanswered = ""
         # What stood as a prompt is answered.
         self.write(protocol.ANSWERED)
@@ -162,16 +164,16 @@ class _Terminal:
         return "continue\n" if text == protocol.END_OF_INPUT else f"{text}\n"
 
     def _receive(self) -> bytes:
-        if self._talk is not None:
+        if self._connection is not None:
             with contextlib.suppress(OSError):
                 # Ended by the person, or by the terminal's end.
-                if data := self._talk.recv(4096):
+                if data := self._connection.recv(4096):
                     return data
-            self._talk.close()
-        self._talk, self._held = self._accept(), b""
+            self._connection.close()
+        self._connection, self._buffer = self._accept(), b""
         with contextlib.suppress(OSError):
             # Ended by the terminal, as in ``write``.
-            self._talk.sendall(self._unanswered.encode())
+            self._connection.sendall(self._unanswered.encode())
         return b""
 
     def _accept(self) -> socket.socket:
@@ -180,7 +182,7 @@ class _Terminal:
             # Ended by PATIENCE_S.
             return self._listener.accept()[0]
         except TimeoutError:
-            _tell("has stopped at a breakpoint, and waits for its terminal")
+            _print_line("has stopped at a breakpoint, and waits for its terminal")
         self._listener.settimeout(None)
         # Ended by the person, who connects or stops the run.
         return self._listener.accept()[0]

@@ -31,7 +31,7 @@ def let_go() -> None:
 
 
 def _let_go_of_models() -> None:
-    """Of models that were wrapped for DDP: their reducer holds the group."""
+    """Clears what holds the group in models that were wrapped for DDP."""
     if (parallel := sys.modules.get(_PARALLEL)) is not None:
         for held in gc.get_objects():
             if issubclass(type(held), parallel.DistributedDataParallel):
@@ -40,7 +40,8 @@ def _let_go_of_models() -> None:
 
 
 def _let_go_of_defaults(kind: type) -> None:
-    """Of defaults of torch's functions, if they were imported while a group was there."""
+    """Clears default arguments of torch's functions that hold a group: those of functions that were
+    imported while a group was there."""
     for held in vars(sys.modules.get(_FUNCTIONS, sys)).values():
         if isinstance(held, FunctionType) and held.__defaults__:
             defaults = (None if isinstance(d, kind) else d for d in held.__defaults__)

@@ -51,7 +51,7 @@ class _Place:
     folder: Path
     node_dir: Path
     heartbeat: Path
-    asked: Path
+    asked_file: Path
     agent_pid: int
     exit_grace_s: float
     attempt: int
@@ -71,19 +71,19 @@ def enter_forked(*argv: str) -> None:
     # The script has succeeded. torch has this process wait for the node's other workers, with the
     # handlers of the warm process, which do nothing.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
-    told = (int(os.environ[PARENT_PID]), preload.SERVER_PID)
-    threading.Thread(target=_end_when_told, args=told, daemon=True).start()
+    pids = (int(os.environ[PARENT_PID]), preload.SERVER_PID)
+    threading.Thread(target=_end_on_signal, args=pids, daemon=True).start()
 
 
-def _end_when_told(agent_pid: int, parent_pid: int) -> None:
+def _end_on_signal(agent_pid: int, parent_pid: int) -> None:
     """Ends this process once the agent signals it, or has gone.
 
     Other senders' signals are ignored: torch's agent would wait for ever for a process that died
     while it waited for the node's other workers.
     """
     while True:
-        came = processes.wait_for_signal(frozenset(signals.ENDING), None)
-        if os.getppid() != parent_pid or (came is not None and came[1] == agent_pid):
+        received = processes.wait_for_signal(frozenset(signals.ENDING), None)
+        if os.getppid() != parent_pid or (received is not None and received[1] == agent_pid):
             os._exit(0)
 
 
@@ -146,13 +146,13 @@ class _Watch:
 
     def wait(self) -> int:
         """The script's wait status."""
-        came: tuple[int, int] | None = None
+        received: tuple[int, int] | None = None
         while True:
             # Checked before acting on the signal: a script that is gone by now ended by itself.
             if (status := processes.reap().get(self._pid)) is not None:
                 return status
-            self._on_signal(*(came or (None, 0)))
-            came = _next_signal(self._kill_at)
+            self._on_signal(*(received or (None, 0)))
+            received = _next_signal(self._kill_at)
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 processes.send(self._pid, signal.SIGKILL)
                 self._kill_at = time.monotonic() + KILL_AGAIN_S
@@ -172,7 +172,7 @@ class _Watch:
                 folder = self._place.folder
                 self.had_failed = (folder / protocol.ERROR_FILE).exists() or own_code(folder) != 0
                 with contextlib.suppress(OSError):
-                    self._place.asked.touch()
+                    self._place.asked_file.touch()
             self.was_asked = True
             processes.send(self._pid, signum)
             processes.send(self._pid, signal.SIGCONT)
@@ -199,7 +199,7 @@ def _read_place(environ: Mapping[str, str]) -> _Place:
         folder=Path(environ[WORKER_DIR]),
         node_dir=Path(environ[protocol.NODE_DIR]),
         heartbeat=Path(environ[protocol.HEARTBEAT]),
-        asked=Path(environ[protocol.ASKED_FILE]),
+        asked_file=Path(environ[protocol.ASKED_FILE]),
         agent_pid=int(environ[PARENT_PID]),
         exit_grace_s=float(environ[EXIT_GRACE_S]),
         attempt=int(environ[protocol.NODE_ATTEMPT]),
@@ -210,7 +210,7 @@ def _read_place(environ: Mapping[str, str]) -> _Place:
 
 def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
     beat, now = read_heartbeat(place.heartbeat), time.time()
-    seen = WorkerExit(
+    record = WorkerExit(
         attempt=place.attempt,
         rank=place.rank,
         local_rank=place.local_rank,
@@ -229,7 +229,7 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
         if crash := start.stacks_file(place.heartbeat).read_text().partition(CRASH)[2]:
             (place.folder / CRASHED_STACKS).write_text(crash)
     with contextlib.suppress(OSError):
-        write_exit(place.folder, seen)
+        write_exit(place.folder, record)
 
 
 def _end_like(code: int) -> NoReturn:

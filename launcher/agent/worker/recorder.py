@@ -56,11 +56,11 @@ def answer_from_first_group(module: Any, heartbeat: Path) -> None:
     if make is None:
         return
 
-    def make_first(*given: Any, **named: Any) -> Any:
+    def make_first(*args: Any, **kwargs: Any) -> Any:
         setattr(module, _MAKES_GROUP, make)
         with contextlib.suppress(OSError, RuntimeError):
             _start(heartbeat)
-        return make(*given, **named)
+        return make(*args, **kwargs)
 
     setattr(module, _MAKES_GROUP, make_first)
 
@@ -101,10 +101,10 @@ def write_trace(path: Path) -> None:
 def _read_trace(c10d: Any) -> dict[str, Any]:
     import pickle
 
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for name in _DUMPS:
         if dump := getattr(c10d, name, None):
             # Without stacks: to name their frames torch would import torch._inductor, for seconds.
             trace = pickle.loads(dump(includeStackTraces=False))
-            found = {**trace, **found, "entries": [*found.get("entries", ()), *trace["entries"]]}
-    return found or {"missing": f"torch {sys.modules['torch'].__version__} has no recorder here"}
+            merged = {**trace, **merged, "entries": [*merged.get("entries", ()), *trace["entries"]]}
+    return merged or {"missing": f"torch {sys.modules['torch'].__version__} has no recorder here"}

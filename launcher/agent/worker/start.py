@@ -138,7 +138,7 @@ def _run_file(module: types.ModuleType, path: str) -> None:
     try:
         source = Path(path).read_bytes()
     except OSError as error:
-        _tell(
+        _print_error(
             f"{sys.executable}: can't open file {full!r}: [Errno {error.errno}] {error.strerror}\n"
         )
         raise SystemExit(2) from None
@@ -152,11 +152,11 @@ def _exit_code(ending: SystemExit) -> int:
         return 0
     if isinstance(ending.code, int):
         return ending.code
-    _tell(f"{ending.code}\n")
+    _print_error(f"{ending.code}\n")
     return 1
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
 
@@ -174,9 +174,9 @@ def _write_error_file(error: BaseException) -> None:
         # A script that uses torch's own @record has written it already.
         return
     error.__traceback__ = _own_part(error.__traceback__)
-    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    callstack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     text, at = f"{type(error).__name__}: {_words_of(error)}", str(int(time.time()))
-    message = {"message": text, "extraInfo": {"py_callstack": told, "timestamp": at}}
+    message = {"message": text, "extraInfo": {"py_callstack": callstack, "timestamp": at}}
     with contextlib.suppress(OSError):
         write_atomically(Path(file), json.dumps({"message": message}))
 
@@ -189,11 +189,11 @@ def _words_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
-def _own_part(found: TracebackType | None) -> TracebackType | None:
+def _own_part(tb: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames of this module."""
-    while found is not None and found.tb_frame.f_code.co_filename == _own_part.__code__.co_filename:
-        found = found.tb_next
-    return found
+    while tb is not None and tb.tb_frame.f_code.co_filename == _own_part.__code__.co_filename:
+        tb = tb.tb_next
+    return tb
 
 
 # -- the process -----------------------------------------------------------------------------

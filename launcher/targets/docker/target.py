@@ -177,7 +177,7 @@ class DockerTarget(Target):
             out_of_memory=ending is not None and ending.out_of_memory,
             detail=detail,
         )
-        return seen_here.told_by(RunFolder(Path(plan.run_dir)))
+        return seen_here.with_outcome(RunFolder(Path(plan.run_dir)))
 
     def collect(self, plan: LaunchPlan) -> None:
         held = self._engine.list_containers(plan.run_id)

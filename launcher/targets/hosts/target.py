@@ -339,7 +339,7 @@ class HostsTarget(Target):
             out_of_memory=found.out_of_memory,
             detail=found.detail,
         )
-        return seen.told_by(RunFolder(Path(plan.run_dir)))
+        return seen.with_outcome(RunFolder(Path(plan.run_dir)))
 
     def _ask(self, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool, TargetError | None]:
         """Copies all files of a run that no launcher here follows; returns its nodes' states.

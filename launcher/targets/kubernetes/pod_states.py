@@ -91,7 +91,7 @@ class ContainerEnd:
     @property
     def is_oom(self) -> bool:
         """Whether it ran out of memory: the agent says how its workers ended."""
-        codes = [end.exit_code for end in self.outcome.ends] if self.outcome else []
+        codes = [end.exit_code for end in self.outcome.worker_ends] if self.outcome else []
         return is_out_of_memory(codes, oom_killed=self.word == OOM.word)
 
 

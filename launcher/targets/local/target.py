@@ -174,7 +174,7 @@ def _observe_other(run_dir: str, node: NodePlan) -> NodeObservation:
     run = RunFolder(Path(run_dir))
     if lives(read_record(run.node_dir(node.node_index, node.incarnation))):
         return _observation(node, True, None)
-    return _observation(node, False, None).told_by(run)
+    return _observation(node, False, None).with_outcome(run)
 
 
 def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeObservation:

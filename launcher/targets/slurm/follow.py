@@ -75,7 +75,7 @@ class SlurmDriver:
         self._decided_at: float | None = None
 
     def turn(self) -> Ending | None:
-        if (end := self._folder.look()) is not None:
+        if (end := self._folder.poll()) is not None:
             return end
         self._watch.look()
         starts, jobs = read_starts(self._run), self._watch.jobs
@@ -249,7 +249,9 @@ def decide_end(
         over += sorted(lost, key=lambda start: (not last_words(run, start), start.name))
         going = frozenset()
     parts = [find_part(run, start, jobs or ()) for start in over]
-    return decide_parts(filter(None, told), parts, going=len(going), min_nodes=plan.min_nodes)
+    return decide_parts(
+        filter(None, told), parts, still_running=len(going), min_nodes=plan.min_nodes
+    )
 
 
 def unseen_start(run: RunFolder, element: int | None, jobs: tuple[QueuedJob, ...]) -> JobStart:

@@ -88,7 +88,7 @@ class StarterTarget(SharedFolderTarget):
         left = (run.read_node_outcome(node.node_index, node.incarnation) for node in seen.nodes)
         told = [one for one in left if one and one.detail != protocol.OTHERS_GO_ON]
         parts = [Part(words=one.detail, outcome=one) for one in told]
-        end = decide_parts(told, parts, going=0, min_nodes=plan.min_nodes) if told else None
+        end = decide_parts(told, parts, still_running=0, min_nodes=plan.min_nodes) if told else None
         return end or judge_left(plan, seen)
 
     # -- what the run's folder tells ----------------------------------------------------------

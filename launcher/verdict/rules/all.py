@@ -39,37 +39,40 @@ _ERRNO = re.compile(r"\berrno[ :=]+(\d+)\b|\b(E[A-Z]{3,})\b", re.IGNORECASE)
 
 def _name_errors(text: str) -> str:
     """The system's errors that a line gives by number or name: `` <ENOSPC>``. Pure."""
-    told = (errno.errorcode.get(int(one[1] or 0), one[2]) for one in _ERRNO.finditer(text))
-    return "".join(f" <{name}>" for name in told if name and hasattr(errno, name.upper()))
+    names = (errno.errorcode.get(int(match[1] or 0), match[2]) for match in _ERRNO.finditer(text))
+    return "".join(f" <{name}>" for name in names if name and hasattr(errno, name.upper()))
 
 
 def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
-    found: list[Meaning] = []
+    meanings: list[Meaning] = []
     text = f"{line.text}{_name_errors(line.text)}".lower()
     # A warning ends nothing, and an exception in a thread ends only that thread.
     most = SIGN if line.is_side or (_WARNS.search(line.text) and not line.raised) else ROOT
     for rule in RULES:
-        if told := rule.search.search(text):
-            named = told.groupdict()
+        if match := rule.search.search(text):
+            named = match.groupdict()
             node = int(named["node"]) if named.get("node") else line.node
-            found.append(
+            meanings.append(
                 Meaning(
                     cause=rule.cause,
                     weight=min(rule.weight, most, ROOT if line.rank is None else rule.most),
                     line=replace(line, node=node),
-                    package=line.text[slice(*told.span("package"))] if "package" in named else "",
+                    package=line.text[slice(*match.span("package"))] if "package" in named else "",
                     rank=int(named["rank"]) if named.get("rank") else None,
                     fix=rule.fix,
                 )
             )
     is_own = line.raised and is_own_failure(line.text) and not OF_STARTERS.search(line.text)
-    if not found:
+    if not meanings:
         weight = SIGN if line.is_side else SURE if line.is_own else LIKELY
-        own = Meaning(cause=Cause.SCRIPT_ERROR, weight=weight, line=line)
-        return own if is_own else None
-    best = max(found, key=lambda one: one.weight)
-    also = frozenset(one.cause for one in found if one.weight >= LIKELY) - {best.cause, *FOLLOWS}
+        raised = Meaning(cause=Cause.SCRIPT_ERROR, weight=weight, line=line)
+        return raised if is_own else None
+    best = max(meanings, key=lambda m: m.weight)
+    also = frozenset(m.cause for m in meanings if m.weight >= LIKELY) - {
+        best.cause,
+        *FOLLOWS,
+    }
     # What a script raises is more than a sign.
     least = LIKELY if is_own and not line.is_side else best.weight
     return replace(best, weight=max(best.weight, least), also=also)
@@ -140,10 +143,10 @@ def judge_end(end: WorkerEnd) -> Meaning:
     code = -signal.SIGTERM if end.cause is Cause.TERMINATED else end.exit_code
     cause = Cause.STOPPED_BY_USER if by_ctrl_c else cause_of_ending(code)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
-    told, own_fix = judge_line(line), _OF_SIGNAL.get(-end.exit_code, "")
-    if told and (end.is_collateral or told.weight >= min(weight, LIKELY)):
-        is_weak = told.weight < weight and not end.is_collateral
-        return replace(told, weight=weight) if is_weak else told
+    by_line, own_fix = judge_line(line), _OF_SIGNAL.get(-end.exit_code, "")
+    if by_line and (end.is_collateral or by_line.weight >= min(weight, LIKELY)):
+        is_weak = by_line.weight < weight and not end.is_collateral
+        return replace(by_line, weight=weight) if is_weak else by_line
     return Meaning(cause=cause, weight=weight, line=line, fix=own_fix)
 
 
@@ -158,10 +161,10 @@ def judge_run_cause(ended: Cause | None, detail: str, named: int | None) -> Iter
     node = _NODE.search(detail)
     number = int(node["node"] or node["pod"]) if node else named
     line = LogLine(file="outcome.json", text=detail or str(ended), node=number)
-    told = judge_line(line) if detail else None
-    if told and told.weight >= LIKELY:
-        is_engines = told.weight is ROOT and not _OF_RANK.search(detail)
-        yield told if is_engines else replace(told, weight=LIKELY)
+    by_detail = judge_line(line) if detail else None
+    if by_detail and by_detail.weight >= LIKELY:
+        is_engines = by_detail.weight is ROOT and not _OF_RANK.search(detail)
+        yield by_detail if is_engines else replace(by_detail, weight=LIKELY)
     elif ended in _OF_RUN:
         cause, weight = _OF_RUN[ended]
         yield Meaning(cause=cause, weight=weight, line=line)

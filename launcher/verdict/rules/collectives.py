@@ -73,8 +73,8 @@ def join_places(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     odd = next((x for x in lines if x.frame and _APART.search(x.text)), None)
     others = (x for x in lines if odd and x.rank != odd.rank and _OF_GLOO.search(x.text))
     if odd and (other := next((x for x in others if x.frame not in ("", odd.frame)), None)):
-        told = " and ".join(f"{x.frame} (rank {x.rank})" for x in (odd, other))
-        line = replace(odd, text=f"two ranks are in different collectives: at {told}")
+        places = " and ".join(f"{x.frame} (rank {x.rank})" for x in (odd, other))
+        line = replace(odd, text=f"two ranks are in different collectives: at {places}")
         # If the rank waited in vain, nobody can tell which of the two is at the wrong line.
         weight = LIKELY if "Timed out" in odd.text else SURE
         yield Meaning(cause=Cause.MISMATCHED_COLLECTIVE, weight=weight, line=line)
@@ -82,25 +82,25 @@ def join_places(lines: Sequence[LogLine]) -> Iterator[Meaning]:
 
 def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """What the ranks' watchdogs say together: who is behind, or elsewhere. Pure."""
-    seen: dict[int, tuple[LogLine, re.Match[str]]] = {}
+    timeouts: dict[int, tuple[LogLine, re.Match[str]]] = {}
     last: dict[int, tuple[LogLine, int]] = {}
     for line in lines:
-        if found := _TIMEOUT.search(line.text):
-            seen.setdefault(int(found["rank"]), (line, found))
-        if found := _LAST.search(line.text):
-            last.setdefault(int(found["rank"]), (line, int(found["number"])))
-    awaited = max((int(found["number"]) for _, found in seen.values()), default=-1)
+        if match := _TIMEOUT.search(line.text):
+            timeouts.setdefault(int(match["rank"]), (line, match))
+        if match := _LAST.search(line.text):
+            last.setdefault(int(match["rank"]), (line, int(match["number"])))
+    awaited = max((int(match["number"]) for _, match in timeouts.values()), default=-1)
     behind = [(rank, line) for rank, (line, number) in last.items() if number < awaited]
     for what, cause in _DIFFERS.items():
-        told = Counter(found[what] for _, found in seen.values())
-        if len(told) < 2:
+        values = Counter(match[what] for _, match in timeouts.values())
+        if len(values) < 2:
             continue
-        odd = min(told, key=lambda one: told[one])
-        rank = min(rank for rank, (_, found) in seen.items() if found[what] == odd)
-        if what == "number" and 2 * told[odd] < len(seen) and int(odd) < awaited:
-            behind.append((rank, seen[rank][0]))
+        odd = min(values, key=lambda value: values[value])
+        rank = min(rank for rank, (_, match) in timeouts.items() if match[what] == odd)
+        if what == "number" and 2 * values[odd] < len(timeouts) and int(odd) < awaited:
+            behind.append((rank, timeouts[rank][0]))
         elif cause:
-            yield Meaning(cause=cause, weight=SURE, line=replace(seen[rank][0], rank=rank))
+            yield Meaning(cause=cause, weight=SURE, line=replace(timeouts[rank][0], rank=rank))
         break  # Each group counts by itself: across groups, the other fields say nothing.
     for rank, line in behind[:1]:  # It never came to the collective that others waited in.
         cause = Cause.MISSING_COLLECTIVE

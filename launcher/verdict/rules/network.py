@@ -76,8 +76,8 @@ _NO_NAME = re.compile(r"of \((?P<host>\S+), \d+\) cannot be retrieved \(gai erro
 def find_name(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """A host whose name was not found, and for which no line reports a failed connection. Pure."""
     for line in lines:
-        if found := _NO_NAME.search(line.text):
-            others = [other.text for other in lines if found["host"] in other.text]
+        if match := _NO_NAME.search(line.text):
+            others = [other.text for other in lines if match["host"] in other.text]
             if not any("errno: 1" in text for text in others):
                 yield Meaning(cause=Cause.DNS, weight=LIKELY, line=line)
                 return
@@ -104,8 +104,10 @@ _EXPLAINED = (
 def find_explained(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """An exception of a worker that a setting or choice in another line explains. Pure."""
     for cause, setting, pattern in _EXPLAINED:
-        why = next((x for x in lines if setting.search(f"{x.file}: {x.text}")), None)
-        failed = (x for x in lines if x.raised and pattern.search(x.text))
-        if why and (line := next(failed, None)):
-            line = replace(line, text=f"{line.text}; {why.text}")
+        explanation = next(
+            (line for line in lines if setting.search(f"{line.file}: {line.text}")), None
+        )
+        failed = (line for line in lines if line.raised and pattern.search(line.text))
+        if explanation and (line := next(failed, None)):
+            line = replace(line, text=f"{line.text}; {explanation.text}")
             yield Meaning(cause=cause, weight=LIKELY, line=line)

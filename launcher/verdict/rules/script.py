@@ -168,17 +168,20 @@ _MAY_DIFFER = ("Python", "Driver")
 
 def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """Versions that differ between the nodes, or ranks, that report them. Pure."""
-    for what, pattern in _VERSIONS.items():
-        told: dict[str, list[LogLine]] = {}
+    for component, pattern in _VERSIONS.items():
+        lines_by_version: dict[str, list[LogLine]] = {}
         for line in lines:
-            if (line.node, line.rank) != (None, None) and (found := pattern.search(line.text)):
-                told.setdefault(found[1].rstrip("."), []).append(line)
-        places = [{(x.node, x.rank if x.node is None else 0) for x in one} for one in told.values()]
-        if len(told) > 1 and not set.intersection(*places):
-            line = min(reversed(told.values()), key=len)[0]
-            is_wrong = what not in _MAY_DIFFER
+            if (line.node, line.rank) != (None, None) and (match := pattern.search(line.text)):
+                lines_by_version.setdefault(match[1].rstrip("."), []).append(line)
+        places = [
+            {(line.node, line.rank if line.node is None else 0) for line in same}
+            for same in lines_by_version.values()
+        ]
+        if len(lines_by_version) > 1 and not set.intersection(*places):
+            line = min(reversed(lines_by_version.values()), key=len)[0]
+            is_wrong = component not in _MAY_DIFFER
             weight = SURE if is_wrong else SIGN if line.joined else LIKELY
-            text = f"the nodes differ in {what}: {' and '.join(sorted(told))}"
-            cause = Cause[f"{'CODE' if what == 'code' else 'VERSION'}_MISMATCH"]
+            text = f"the nodes differ in {component}: {' and '.join(sorted(lines_by_version))}"
+            cause = Cause[f"{'CODE' if component == 'code' else 'VERSION'}_MISMATCH"]
             line = replace(line, text=text, joined=line.joined and is_wrong)
             yield Meaning(cause=cause, weight=weight, line=line)

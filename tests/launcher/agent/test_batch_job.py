@@ -107,8 +107,8 @@ def test_the_files_of_a_run_are_made_once_also_where_there_are_no_links(tmp_path
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", link)
-        job.make(path, "first", 0o600)
-    job.make(path, "second", 0o600)
+        job.write_once(path, "first", 0o600)
+    job.write_once(path, "second", 0o600)
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("first", 0o600)
     assert [*(tmp_path / "slurm").iterdir()] == []
 
@@ -117,11 +117,11 @@ def test_a_signal_that_nobody_has_taken_yet_counts(tmp_path, monkeypatch):
     """As where scancel ends srun at once: a requeue would bring the job back."""
     asked = []
 
-    def ask(*argv: str) -> tuple[bool, str]:
+    def run_command(*argv: str) -> tuple[bool, str]:
         asked.append(argv)
         return False, CANCELLED
 
-    monkeypatch.setattr(batch_job, "ask", ask)
+    monkeypatch.setattr(batch_job, "run_command", run_command)
     job = job_in(tmp_path)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:

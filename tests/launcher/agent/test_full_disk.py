@@ -41,9 +41,9 @@ def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(disk, tmp_pat
     attempts = Attempts(disk.path / "run/nodes/0/0", disk.path / "run", tmp_path)
     (worker,) = attempts.begin({0: 0})
     HeartbeatWriter(worker.heartbeat)
-    assert attempts.end()[0].exception == "it was killed together with its guard process"
+    assert attempts.collect_ends()[0].exception == "it was killed together with its guard process"
     disk.fill()
-    (told,) = attempts.end()
+    (told,) = attempts.collect_ends()
     assert told.cause == "disk-full"
     assert told.exception == "its end could not be written down: No space left on device"
 
@@ -64,8 +64,8 @@ def test_a_worker_that_was_asked_to_end_and_took_too_long_has_no_fault(tmp_path)
     attempts.node_dir.mkdir(parents=True)
     (worker,) = attempts.begin({0: 0})
     HeartbeatWriter(worker.heartbeat)
-    assert attempts.end()[0].cause == "killed"
-    worker.asked.touch()
-    assert attempts.end()[0].cause == "terminated"
+    assert attempts.collect_ends()[0].cause == "killed"
+    worker.asked_file.touch()
+    assert attempts.collect_ends()[0].cause == "terminated"
     attempts.begin({0: 0})
     assert not worker.heartbeat.exists(), "signals would be passed on to whatever has its pid now"

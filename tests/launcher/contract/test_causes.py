@@ -17,7 +17,7 @@ ROWS = re.findall(r"^\| (\d+) \| (\w*) \| `(.+?)` \| (\w+) \| (\w*) \|", PAGE.re
 def test_each_row_of_the_table_is_what_a_reason_means(code, retry, value, state, fault):
     reason = Cause(value)
     assert reason.exit_code == int(code)
-    assert (reason.state, reason.ends.whose) == (state, fault)
+    assert (reason.state, reason.run_end.whose) == (state, fault)
     assert retry == ("" if code == "0" else "yes" if int(code) >= RETRY_FROM else "no")
     assert repr(reason) == f"'{value}'"
 

@@ -26,9 +26,9 @@ FULL = worker_end(1, "OSError: no space", cause="disk-full")
     ],
 )  # fmt: skip
 def test_an_ending_is_told_with_the_worker_that_is_why(cause, detail, first, told):
-    assert Ending(cause=Cause(cause), detail=detail).tell(first) == told
+    assert Ending(cause=Cause(cause), detail=detail).summarize(first) == told
     node = NodeOutcome(node_index=0, incarnation=0, cause=Cause(cause), detail=detail, first=first)
-    assert node.told == told
+    assert node.summary == told
     if first:
         cut = node.to_short_json(300)
         assert told in cut

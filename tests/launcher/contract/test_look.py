@@ -37,15 +37,17 @@ def test_the_main_threads_newest_calls_are_kept():
 
 def test_what_is_told_on_a_console_is_heard():
     stacks = RankStacks(rank=1, pid=7, taken_by="py-spy", threads=(MAIN, *THREADS))
-    lines = [look.tell_briefly(RankLook(rank=rank, pid=7, state="S"), stacks) for rank in (1, 2)]
+    lines = [
+        look.render_printed_look(RankLook(rank=rank, pid=7, state="S"), stacks) for rank in (1, 2)
+    ]
     console = "".join(f"[agent] {line}\n[0/1] step 3\n" for line in lines)
-    heard = look.hear_look(console)
+    heard = look.parse_printed_looks(console)
     assert [one.look for one in heard] == [RankLook(rank=r, pid=7, state="S") for r in (1, 2)]
     told = heard[0].stacks.threads
     assert [(thread.name, len(thread.frames)) for thread in told] == [("main", 15), ("t0", 15)]
     assert told[0].frames == FRAMES[:15]
-    assert look.hear_look("[0/1] step 3\n") == ()
-    assert look.hear_look(console.replace('"pid"', '"was"')) == ()
+    assert look.parse_printed_looks("[0/1] step 3\n") == ()
+    assert look.parse_printed_looks(console.replace('"pid"', '"was"')) == ()
 
 
 def test_looks_are_read_once_they_are_finished_oldest_first(tmp_path):
@@ -98,4 +100,4 @@ def test_a_collective_is_open_until_it_is_completed(recorded, is_open):
     ],
 )
 def test_a_state_that_says_alone_why_nothing_goes_on_is_told(state, waits_in, told):
-    assert look.tell_state(RankLook(rank=0, pid=1, state=state, waits_in=waits_in)) == told
+    assert look.describe_state(RankLook(rank=0, pid=1, state=state, waits_in=waits_in)) == told

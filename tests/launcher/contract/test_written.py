@@ -93,9 +93,9 @@ def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is():
     for text in (outcome.to_json(), outcome.to_json(indent=1)):
         assert parse_node_outcome(text) == outcome
     assert json.loads(outcome.to_json())["exit_code"] == outcome.exit_code == 1
-    assert outcome.ends == (first, second)
+    assert outcome.worker_ends == (first, second)
     well = ending.NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED)
-    assert (well.exit_code, well.ends) == (0, ())
+    assert (well.exit_code, well.worker_ends) == (0, ())
     for other in ("", "[]", "{}", outcome.to_json().replace('"schema": 3', '"schema": 1')):
         assert parse_node_outcome(other) is None
 

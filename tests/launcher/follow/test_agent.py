@@ -341,7 +341,7 @@ def test_an_interrupt_before_the_submission_starts_nothing(tmp_path, make_plan):
     target = ScriptedTarget(StoppedClock(), [(0, [RUNS])])
     run, follower, said = begin(tmp_path, make_plan(nnodes=1, engine="agent"), target)
     follower.interrupt()
-    follower._console.tell_lost("Ctrl-C ended its reader too")
+    follower._console.note_lost_stdout("Ctrl-C ended its reader too")
     assert "the run goes on" not in said.getvalue()
     outcome = follower.follow()
     assert target.started == []

@@ -99,13 +99,13 @@ def test_a_cut_line_is_whole_again_where_one_worker_writes_and_in_pieces_behind_
 def test_a_prompt_stays_below_all_other_lines_until_its_answer():
     console, stream, _ = open_console(terminal=True)
     console.progress("step 1 of 9")
-    console.ask("> train.py(3)\n-> x\n(Pdb) ")
+    console.show_debugger("> train.py(3)\n-> x\n(Pdb) ")
     console.line("from rank 1")
     assert screen(stream.getvalue()) == ["> train.py(3)", "-> x", "from rank 1", "(Pdb) "]
-    console.ask(f"p x{protocol.ANSWERED}1")
-    console.ask("2\n")
+    console.show_debugger(f"p x{protocol.ANSWERED}1")
+    console.show_debugger("2\n")
     assert screen(stream.getvalue())[-2:] == ["p x12", ""]
-    console.ask("(com) ")
+    console.show_debugger("(com) ")
     assert screen(stream.getvalue())[-1] == "(com) "
     console.end_progress(DEBUGGER)
     console.line("end")
@@ -115,11 +115,11 @@ def test_a_prompt_stays_below_all_other_lines_until_its_answer():
 def test_the_launchers_own_lines_are_marked_and_a_lost_stdout_is_told(monkeypatch):
     console, stream, _ = open_console(terminal=False)
     console.note("a\udcff")
-    console.tell_lost("Broken pipe")
+    console.note_lost_stdout("Broken pipe")
     console.is_ending = True
-    console.tell_lost("x")
+    console.note_lost_stdout("x")
     shows = Console(stream, shows="launcher logs a")
-    shows.tell_lost("y")
+    shows.note_lost_stdout("y")
     assert stream.getvalue() == (
         "launcher: a\\udcff\n"
         "launcher: stdout cannot be written any more (Broken pipe); the run goes on\n"

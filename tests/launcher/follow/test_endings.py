@@ -134,11 +134,14 @@ def test_of_all_parts_of_a_run_the_one_that_says_why_is_told(parts, cause, words
     ],
 )
 def test_a_run_ends_once_too_few_of_its_parts_go_on_or_one_would_fail_again(over, going, cause):
-    end = decide_parts([], over, going=going, min_nodes=2)
+    end = decide_parts([], over, still_running=going, min_nodes=2)
     assert (end and end.cause) == cause
-    assert decide_parts([told(Cause.COMPLETED)], over, going=2, min_nodes=2).cause == "completed"
+    assert (
+        decide_parts([told(Cause.COMPLETED)], over, still_running=2, min_nodes=2).cause
+        == "completed"
+    )
     left = replace(told(Cause.COMPLETED), detail=protocol.OTHERS_GO_ON)
-    assert decide_parts([left], over, going=going, min_nodes=2) == end
+    assert decide_parts([left], over, still_running=going, min_nodes=2) == end
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,6 @@ def test_what_the_launcher_raises_ends_a_run(error, ended):
 
 def test_a_run_that_was_asked_to_stop_is_not_told_as_one_that_lost_its_launcher():
     lost = Ending(cause=Cause.LAUNCHER_LOST, detail="its launcher died")
-    assert judge_found(lost, is_asked=True).cause is Cause.STOP_REQUESTED
-    assert judge_found(lost, is_asked=False) == lost
-    assert judge_found(Ending(cause=Cause.COMPLETED), is_asked=True).detail == FOUND_LATER
+    assert judge_found(lost, is_stop_requested=True).cause is Cause.STOP_REQUESTED
+    assert judge_found(lost, is_stop_requested=False) == lost
+    assert judge_found(Ending(cause=Cause.COMPLETED), is_stop_requested=True).detail == FOUND_LATER

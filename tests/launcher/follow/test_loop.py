@@ -180,7 +180,7 @@ def test_a_run_that_still_stops_says_for_what_it_waits(tmp_path, make_plan):
         if write:
             Path(write).parent.mkdir(parents=True, exist_ok=True)
             Path(write).write_text("{}")
-        assert follower._tell_stopping(6.4) == f"still stopping, 6 s of at most 30 s: {what}"
+        assert follower._describe_stopping(6.4) == f"still stopping, 6 s of at most 30 s: {what}"
 
 
 @pytest.mark.parametrize(

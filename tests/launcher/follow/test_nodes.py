@@ -158,11 +158,11 @@ def test_a_run_whose_folder_is_gone_for_some_seconds_ends(tmp_path, make_plan):
     run, said, clock = RunFolder(tmp_path / "a"), io.StringIO(), StoppedClock()
     run.create(make_plan(), "", 0.0)
     watch = FolderWatch(run, Console(said), clock)
-    assert watch.look() is None
+    assert watch.poll() is None
     run.path.rename(tmp_path / "b")
     for slept_s, is_over in ((0.0, False), (3.0, False), (0.1, True)):
         clock.sleep(slept_s)
-        end = watch.look()
+        end = watch.poll()
         assert (end is not None) == is_over
     assert (end.cause, end.detail) == (
         Cause.STOP_REQUESTED,
@@ -170,7 +170,7 @@ def test_a_run_whose_folder_is_gone_for_some_seconds_ends(tmp_path, make_plan):
     )
     assert f"stopping: {run.path} was removed" in said.getvalue()
     (tmp_path / "b").rename(run.path)
-    assert watch.look() is None
+    assert watch.poll() is None
     run.path.rename(tmp_path / "b")
     clock.sleep(99.0)
-    assert watch.look() is None, "it counts from when it was missed"
+    assert watch.poll() is None, "it counts from when it was missed"

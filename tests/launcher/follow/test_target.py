@@ -65,5 +65,5 @@ def test_what_a_nodes_agent_has_written_corrects_what_its_target_saw(
         outcome = NodeOutcome(node_index=0, incarnation=2, cause=Cause.TRAINING_FAILED, first=first)
         write_outcome(run.node_dir(0, 2) / "outcome.json", outcome)
     seen = NodeObservation(node_index=0, incarnation=2, state=state, out_of_memory=is_oom)
-    now = seen.told_by(run)
+    now = seen.with_outcome(run)
     assert (now.state, now.exit_code, now.out_of_memory) == told

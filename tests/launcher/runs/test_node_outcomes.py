@@ -96,7 +96,7 @@ def test_an_outcome_is_read_as_the_agent_wrote_it(folder):
     ends = (end(3, "ValueError: boom", steps=7), end(2, PEER))
     folder.node(1, Cause.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
     outcome = folder.run.read_node_outcome(1, 0)
-    assert (outcome.ends, outcome.cause) == (ends, Cause.TRAINING_FAILED)
+    assert (outcome.worker_ends, outcome.cause) == (ends, Cause.TRAINING_FAILED)
     assert (outcome.attempts, outcome.restarts, outcome.detail) == (2, {"hang": 1}, "why")
 
 

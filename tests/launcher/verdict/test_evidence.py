@@ -334,20 +334,20 @@ def test_the_last_attempt_of_each_node_is_read(tmp_path):
 def test_logs_are_read_within_their_share_and_their_time(tmp_path, monkeypatch):
     reading = LogReading(768)
     (tmp_path / "log").write_bytes(b"x" * (100 << 10))
-    reading.read(tmp_path / "log", LogLine(file="log"))
+    reading.read_file(tmp_path / "log", LogLine(file="log"))
     assert reading.missing() == ("36KiB in the middle of log",)
     few = LogReading(0)
-    few.read(tmp_path / "log", LogLine(file="log"))
-    few.read(tmp_path, LogLine(file="a folder"))
+    few.read_file(tmp_path / "log", LogLine(file="log"))
+    few.read_file(tmp_path, LogLine(file="a folder"))
     assert few.missing() == ()
-    assert few.ends == ["x" * (100 << 10)]
+    assert few.tails == ["x" * (100 << 10)]
     for number in range(4):
-        reading.read(tmp_path / "log", LogLine(file=f"log{number}"))
+        reading.read_file(tmp_path / "log", LogLine(file=f"log{number}"))
     assert reading.missing()[2:] == ("36KiB in the middle of log1", "2 more")
     now = time.monotonic()
     monkeypatch.setattr("launcher.verdict.evidence.time.monotonic", lambda: now + 6.5)
     for _ in range(2):
-        few.read(tmp_path / "log", LogLine(file="log"))
+        few.read_file(tmp_path / "log", LogLine(file="log"))
     assert few.missing() == ("2 of the files (reading ends after 6 s)",)
 
 

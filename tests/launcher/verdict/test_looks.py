@@ -9,7 +9,7 @@ import pytest
 from launcher.contract.look import FAILED_COLLECTIVES, Look, RankLook
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
-from launcher.verdict.looks import Seen, moved_lately, read_frames, tell_recorded
+from launcher.verdict.looks import RankSnapshots, moved_lately, read_frames, tell_recorded
 
 AT = 1000.0
 
@@ -28,12 +28,12 @@ def test_ranks_that_have_entered_a_collective_lately_do_not_stand_still(began_at
     entries = [{"time_created_ns": round(at * 1e9)} for at in began_at]
     looks = {n: Look(id="x", at=AT, why="stop", attempt=0, ranks=(seen_of(n),)) for n in (0, 1)}
     traces = {0: {"entries": [{"time_created_ns": 1}]}, 1: {"entries": entries}}
-    assert moved_lately(Seen(folders={0: Path()}, looks=looks, traces=traces)) == is_moving
+    assert moved_lately(RankSnapshots(folders={0: Path()}, looks=looks, traces=traces)) == is_moving
 
 
 def test_what_a_console_tells_has_no_collectives():
     looks = {0: Look(id="", at=0.0, why="stop", attempt=0, ranks=(seen_of(0),))}
-    assert not moved_lately(Seen(folders={}, looks=looks))
+    assert not moved_lately(RankSnapshots(folders={}, looks=looks))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_script_without_an_optimizer_that_has_just_written_a_line_does_not_sta
 ):
     ranks = (seen_of(0), replace(seen_of(1), wrote_s=wrote_s, steps=steps))
     looks = {0: Look(id="x", at=AT, why="stop", attempt=0, ranks=ranks)}
-    assert moved_lately(Seen(folders={}, looks=looks)) == is_moving
+    assert moved_lately(RankSnapshots(folders={}, looks=looks)) == is_moving
 
 
 STACKS = """\
@@ -78,7 +78,7 @@ def test_a_look_from_before_the_last_collective_does_not_say_who_was_missing_in_
     (tmp_path / worker.folder / FAILED_COLLECTIVES).write_text(json.dumps(trace))
     look = Look(id="x", at=looked_at, why="asked", attempt=0, ranks=(seen_of(1),))
     folders = {1: tmp_path / "looks"}
-    seen = Seen(
+    seen = RankSnapshots(
         folders=folders, looks={1: look}, traces={1: entries_of(2, looked_at - 1, is_over=True)}
     )
     found = tell_recorded(RunFolder(tmp_path), seen, [worker], None, waits_s=1.0, goes_on=False)

@@ -4,7 +4,7 @@ import pytest
 
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.places import find_hosts, form_of, name_nodes, node_in, split_prefix
-from launcher.verdict.scan import tell_both
+from launcher.verdict.scan import find_in_both
 
 SAID = "RuntimeError: failed"
 
@@ -36,7 +36,7 @@ def test_a_word_that_begins_few_lines_is_no_host(line):
 def place(*lines: str, reports: tuple[str, ...] = ()) -> LogLine:
     """The last of these lines of one log, with its node and rank."""
     text = "\n".join(lines).encode()
-    told = tell_both(text, b"", LogLine(file="log", number=0, text=""))
+    told = find_in_both(text, b"", LogLine(file="log", number=0, text=""))
     return name_nodes(told, reports=reports)[-1]
 
 

@@ -8,7 +8,7 @@ import pytest
 from launcher.contract import protocol
 from launcher.verdict import scan
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.scan import find_telling, read_both, read_time, strip_colours, tell_both
+from launcher.verdict.scan import find_in_both, find_telling, read_both, read_time, strip_colours
 
 PLACE = LogLine(file="log", node=3)
 TRACE = """\
@@ -196,7 +196,7 @@ def test_of_a_text_its_start_and_its_end_are_read(monkeypatch):
 def test_what_stands_at_a_texts_start_and_end_is_told_once():
     head = b"gpu1: error: a\ngpu2: b\ngpu3: error: c"
     tail = b"cut error: d\ngpu1: error: a\ngpu2: error: e"
-    found = [(one.number, one.host, one.text) for one in tell_both(head, tail, PLACE)]
+    found = [(one.number, one.host, one.text) for one in find_in_both(head, tail, PLACE)]
     assert found == [
         (0, "gpu1", ""),
         (0, "gpu2", ""),
@@ -206,7 +206,7 @@ def test_what_stands_at_a_texts_start_and_end_is_told_once():
         (0, "gpu2", "error: e"),
     ]
     many = "\n".join(f"error: {chr(0x4E00 + at)}" for at in range(3000)).encode()
-    kept = tell_both(many, b"", PLACE)
+    kept = find_in_both(many, b"", PLACE)
     assert (len(kept), kept[999].number, kept[1000].number) == (2000, 1000, 2001)
 
 
@@ -217,7 +217,7 @@ def test_what_an_earlier_start_of_a_job_has_left_is_not_told():
         (b"error: a", b"cut\n" + again + b"error: c\n" + again + b"error: b", [(0, "error: b")]),
         (b"error: a\n" + again + b"error: b", b"cut\nerror: c", [(3, "error: b"), (0, "error: c")]),
     ):
-        found = [(one.number, one.text) for one in tell_both(head, tail, PLACE)]
+        found = [(one.number, one.text) for one in find_in_both(head, tail, PLACE)]
         assert [line for line in found if "error" in line[1]] == lines
 
 

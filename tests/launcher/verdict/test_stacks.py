@@ -4,7 +4,7 @@ import pytest
 
 from launcher.contract.look import Frame, Look, RankLook, RankStacks, ThreadStack
 from launcher.runs.folder import RunFolder
-from launcher.verdict.looks import Seen, tell_standing
+from launcher.verdict.looks import RankSnapshots, tell_standing
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group, shorten
 
 LIBRARY = "/venv/lib/python3.11/site-packages/torch"
@@ -114,6 +114,8 @@ def test_a_rank_that_ends_stands_where_the_thread_does_that_it_waits_for(
     others = tuple(ThreadStack(name=name, frames=found) for name, found in threads)
     main = Frame(function=ends_in, file="/usr/lib/python3.11/threading.py", line=1590)
     look = Look(id="", at=0.0, why="hang", attempt=0, ranks=(RankLook(rank=0, pid=1),))
-    seen = Seen(folders={0: tmp_path}, looks={0: look}, stacks={0: stacks(0, main, others=others)})
+    seen = RankSnapshots(
+        folders={0: tmp_path}, looks={0: look}, stacks={0: stacks(0, main, others=others)}
+    )
     (found,) = tell_standing(RunFolder(tmp_path), seen)
     assert (found.thread, len(found.frames)) == (thread, frames)

@@ -122,8 +122,8 @@ def test_out_of_memory_takes_a_kill_and_the_word_of_the_kernel(codes, oom_killed
     ],
 )
 def test_a_stop_waits_for_the_answer_within_its_grace(now, speaks, acknowledged, times, step):
-    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, times_asked=times)
-    assert stop.decide(now, speaks=speaks, acknowledged=acknowledged) is step
+    stop = Stop(reason=Cause.PREEMPTED, requested_at=0, grace_s=30, times_requested=times)
+    assert stop.decide(now, will_answer=speaks, acknowledged=acknowledged) is step
 
 
 @pytest.mark.parametrize(
@@ -132,21 +132,23 @@ def test_a_stop_waits_for_the_answer_within_its_grace(now, speaks, acknowledged,
 )
 def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(now, times, step, tmp_path):
     look = tmp_path / "look.json"
-    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, times_asked=times, look=look)
-    assert stop.decide(now, speaks=False, acknowledged=False) is step
+    stop = Stop(
+        reason=Cause.PREEMPTED, requested_at=0, grace_s=30, times_requested=times, look_file=look
+    )
+    assert stop.decide(now, will_answer=False, acknowledged=False) is step
     look.touch()
-    assert stop.decide(now, speaks=False, acknowledged=False) is Step.TERMINATE
+    assert stop.decide(now, will_answer=False, acknowledged=False) is Step.TERMINATE
 
 
 def test_sigterm_is_sent_once():
-    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
-    assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
+    stop = Stop(reason=Cause.PREEMPTED, requested_at=0, grace_s=30, terminated_at=1)
+    assert stop.decide(2, will_answer=True, acknowledged=True) is Step.WAIT
 
 
 @pytest.mark.parametrize(("now", "step"), [(2, Step.WAIT), (3, Step.KILL)])
 def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now, step):
-    stop = Stop(reason=Cause.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
-    assert stop.decide(now, speaks=False, acknowledged=False, has_begun=False) is step
+    stop = Stop(reason=Cause.PREEMPTED, requested_at=0, grace_s=30, terminated_at=1)
+    assert stop.decide(now, will_answer=False, acknowledged=False, has_begun=False) is step
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
 
 
 def test_a_node_that_was_replaced_tries_no_other_store():
-    attempts = SimpleNamespace(have_succeeded=bool, ends=())
+    attempts = SimpleNamespace(have_succeeded=bool, worker_ends=())
     node: Any = SimpleNamespace(roster=None, ending=None, attempts=attempts, had_group=True)
     told = judge_error(ReplacedError("another node came with node_index 1"), node)
     assert told.detail == "another node came with node_index 1"

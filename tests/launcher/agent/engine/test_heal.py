@@ -98,7 +98,7 @@ class Played:
         self.told: list[Any] = []
         self.clock, self.roster = Clock(), Roster()
         self.node = SimpleNamespace(
-            attempts=SimpleNamespace(workers={0: 0, 1: 0}, broke={}),
+            attempts=SimpleNamespace(workers={0: 0, 1: 0}, break_reasons={}),
             roster=self.roster,
             on_met_again=self.told.append,
             on_healed=lambda *values: self.told.append(values),
@@ -281,9 +281,9 @@ def test_what_broke_a_world_is_known_until_the_next_one(played):
     played.work()
     why = "RuntimeError: Timed out waiting 3000ms"
     played.workers[1].say(broken=why)
-    wait_until(lambda: played.node.attempts.broke == {1: why})
+    wait_until(lambda: played.node.attempts.break_reasons == {1: why})
     played.workers[1].say(formed=2)
-    wait_until(lambda: not played.node.attempts.broke)
+    wait_until(lambda: not played.node.attempts.break_reasons)
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -314,7 +314,7 @@ def test_a_group_that_does_not_form_again_is_left_to_torchs_agent(played, error)
     played.lose()
     played.say(ready=True)
     wait_until(lambda: played.healer.refused == "closed")
-    with played.healer.instead():
+    with played.healer.suspended():
         assert played.hear() == [None, None], "the attempt's workers are let go"
         assert played.roster.wakes
         assert not played.healer.refused

@@ -44,15 +44,15 @@ def look(holder: Holder, now: float, user: str = "a", **end: object) -> list[str
 
 
 def test_a_held_node_warns_once_before_its_idle_limit_and_ends_at_it(holder, capfd):
-    assert [holder._wait(now) for now in (0.0, 299.0, 300.0)] == [None] * 3
+    assert [holder._check_idle(now) for now in (0.0, 299.0, 300.0)] == [None] * 3
     assert capfd.readouterr().err == ""
-    assert [holder._wait(now) for now in (301.0, 302.0, 599.9)] == [None] * 3
+    assert [holder._check_idle(now) for now in (301.0, 302.0, 599.9)] == [None] * 3
     assert capfd.readouterr().err == "[agent] nothing runs here; the hold ends in 5 min\n"
-    assert holder._wait(600.0) == "nothing was run for 10 min"
+    assert holder._check_idle(600.0) == "nothing was run for 10 min"
     holder._idle_limit_s = 3600.0
-    assert holder._wait(3600.0) == "nothing was run for 60 min"
+    assert holder._check_idle(3600.0) == "nothing was run for 60 min"
     holder._idle_since, holder._idle_limit_s = 600.0, 300.0
-    assert holder._wait(700.0) is None
+    assert holder._check_idle(700.0) is None
     assert capfd.readouterr().err == "", "its limit is no longer than the warning"
 
 
@@ -108,7 +108,7 @@ def test_a_run_ends_when_its_own_launcher_asks(holder, requests, sent):
 def test_a_run_that_has_ended_leaves_a_record_and_nothing_else(holder, status, code, tmp_path):
     shared = tmp_path / "tmp"
     (shared / "before").mkdir(parents=True)
-    holder._swept, holder._there = [shared], {shared / "before"}
+    holder._swept, holder._files_before = [shared], {shared / "before"}
     (shared / "left/deep").mkdir(parents=True)
     (shared / "file").touch()
     holder.ended = {RUN + 1: 0}

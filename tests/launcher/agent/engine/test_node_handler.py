@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from launcher.agent.endings import DONE, OTHERS_FINISHED, Again
+from launcher.agent.endings import COMPLETED, OTHERS_FINISHED, Again
 from launcher.agent.engine import torch_agent
 from launcher.agent.engine.rendezvous import Admission, configure, name_endpoint
 from launcher.agent.engine.torch_agent import NodeHandler
@@ -44,23 +44,24 @@ class Played:
             wait_until_closed=lambda: do("wait"), take_losses=lambda: tuple(self.losses),
         )  # fmt: skip
         self.healer = SimpleNamespace(
-            comes_too_late=False, can_heal=False, refused="", joins=None, instead=nullcontext,
+            comes_too_late=False, can_heal=False, refused="", joins=None, suspended=nullcontext,
             rounds=SimpleNamespace(open_roster=lambda: self.roster),
         )  # fmt: skip
         self.node: Any = SimpleNamespace(
             healer=self.healer, roster=None, ending=None, step=FAULT,
             attempts=SimpleNamespace(
                 node_dir=node_dir, were_signalled=lambda: False, have_succeeded=lambda: False,
-                forget_speaker=lambda: do("forget"), end=lambda regroups: ("end",), steps=int,
+                forget_speaker=lambda: do("forget"), steps=int,
+                collect_ends=lambda regroups: ("end",),
             ),
-            tell_ends=lambda ends: None,
+            record_ends=lambda ends: None,
             judge=SimpleNamespace(
                 judge=lambda ends, steps, regroups: do(f"judge {regroups}", self.node.step)
             ),
             enter=do, wait_for_gpus=lambda: do("gpus"),
             on_rendezvous=lambda *place: do(place), on_restart=lambda *why: do(why),
             ledger=SimpleNamespace(write=lambda event, detail: do((event, detail))),
-            looker=SimpleNamespace(take=lambda why, stacks: do(("look", why, stacks))),
+            looker=SimpleNamespace(take_look=lambda why, stacks: do(("look", why, stacks))),
         )  # fmt: skip
         self.handler = NodeHandler(self.node, None)  # type: ignore[arg-type]
 
@@ -125,12 +126,12 @@ def test_an_attempt_that_failed_is_judged_before_the_next(played, step, cause, d
 def test_a_node_that_was_asked_to_stop_or_is_done_meets_nobody(played, monkeypatch):
     played.node.attempts.have_succeeded = lambda: True
     assert meet(played) == ["finish", "wait", RendezvousClosedError]
-    assert played.node.ending == DONE
+    assert played.node.ending == COMPLETED
     files = StopFiles(played.node.attempts.node_dir)
-    files.ask(protocol.STOP_REASON_RESIZE, at=1.0, deadline=2.0)
+    files.write_request(protocol.STOP_REASON_RESIZE, at=1.0, deadline=2.0)
     played.node.attempts.have_succeeded = lambda: False
     assert meet(played)[:2] == JUDGED, "only others are let in"
-    ask = lambda _: files.ask("preempted", at=1.0, deadline=2.0)  # noqa: E731
+    ask = lambda _: files.write_request("preempted", at=1.0, deadline=2.0)  # noqa: E731
     files.clear()
     clock = StoppedClock(on_sleep=lambda now: ask(now) if now > 1.9 else None)
     monkeypatch.setattr(torch_agent, "SystemClock", lambda: clock)
@@ -185,29 +186,29 @@ def test_newcomers_come_in_when_the_training_has_committed_or_takes_too_long(ans
     roster = SimpleNamespace(status=GroupStatus(newcomers=1), say=said.append)
     admission = Admission(files, SimpleNamespace(roster=roster), clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()
-    admission.look()
+    admission.poll()
     request = files.read_request()
     assert (request.reason, request.at, request.deadline) == ("resize", 100.0, 160.0)
     clock.now = 160.0
-    admission.look()
+    admission.poll()
     assert not said
     if answers:
         (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 3}')
     else:
         clock.now = 160.1
-    admission.look()
+    admission.poll()
     assert said == ["admit"]
     # When they have gone again, their request and its answer go too.
     roster.status = GroupStatus(newcomers=0)
-    admission.look()
-    assert not files.is_asked()
-    files.ask("preempted", at=1.0, deadline=2.0)
+    admission.poll()
+    assert not files.is_requested()
+    files.write_request("preempted", at=1.0, deadline=2.0)
     assert not files.has_answer(), "a stop waits for an answer of its own"
     (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 4}')
-    admission.look()
+    admission.poll()
     assert files.read_answer() == {"step": 4}
     roster.status = GroupStatus(newcomers=1)
-    admission.look()
+    admission.poll()
     assert files.read_request().reason == "preempted"
     assert said == ["admit"]
 

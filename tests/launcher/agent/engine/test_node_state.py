@@ -57,7 +57,7 @@ def test_an_attempt_ends_by_what_its_workers_left(
     for place in places:
         if place.rank in beating:
             HeartbeatWriter(place.heartbeat).step()
-    found = attempts.end(regroups=regroups)
+    found = attempts.collect_ends(regroups=regroups)
     assert [(end.rank, end.exit_code, end.cause) for end in found] == ends
     assert {end.log for end in found} == {f"nodes/0/0/attempt-0/rank-{end.rank}" for end in found}
     assert [end.rank for end in attempts.ended_well] == well
@@ -73,19 +73,19 @@ def test_an_attempt_ends_by_what_its_workers_left(
 def test_a_worker_that_is_ended_while_it_waits_for_a_world_tells_what_broke_the_last(attempts):
     attempts.begin({0: 4, 1: 5, 2: 6})
     leave(attempts, r4=-10, r5=-10, r6=-9)
-    attempts.broke |= {1: "RuntimeError: Timed out waiting 3000ms", 2: "the same"}
-    told = {end.rank: end.exception for end in attempts.end(regroups=True)}
+    attempts.break_reasons |= {1: "RuntimeError: Timed out waiting 3000ms", 2: "the same"}
+    told = {end.rank: end.exception for end in attempts.collect_ends(regroups=True)}
     assert told == {4: "", 5: "RuntimeError: Timed out waiting 3000ms", 6: ""}
     (attempts.workers[1].folder / protocol.ERROR_FILE).write_text('{"message": "KeyError: 1"}')
-    assert [end.exception for end in attempts.end() if end.rank == 5] == ["KeyError: 1"]
+    assert [end.exception for end in attempts.collect_ends() if end.rank == 5] == ["KeyError: 1"]
 
 
 def test_an_attempt_is_judged_by_its_own_workers_alone(attempts):
     attempts.begin({0: 4})
     leave(attempts, r4=1)
-    attempts.ends, attempts.broke = attempts.end(), {0: "reset by peer"}
+    attempts.worker_ends, attempts.break_reasons = attempts.collect_ends(), {0: "reset by peer"}
     attempts.begin({0: 4})
-    assert (attempts.ends, attempts.broke) == ((), {})
+    assert (attempts.worker_ends, attempts.break_reasons) == ((), {})
 
 
 def test_attempts_are_counted_on_and_leave_what_readers_expect(attempts, tmp_path):
@@ -139,9 +139,9 @@ def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_pat
     leave(node.attempts, r4=1, r5=0)
     node._clock.now = 9.0
     node.enter("restart")
-    ends = node.attempts.end()
-    node.tell_ends(ends)
-    node.tell_ends(ends)
+    ends = node.attempts.collect_ends()
+    node.record_ends(ends)
+    node.record_ends(ends)
     node.on_restart(Cause.WORKER_FAULT, ends)
     node.wait_for_gpus()
     node.wait_for_gpus()

@@ -112,7 +112,7 @@ def test_what_py_spy_found_is_read_and_one_that_is_slow_is_ended(program, native
         assert spied.are_done() is ends
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(process.pid))
-        found = spied.read(4)
+        found = spied.read_stacks(4)
         assert (found.rank, found.pid, found.missing) == (4, process.pid, missing)
         assert (found.taken_by, len(found.threads)) == (("", 0) if missing else ("py-spy", 2))
         wait_until(spied.are_done)
@@ -131,7 +131,7 @@ def test_what_py_spy_found_is_read_and_one_that_is_slow_is_ended(program, native
 def test_without_py_spy_it_is_told_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert PySpy({0: 1}, native=False).read(0).missing == stacks.NOT_INSTALLED
+    assert PySpy({0: 1}, native=False).read_stacks(0).missing == stacks.NOT_INSTALLED
     assert record({0: 1}, {}, 1.0) == {0: stacks.NOT_INSTALLED}
     (tmp_path / "py-spy").touch()
     assert stacks.find_py_spy() == f"{tmp_path}/py-spy", "it stands beside Python"
@@ -210,7 +210,7 @@ def test_a_worker_s_own_faulthandler_is_asked_where_that_does_no_harm(
     if not why:
         wait_until(asked.is_done)
     assert asked.is_done() is not why.startswith("it did not answer")
-    found = asked.read()
+    found = asked.read_stacks()
     assert (found.rank, found.pid) == (2, pid)
     if why:
         assert (found.taken_by, found.threads) == ("", ())

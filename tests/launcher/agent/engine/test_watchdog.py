@@ -85,7 +85,7 @@ class Watched:
             ),
         )
         ledger = SimpleNamespace(write=lambda event, **values: self.told.append((event, values)))
-        looker = SimpleNamespace(take=lambda why: self.looks.pop(), answer=lambda: None)
+        looker = SimpleNamespace(take_look=lambda why: self.looks.pop(), answer=lambda: None)
         monkeypatch.setattr(processes, "tree_of", lambda pid: (pid,))
         monkeypatch.setattr(processes, "cpu_seconds", lambda pids: self.clock.now * self.share)
         monkeypatch.setattr(processes, "send", lambda *sent: self.killed.append(sent))
@@ -95,7 +95,7 @@ class Watched:
     def look_until(self, end: float, *, every: float = 0.25) -> None:
         while self.clock.now < end:
             self.clock.now += every
-            self.watchdog.look()
+            self.watchdog.poll()
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_beat_or_a_pause_of_the_node_begins_the_proof_anew(watched):
 
 def test_the_thread_looks_until_it_is_stopped(watched):
     looks: list[float] = []
-    watched.watchdog.look = lambda: looks.append(0.0)
+    watched.watchdog.poll = lambda: looks.append(0.0)
     watched.watchdog.start()
     wait_until(lambda: len(looks) > 1)
     watched.watchdog.stop()

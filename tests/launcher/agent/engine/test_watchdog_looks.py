@@ -18,8 +18,8 @@ from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import SystemClock
 from launcher.contract.look import (
     LOOK_REQUEST,
-    hear_look,
     look_dir,
+    parse_printed_looks,
     read_look,
     read_looks,
     read_stacks,
@@ -35,7 +35,7 @@ def test_a_hang_is_looked_at_before_its_workers_are_killed(attempts, worker, tmp
     watchdog = Watchdog(attempts, settings, ledger, Looker(attempts, clock), clock)
 
     def is_killed() -> bool:
-        watchdog.look()
+        watchdog.poll()
         time.sleep(0.05)  # two looks are at least a second apart, whatever the load
         return worker.poll() is not None
 
@@ -48,8 +48,8 @@ def test_a_hang_is_looked_at_before_its_workers_are_killed(attempts, worker, tmp
 
 @pytest.mark.parametrize(("why", "is_told"), [("stop", True), ("asked", False)])
 def test_a_look_before_a_stop_says_where_each_rank_is(attempts, worker, capfd, why, is_told):
-    Looker(attempts, SystemClock()).take(why)
-    told = hear_look(capfd.readouterr().err)
+    Looker(attempts, SystemClock()).take_look(why)
+    told = parse_printed_looks(capfd.readouterr().err)
     heard = [(one.look.rank, one.stacks.threads[0].frames[0].function) for one in told]
     assert heard == ([(0, "hangs")] if is_told else [])
 
@@ -75,9 +75,11 @@ def test_a_look_ends_at_its_limit_and_leaves_faulthandler_a_part_of_it(
     answer.write_text("of an earlier look")
     reader, sent = os.open(asking, os.O_RDONLY | os.O_NONBLOCK), []
     monkeypatch.setattr(processes, "send", lambda _, signum: sent.append((signum, clock.now)))
-    looker = Looker(attempts, StoppedClock(on_sleep=lambda _: others.append(looker.take("asked"))))
+    looker = Looker(
+        attempts, StoppedClock(on_sleep=lambda _: others.append(looker.take_look("asked")))
+    )
     clock, others = looker._clock, []
-    folder = looker.take(**request_)
+    folder = looker.take_look(**request_)
     os.close(reader)
     assert clock.now == pytest.approx(ends_s, abs=0.021)
     assert {*others} == {None}, "one look at a time"
@@ -114,7 +116,7 @@ def test_a_worker_s_recorder_is_asked_for_its_collectives(answers, missing, atte
         else:
             recorder.answer(place.heartbeat).write_text(answers)
 
-    folder = Looker(attempts, StoppedClock(on_sleep=answer)).take("loss", stacks=False)
+    folder = Looker(attempts, StoppedClock(on_sleep=answer)).take_look("loss", stacks=False)
     assert read_look(folder).ranks[0].no_collectives == missing
     written = folder / "rank-0.collectives.json"
     assert written.exists() is (not missing)
@@ -132,7 +134,7 @@ def test_of_a_stopped_worker_py_spy_alone_can_tell_and_has_the_whole_limit(
     wait_until(lambda: is_stopped(worker.pid))
     py_spy("exec sleep 60")
     clock = StoppedClock(now=time.monotonic() + 100.0)
-    folder = Looker(attempts, clock).take("asked", id="mine")
+    folder = Looker(attempts, clock).take_look("asked", id="mine")
     assert folder == look_dir(attempts.node_dir, "mine")
     seen = read_look(folder)
     assert (seen.id, seen.why, seen.attempt, seen.native) == ("mine", "asked", 0, False)
@@ -149,7 +151,7 @@ def test_who_asks_gets_a_look_and_old_ones_go(attempts, py_spy):
     clock = StoppedClock()
     looker = Looker(attempts, clock)
     looker.answer()
-    assert looker.take("hang") == look_dir(attempts.node_dir, "hang-0.000")
+    assert looker.take_look("hang") == look_dir(attempts.node_dir, "hang-0.000")
     request = attempts.node_dir / LOOK_REQUEST
     asked = [{"id": f"n-{number}", "native": number == 7} for number in range(8)]
     for one in (*asked, {"id": "s", "why": "stop"}, {"id": "../escapes"}):
@@ -176,9 +178,9 @@ def test_a_look_that_cannot_be_written_is_none_and_holds_up_no_other(attempts):
     looker, looks = Looker(attempts, StoppedClock()), attempts.node_dir / "looks"
     looks.parent.mkdir(parents=True)
     looks.touch()
-    assert looker.take("hang") is None
+    assert looker.take_look("hang") is None
     looks.unlink()
-    assert looker.take("hang")
+    assert looker.take_look("hang")
 
 
 @pytest.mark.parametrize("written", ["", "step 7\n"], ids=["nothing", "a line"])
@@ -188,6 +190,6 @@ def test_a_look_says_how_long_ago_a_worker_wrote_its_last_line(attempts, worker,
     (place.folder / "stderr").write_text(written)
     if written:
         os.utime(place.folder / "stderr", (clock.wall() - 100.0,) * 2)
-    Looker(attempts, clock).take("asked", stacks=False)
+    Looker(attempts, clock).take_look("asked", stacks=False)
     ((seen,),) = (one.ranks for one in read_looks(attempts.node_dir))
     assert 100.0 <= seen.wrote_s < 700.0 if written else seen.wrote_s == -1.0

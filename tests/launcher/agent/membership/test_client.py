@@ -199,7 +199,7 @@ def test_a_group_is_closed_with_the_name_of_another_run_that_takes_its_folder(
 ):
     monkeypatch.setattr(coordinator, "RARE_LOOK_S", 0.05)
     (node,) = make(fence_dir=str(tmp_path)).meet(0)
-    Fence(tmp_path, "array-2").take("another coordinator")
+    Fence(tmp_path, "array-2").take_next("another coordinator")
     wait_until(node.must_meet)
     assert node.status.closed == "other run: array-2"
 
@@ -212,7 +212,7 @@ def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
     monkeypatch.setattr(coordinator, "RARE_LOOK_S", 0.05 if looks else 100.0)
     (node,) = make(fence_dir=str(tmp_path)).meet(0)
     assert node.must_meet() is False
-    others = Fence(tmp_path, RUN).take("another coordinator")
+    others = Fence(tmp_path, RUN).take_next("another coordinator")
     if looks:
         wait_until(node.must_meet)
     with pytest.raises(RendezvousClosedError, match="fenced"):

@@ -8,7 +8,7 @@ from tests.launcher.targets.slurm.test_script import Job, plan
 @pytest.mark.parametrize("stopped", [False, True])
 def test_an_srun_that_outlives_its_agents_is_ended(tmp_path, stopped):
     made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2, stop_grace_s=2)
-    job = Job(tmp_path, made, SRUN_SLACK_S=1, LOOK_S=1)
+    job = Job(tmp_path, made, SRUN_SLACK_S=1, POLL_S=1)
     job.agents_end(143, *([] if stopped else [0]), srun=0)
     # The last line is not reached.
     does = job.folder / "bin/srun"
