@@ -1,4 +1,5 @@
-"""Decides where a job runs: where it is forced to, else in processes or containers of this machine."""
+"""Decides where a job runs: where it is forced to, else in processes or containers of this machine;
+and whether under plain torchrun."""
 
 from __future__ import annotations
 
@@ -137,3 +138,17 @@ def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) ->
         except TargetError as other:
             raise TargetError(f"{error.what}; {other.what}", error.hint) from error
     return Choice(target=target, facts=facts, why=f"{facts.describe()}{because}")
+
+
+def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """The job as it is, or under plain torchrun if ``LAUNCHER_ENGINE=torchrun`` is set.
+
+    Raises ``InputError`` for any other value but ``agent``, which leaves the choice to the job.
+    """
+    engine = environ.get(protocol.ENGINE, "")
+    if engine not in ("", "agent", "torchrun"):
+        raise InputError(
+            f"{protocol.ENGINE}={engine} is no engine",
+            f"{protocol.ENGINE}=torchrun, or unset {protocol.ENGINE}",
+        )
+    return job.without_agent() if engine == "torchrun" else job

@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.api.choose_target import room_of
+from launcher.api.choose_target import choose_engine, room_of
 from launcher.api.planning import PlannedRun, note_no_checkpoint, plan_job, read_job_of, resume_job
 from launcher.commands.arguments import open_named, run_root
 from launcher.contract.errors import InputError
@@ -36,17 +36,21 @@ OVERRIDES = ("nnodes", "nproc_per_node", "devices", "max_restarts", "image", "co
 
 
 def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
-    """The job file with its overrides; ``otherwise`` is its text if none is named."""
+    """The job file with its overrides, under the engine that the environment allows.
+
+    ``otherwise`` is the text of the job file that is used if none is named.
+    """
     # Kept for ``place_of``, as the job file may be a pipe.
     arguments.text, arguments.file = _read_text(arguments, otherwise)
     try:
-        return parse_job(arguments.text, arguments.file, _read_overrides(arguments))
+        job = parse_job(arguments.text, arguments.file, _read_overrides(arguments))
     except FileError as error:
         if arguments.file.endswith(KNOWN_ENDINGS) or not Path(arguments.file).is_file():
             raise
         *others, last = error.problems
         fix = "; ".join(filter(None, (last.fix, "a script's name ends in .py")))
         raise FileError([*others, replace(last, fix=fix)]) from None
+    return choose_engine(job, os.environ)
 
 
 def _earlier(arguments: argparse.Namespace) -> RunFolder | None:

@@ -94,6 +94,10 @@ LINE_PREFIX = "[{node_index}/${{rank}}] "
 """The prefix of a worker's line on its node's console, as a template for torch."""
 LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
+# -- a variable that the launcher reads --------------------------------------------------------
+ENGINE = "LAUNCHER_ENGINE"
+"""``torchrun`` switches the node agent off for every job."""
+
 # -- a variable that a batch script sets for its agents ------------------------------------------
 STOP_FILE = "LAUNCHER_STOP_FILE"
 """Path of a file in a folder that all nodes see. Once it holds a reason, a value of

@@ -312,8 +312,8 @@ class JobSpec(Section):
     engine: Annotated[Literal["torchrun", "agent"] | None, Field(examples=["torchrun"])] = None
     """What starts and watches the workers on each node. ``torchrun``: torch's own command, with
     corrected settings; not on Kubernetes and Slurm. ``agent``: torch's elastic agent inside this
-    project's supervisor, which also acts on lost nodes, hangs and preemption. Left out:
-    ``agent``."""
+    project's supervisor, which also acts on lost nodes, hangs and preemption. Left out: ``agent``.
+    ``LAUNCHER_ENGINE=torchrun`` in the launcher's environment chooses torchrun for every job."""
     start: Annotated[Literal["fresh", "fork"] | None, Field(examples=["fork"])] = None
     """How the agent starts workers. ``fresh``: each in a new interpreter. ``fork``: forked from a
     process that has imported torch already, which makes starts and restarts several times faster;
@@ -425,3 +425,9 @@ class JobSpec(Section):
     def uses_agent(self) -> bool:
         """Whether the node agent runs the workers, and not plain torchrun."""
         return self.engine != "torchrun"
+
+    def without_agent(self) -> JobSpec:
+        """The same job under plain torchrun; what only the agent has is dropped."""
+        backend = None if self.rdzv.backend == "roster" else self.rdzv.backend
+        rdzv = self.rdzv.model_copy(update={"backend": backend})
+        return self.model_copy(update={"engine": "torchrun", "start": None, "rdzv": rdzv})

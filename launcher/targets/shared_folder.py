@@ -39,7 +39,7 @@ def check_meeting(job: JobSpec) -> None:
         raise InputError(
             "engine: torchrun, but these nodes learn each other's addresses when they start, and "
             "torchrun must be told before",
-            "remove engine: torchrun",
+            f"remove engine: torchrun, and {protocol.ENGINE} from the environment",
         )
     if job.rdzv.backend not in (None, ROSTER):
         raise KeyInputError(

@@ -93,3 +93,10 @@ def test_a_controller_is_told_to_do_with_a_lost_pod_what_the_row_says(row, local
     replaced = REPLACED.get(kind, {"restartPolicy": "ExitCode"})
     for key, value in POLICIES.get(row.loss, replaced).items():
         assert re.search(rf"\b{key}: {value}\b", text), f"{key}: {value}"
+
+
+def test_the_environment_s_switch_says_it_too(launcher):
+    launcher.write("print('trained')\n")
+    launcher.env["LAUNCHER_ENGINE"] = "torchrun"
+    done = launcher.well("render", "job.yaml", "--on", "local", "--nnodes", "2", "--json")
+    assert parse_plan(done.stdout).agent is None

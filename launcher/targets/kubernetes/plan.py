@@ -209,7 +209,7 @@ def _check(job: JobSpec) -> None:
         raise InputError(
             "engine: torchrun, but on Kubernetes the agent runs the workers: what operators tell "
             "torchrun counts pods, and its names do not resolve while pods start",
-            "remove engine: torchrun",
+            f"remove engine: torchrun, and {protocol.ENGINE} from the environment",
         )
     if spec.kind in ("trainjob", "jobset") and job.is_elastic:
         raise InputError(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.api.choose_target import (
+    choose_engine,
     choose_target,
     name_here,
     open_target,
@@ -101,6 +102,16 @@ def test_an_unknown_target_names_the_known_ones_that_a_job_may_name(tmp_path, na
     with pytest.raises(InputError) as caught:
         open_target(name, tmp_path)
     assert (caught.value.what, caught.value.hint) == (f"--on {name}: no such target", fix)
+
+
+def test_one_variable_switches_the_agent_off_for_every_job(make_job):
+    job = make_job(nnodes="1:2", start="fork", rdzv={"backend": "roster"})
+    plain = choose_engine(job, {"LAUNCHER_ENGINE": "torchrun"})
+    assert (plain.uses_agent, plain.start, plain.rdzv.backend) == (False, None, None)
+    for value in ({}, {"LAUNCHER_ENGINE": ""}, {"LAUNCHER_ENGINE": "agent"}):
+        assert choose_engine(job, value) is job
+    with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
+        choose_engine(job, {"LAUNCHER_ENGINE": "trchrun"})
 
 
 def test_a_run_in_a_hold_is_on_the_target_of_such_runs(make_run, tmp_path):

@@ -17,7 +17,7 @@ from launcher.commands import cli
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 READ_BY_LAUNCHER = (
-    *("LAUNCHER_RUNS", "LAUNCHER_HOSTS", "NO_COLOR", "KUBECONFIG"),
+    *("LAUNCHER_RUNS", "LAUNCHER_HOSTS", "LAUNCHER_ENGINE", "NO_COLOR", "KUBECONFIG"),
     *("PYTHONIOENCODING", "XDG_RUNTIME_DIR"),
 )
 NOWHERE = "unix:///nonexistent/docker.sock"
@@ -310,6 +310,7 @@ def test_fixes_name_the_program_as_it_was_called(folder, capfd, monkeypatch):
 # -- the environment ------------------------------------------------------------------------------
 
 ENVIRONMENTS = [
+    ({"LAUNCHER_ENGINE": "slurm"}, "run job.yaml --on local", "LAUNCHER_ENGINE=slurm", 2),
     ({"LAUNCHER_HOSTS": "nowhere.yaml"}, "run job.yaml", "nowhere.yaml: no such file", 2),
     ({"LAUNCHER_RUNS": "/dev/null/x"}, "run job.yaml --on local", "Not a directory", 2),
     ({"DOCKER_HOST": "nonsense"}, "run job.yaml --on docker", "nonsense", 3),
@@ -337,7 +338,7 @@ def test_hosts_of_the_environment_do_no_harm_on_another_target(typed, monkeypatc
     assert_refused(typed("render", "job.yaml", "--on", "local", "--hosts", "gpu3"), "--hosts gpu3")
 
 
-@pytest.mark.parametrize("name", ["LAUNCHER_RUNS", "LAUNCHER_HOSTS"])
+@pytest.mark.parametrize("name", ["LAUNCHER_RUNS", "LAUNCHER_ENGINE", "LAUNCHER_HOSTS"])
 def test_an_empty_variable_counts_as_not_set(typed, monkeypatch, name):
     monkeypatch.setenv(name, "")
     assert typed("render", "job.yaml", "--on", "local").code == 0

@@ -179,6 +179,10 @@ def test_what_a_job_says_of_itself():
     assert not job("nproc_per_node: cpu\nresources: {gpus: 1}").is_on_cpu
     for named in ("image: a", "code: image", "mounts: ['a:/b']"):
         assert job(named).names_containers
+    agents = job("start: fork\nrdzv: {backend: roster, port: 5}").without_agent()
+    assert (agents.uses_agent, agents.start, agents.rdzv.backend) == (False, None, None)
+    assert agents.rdzv.port == 5
+    assert job("rdzv: {backend: static}").without_agent().rdzv.backend == "static"
     assert (plain.resources.memory_bytes, plain.resources.shm_bytes) == (None, 2**30)
     assert job("resources: {memory: 2Mi}").resources.memory_bytes == 2**21
 
