@@ -311,11 +311,3 @@ def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
     folder.node(0, Cause.DISK_FULL, detail=full)
     told = write_run_outcome(folder.run, plan, Ending(cause=Cause.DISK_FULL), 9.0).detail
     assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
-
-
-def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(tmp_path, make_plan):
-    folder, plan = Folder(tmp_path / "run"), make_plan()
-    plan = replace(plan, resources=replace(plan.resources, memory_bytes=400 << 20))
-    seen = Ending(cause=Cause.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")
-    told = write_run_outcome(folder.run, plan, seen, 9.0).detail
-    assert told.startswith("the limit is 400Mi; fix: --set resources.memory=800Mi; node 0 ended")
