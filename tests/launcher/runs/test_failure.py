@@ -72,11 +72,6 @@ def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others():
     )
 
 
-def test_where_no_worker_spoke_the_agents_last_lines_are_kept():
-    found = decide_report([], ("no such file",))
-    assert (found.first, found.console_tail) == (None, ("no such file",))
-
-
 @pytest.mark.parametrize(
     ("exception", "first"), [("ValueError: boom", 1), (PEER, 0), ("lightning.SIGTERMException", 0)]
 )
