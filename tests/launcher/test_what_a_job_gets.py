@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher.job.file import parse_job, parse_override
-from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.rendezvous import backend_of
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import describe_loss

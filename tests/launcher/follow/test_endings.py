@@ -1,6 +1,5 @@
 """Why a run ended, from what its driver saw, its nodes said and its first worker wrote."""
 
-import errno
 from dataclasses import replace
 
 import pytest
@@ -8,12 +7,10 @@ import pytest
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending, NodeOutcome
-from launcher.contract.errors import TargetError
 from launcher.follow.endings import (
     FOUND_LATER,
     Part,
     decide_parts,
-    judge_error,
     judge_found,
     judge_parts,
     judge_run,
@@ -142,20 +139,6 @@ def test_a_run_ends_once_too_few_of_its_parts_go_on_or_one_would_fail_again(over
     )
     left = replace(told(Cause.COMPLETED), detail=protocol.OTHERS_GO_ON)
     assert decide_parts([left], over, still_running=going, min_nodes=2) == end
-
-
-@pytest.mark.parametrize(
-    ("error", "ended"),
-    [
-        (KeyboardInterrupt(), "interrupted: "),
-        (ValueError("a\nb"), "launcher-lost: a"),
-        (TargetError("it is away", "start it"), "target-unreachable: it is away"),
-        (OSError(errno.ENOSPC, "No space left"), "disk-full: [Errno 28] No space left"),
-    ],
-)
-def test_what_the_launcher_raises_ends_a_run(error, ended):
-    end = judge_error(error)
-    assert f"{end.cause}: {end.detail}" == ended
 
 
 def test_a_run_that_was_asked_to_stop_is_not_told_as_one_that_lost_its_launcher():

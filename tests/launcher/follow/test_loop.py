@@ -339,7 +339,7 @@ def test_a_run_whose_end_is_known_or_only_seen_elsewhere_is_not_looked_for(
     ("detail", "memory", "told"),
     [
         ("", "1Gi", "the limit is 1Gi; fix: --set resources.memory=2Gi"),
-        ("node 0", "1Gi", "the limit is 1Gi; fix: --set resources.memory=2Gi; node 0"),
+        ("node 0", "400Mi", "the limit is 400Mi; fix: --set resources.memory=800Mi; node 0"),
         ("node 0", None, "node 0"),
     ],
 )

@@ -20,7 +20,6 @@ from launcher.follow.endings import (
     Wait,
     decide_action,
     describe,
-    is_lost,
     pause_before_replacing_s,
 )
 from launcher.follow.target import NodeObservation, Observation
@@ -166,10 +165,3 @@ def test_an_agents_end_is_told_in_words(fields, told):
 
 def test_the_pause_before_a_replacement_doubles_up_to_its_limit():
     assert [pause_before_replacing_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
-
-
-@pytest.mark.parametrize(
-    ("ending", "lost"), [(0, False), (1, False), (127, False), (137, True), (143, True)]
-)
-def test_only_a_signal_or_silence_counts_as_a_lost_node(ending, lost):
-    assert is_lost(observe(ending).nodes[0]) == lost

@@ -107,20 +107,6 @@ def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(mak
     assert isinstance(ended, Ending)
 
 
-@pytest.mark.parametrize(
-    ("nnodes", "nodes", "since", "expected"),
-    [
-        (3, (0, RUNS, 137), 0, Wait()),
-        ("1:3", (0, RUNS, 137), 0, Wait()),
-        ("1:3", (0, RUNS, 137), LATE, Ending(cause=Cause.COMPLETED)),
-        ("1:3", (0, 0, 137), 0, Ending(cause=Cause.COMPLETED)),
-        ("2:3", (0, 0, CLOSED), 0, Ending(cause=Cause.COMPLETED)),
-    ],
-)
-def test_nobody_is_replaced_once_a_node_has_finished(make_plan, nnodes, nodes, since, expected):
-    assert decide(make_plan(nnodes=nnodes, max_restarts=1), *nodes, since=since) == expected
-
-
 @pytest.mark.parametrize("nodes", [(0, RUNS), (0, RUNS, 137), (0, 0, RUNS), (CLOSED, RUNS, 0)])
 def test_a_node_that_never_ends_after_the_others_is_started_again_with_them(make_plan, nodes):
     plan = make_plan(nnodes=len(nodes), max_restarts=0)

@@ -72,11 +72,6 @@ def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others():
     )
 
 
-def test_where_no_worker_spoke_the_agents_last_lines_are_kept():
-    found = decide_report([], ("no such file",))
-    assert (found.first, found.console_tail) == (None, ("no such file",))
-
-
 @pytest.mark.parametrize(
     ("exception", "first"), [("ValueError: boom", 1), (PEER, 0), ("lightning.SIGTERMException", 0)]
 )
@@ -118,20 +113,6 @@ def make_plan(make_plan: Callable[..., LaunchPlan]) -> Callable[..., LaunchPlan]
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "digits-0a1b2c")
-
-
-def test_exceptions_are_read_from_plain_tracebacks_and_from_torchs_prefixed_ones(folder, make_plan):
-    plan = make_plan(nnodes=2, nproc_per_node=1)
-    for node, prefix in ((0, ""), (1, "[rank1]: ")):
-        folder.console(node, report(worker(node, 1, local=0)))
-        trace = (
-            f"{prefix}Traceback (most recent call last):\n{prefix}my.mod.BadError: node {node}\n"
-        )
-        folder.worker(node, 0, "stderr.log", trace, at=100.0 + node)
-    found = read_report(folder.run, plan)
-    assert (found.first.rank, found.first.exception) == (0, "my.mod.BadError: node 0")
-    assert [f.exception for f in found.collateral] == ["my.mod.BadError: node 1"]
-    assert found.first.log_tail[-1].endswith("node 0")
 
 
 def test_error_files_win_over_logs(folder, make_plan):
@@ -185,13 +166,6 @@ def test_what_workers_of_earlier_attempts_said_is_no_part_of_a_killed_nodes_repo
         (3, 1, "ValueError: 11"),
         (2, 0, "ValueError: 10"),
     ]
-
-
-def test_a_worker_whose_agent_was_killed_is_still_reported(folder, make_plan):
-    folder.console(0, "")
-    folder.worker(0, 1, "stderr.log", "Traceback (most recent call last):\nValueError: seen\n")
-    found = read_report(folder.run, make_plan(nproc_per_node=2))
-    assert (found.first.rank, found.first.exception) == (1, "ValueError: seen")
 
 
 def test_an_agent_that_never_had_workers_is_reported_by_its_own_lines(folder, make_plan):

@@ -254,44 +254,6 @@ def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder):
     assert read_restarts(folder.run) == {"hang": 1, "membership": 4, "worker-fault": 1}
 
 
-@pytest.mark.parametrize(
-    ("seen", "told", "expected"),
-    [
-        (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.RESTARTS_EXHAUSTED),
-        (Cause.TRAINING_FAILED, Cause.OUT_OF_MEMORY, Cause.OUT_OF_MEMORY),
-        (Cause.RESTARTS_EXHAUSTED, Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED),
-        (Cause.COMPLETED, Cause.COMPLETED, Cause.COMPLETED),
-        (Cause.NODE_LOST, Cause.TRAINING_FAILED, Cause.NODE_LOST),
-    ],
-)
-def test_the_nodes_own_word_refines_what_an_exit_code_says(folder, make_plan, seen, told, expected):
-    folder.node(0, told, detail="as the agent says")
-    outcome = write_run_outcome(folder.run, make_plan(nnodes=1), Ending(cause=seen), 3.0)
-    assert Cause(outcome.cause) is expected
-    assert (outcome.detail == "as the agent says") == (told is expected)
-    again = folder.run.read_outcome()
-    assert (again.cause, again.restarts) == (outcome.cause, outcome.restarts)
-
-
-def test_the_node_that_ended_first_says_why(folder, make_plan):
-    folder.node(0, Cause.TRAINING_FAILED, detail="another node ended the run", finished_at=9.0)
-    folder.node(1, Cause.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
-    plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, Ending(cause=Cause.TRAINING_FAILED), 10.0)
-    assert (outcome.cause, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
-
-
-def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(folder, make_plan):
-    peer = end(0, "RuntimeError: Connection closed by peer", failed_at=1.0)
-    folder.node(0, Cause.TRAINING_FAILED, peer, detail="as it says", finished_at=8.0)
-    cause = end(1, "ValueError: boom", failed_at=2.0)
-    told = "all 2 restarts are used up"
-    folder.node(1, Cause.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
-    plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, Ending(cause=Cause.TRAINING_FAILED), 10.0)
-    assert (outcome.cause, outcome.detail) == ("restarts-exhausted", told)
-
-
 def test_an_earlier_incarnations_word_is_not_the_present_ones(folder, make_plan):
     folder.node(0, Cause.PREEMPTED, end(0, "early"))
     report = read_report(folder.run, plan_replacement(make_plan(nnodes=1), 0))
@@ -311,11 +273,3 @@ def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
     folder.node(0, Cause.DISK_FULL, detail=full)
     told = write_run_outcome(folder.run, plan, Ending(cause=Cause.DISK_FULL), 9.0).detail
     assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
-
-
-def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(tmp_path, make_plan):
-    folder, plan = Folder(tmp_path / "run"), make_plan()
-    plan = replace(plan, resources=replace(plan.resources, memory_bytes=400 << 20))
-    seen = Ending(cause=Cause.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")
-    told = write_run_outcome(folder.run, plan, seen, 9.0).detail
-    assert told.startswith("the limit is 400Mi; fix: --set resources.memory=800Mi; node 0 ended")

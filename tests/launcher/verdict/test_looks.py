@@ -31,11 +31,6 @@ def test_ranks_that_have_entered_a_collective_lately_do_not_stand_still(began_at
     assert moved_lately(RankSnapshots(folders={0: Path()}, looks=looks, traces=traces)) == is_moving
 
 
-def test_what_a_console_tells_has_no_collectives():
-    looks = {0: Look(id="", at=0.0, why="stop", attempt=0, ranks=(seen_of(0),))}
-    assert not moved_lately(RankSnapshots(folders={}, looks=looks))
-
-
 @pytest.mark.parametrize(
     ("wrote_s", "steps", "is_moving"),
     [(0.9, 0, True), (4.9, 0, True), (5.1, 0, False), (-1.0, 0, False), (0.9, 30, False)],

@@ -5,7 +5,7 @@ import pytest
 from launcher.contract.look import Frame, Look, RankLook, RankStacks, ThreadStack
 from launcher.runs.folder import RunFolder
 from launcher.verdict.looks import RankSnapshots, tell_standing
-from launcher.verdict.stacks import merge_stacks, name_ranks, render_group, shorten
+from launcher.verdict.stacks import merge_stacks, render_group, shorten
 
 LIBRARY = "/venv/lib/python3.11/site-packages/torch"
 REDUCES = (
@@ -25,14 +25,6 @@ def stacks(rank: int, *frames: Frame, others: tuple[ThreadStack, ...] = ()) -> R
     return RankStacks(rank=rank, pid=rank, taken_by="py-spy", threads=(main, *others))
 
 
-def test_ranks_that_stand_at_the_same_place_are_one_group():
-    found = merge_stacks(stacks(rank, *(LOADS if rank == 3 else REDUCES)) for rank in range(8))
-    assert [group.ranks for group in found] == [(0, 1, 2, 4, 5, 6, 7), (3,)]
-    first, second = (render_group(group).splitlines()[0] for group in found)
-    assert first == "ranks 0-2, 4-7: all_reduce <- train.py:88"
-    assert second == "rank 3: get <- dataloader.py:412 <- train.py:61"
-
-
 def test_the_same_script_in_another_folder_is_the_same_place():
     there = (*REDUCES[:2], Frame(function="main", file="/scratch/b/train.py", line=88))
     assert len(merge_stacks([stacks(0, *REDUCES), stacks(1, *there)])) == 1
@@ -45,19 +37,6 @@ def test_other_threads_are_shown_after_the_main_ones_and_only_where_asked():
     main, other = merge_stacks(found, all_threads=True)
     assert (main.is_main, other.name, other.ranks) == (True, "pin", (0, 1))
     assert render_group(other).startswith("ranks 0-1, thread pin: get <- ")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        ((3,), "rank 3"),
-        ((0, 1), "ranks 0-1"),
-        ((1, 3), "ranks 1, 3"),
-        ((5, 0, 1, 2), "ranks 0-2, 5"),
-    ],
-)
-def test_ranks_are_named_by_their_ranges(ranks, words):
-    assert name_ranks(ranks) == words
 
 
 def test_a_group_is_told_by_its_newest_calls_and_few_of_the_library():

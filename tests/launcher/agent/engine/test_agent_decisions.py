@@ -17,8 +17,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
 from launcher.agent.engine import torch_agent
 from launcher.agent.engine.health_server import Health, start_health_server
-from launcher.agent.engine.torch_agent import Rounds, judge_error
-from launcher.agent.membership.client import ReplacedError
+from launcher.agent.engine.torch_agent import Rounds
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop
 from launcher.agent.worker_exit import read_ends, write_exit
@@ -301,15 +300,6 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path):
     (found,) = read_ends(tmp_path, tmp_path)
     assert found.exception.startswith("c10::DistBackendError: [PG ID 0")
     assert found.is_collateral
-
-
-def test_a_node_that_was_replaced_tries_no_other_store():
-    attempts = SimpleNamespace(have_succeeded=bool, worker_ends=())
-    node: Any = SimpleNamespace(roster=None, ending=None, attempts=attempts, had_group=True)
-    told = judge_error(ReplacedError("another node came with node_index 1"), node)
-    assert told.detail == "another node came with node_index 1"
-    task = NodeTask(node=NODE, settings=replace(AgentSettings(), stores=STORES))
-    assert not may_meet_again(task, told.cause, [0.0], fenced=False)
 
 
 def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does():

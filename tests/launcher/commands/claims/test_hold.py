@@ -189,18 +189,6 @@ def test_a_rank_of_a_run_in_a_hold_is_debugged(dev):
     debug_rank_1(dev, "job.yaml", "--in", "dev")
 
 
-def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev):
-    script = "echo here $LAUNCHER_NODE_INDEX; echo there >&2; exit $((3 * LAUNCHER_NODE_INDEX))"
-    done = dev("exec", "dev", "--", "sh", "-c", script)
-    assert sorted(done.stdout.splitlines()) == [
-        *("[0] here 0", "[0] there", "[1] here 1", "[1] there")
-    ]
-    assert done.stderr == "node 1: exit code 3\n"
-    assert done.returncode == 3
-    done = dev("exec", "dev", "--node", "0", "--", "pwd")
-    assert done.stdout == f"[0] {dev.folder}\n"
-
-
 def test_a_shell_is_opened_in_a_node(dev):
     terminal = Terminal(dev, "exec", "dev", "--node", "1")
     terminal.type("echo node-$LAUNCHER_NODE_INDEX-of-$(pwd)")

@@ -261,39 +261,6 @@ def test_conditions_of_every_kind_tell_the_end(kind, succeeded):
 FAILED = JobEnd(exit_code=1, word="BackoffLimitExceeded", words="too many")
 
 
-@pytest.mark.parametrize(
-    ("codes", "reason"),
-    [
-        ([], Cause.TRAINING_FAILED),
-        ([1], Cause.TRAINING_FAILED),
-        ([2], Cause.BAD_INPUT),
-        ([137, 1], Cause.TRAINING_FAILED),
-        ([143], Cause.PREEMPTED),
-        ([0, 137], Cause.KILLED),
-    ],
-)
-def test_the_first_permanent_exit_code_says_why_a_job_failed(codes, reason):
-    pods = tuple(
-        parse_pod(pod(f"d-{i}", {INDEX: str(i)}, phase="Failed", state=ended(code)))
-        for i, code in enumerate(codes)
-    )
-    assert judge_parts(find_parts(FAILED, pods)).cause is reason
-
-
-@pytest.mark.parametrize(
-    ("at", "said"), [(100.2, "of the victim"), (99.0, "Connection closed by peer")]
-)
-def test_the_headline_names_the_pod_whose_worker_failed_first(at, said):
-    """Also where the clock of what fell with it is behind."""
-    first = agents_outcome(at=100.1, message="ValueError: no data", rank=1)
-    victim = agents_outcome(at=at, message=f"RuntimeError: {said}", rank=0)
-    pods = tuple(
-        parse_pod(pod(f"d-{i}", {INDEX: str(i)}, phase="Failed", state=ended(1, message=message)))
-        for i, message in enumerate((victim, first))
-    )
-    assert judge_parts(find_parts(FAILED, pods)).detail == "d-1: rank 1: ValueError: no data"
-
-
 def test_a_pod_that_was_out_of_memory_says_so():
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, "OOMKilled")))
     end = judge_parts(find_parts(FAILED, (view,)))

@@ -48,13 +48,6 @@ def test_of_a_run_of_another_user_that_goes_on_its_folder_tells():
     assert (told.state, told.what[:7]) == ("running", "no fail")
 
 
-def test_a_run_that_ended_well_has_no_verdict(launcher):
-    launcher.write("print('done')\n")
-    done = launcher(*LOCAL)
-    assert "  why " not in done.stderr
-    assert launcher("why").stdout.endswith("(succeeded): it ended well\n")
-
-
 @pytest.mark.parametrize("what", [what for what in claims.STOPPED_WHILE if what not in claims.HERE])
 def test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher, what):
     claims.test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher, what)

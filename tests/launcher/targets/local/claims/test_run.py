@@ -3,7 +3,7 @@
 import signal
 import subprocess
 
-from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.launcher.runner import ROOT, WAITING
 from tests.launcher.targets.local.test_run import is_up
 from tests.waiting import wait_until
 
@@ -25,10 +25,6 @@ def test_under_nohup_a_run_goes_on_without_its_terminal_and_without_a_reader(lau
 
 
 def test_a_script_that_knows_nothing_of_this_project_runs(launcher):
-    run_example(launcher, "trainer.py")
-
-
-def run_example(launcher: Runner, name: str) -> None:
-    launcher.write((ROOT / "tests/examples" / name).read_text())
+    launcher.write((ROOT / "tests/examples/trainer.py").read_text())
     done = launcher.well("run", "job.yaml", "--on", "local", "--nnodes", "2")
     assert "done world_size=2" in done.stdout

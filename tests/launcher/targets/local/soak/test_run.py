@@ -5,8 +5,6 @@ import os
 import pty
 import subprocess
 
-from tests.launcher.targets.local.claims.test_run import run_example
-
 
 def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher):
     launcher.write("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')\n")
@@ -41,7 +39,3 @@ def test_a_terminal_shows_one_progress_bar_and_whole_lines_of_the_others(launche
     assert "\rstep 3/5" in text.replace("\x1b[K", "")
     assert "\x1b[33m[0/1]\x1b[0m line 4\r\n" in text
     assert "progress bar" in text
-
-
-def test_a_script_with_fabric_runs_too(launcher):
-    run_example(launcher, "fabric.py")
