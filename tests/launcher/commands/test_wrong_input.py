@@ -280,6 +280,8 @@ LINES = [
     ("stop nothing --grace nan", "'nan' is no number of seconds"),
     ("scale", "N is missing\n  fix: launcher scale --help"),
     ("doctor", "no job file is named"),
+    ("exec ls", "exec: which program? "),
+    ("exec ls", "fix: launcher exec -- ls, or in a run launcher exec ls -- nvidia-smi"),
     ("shell r 1", "shell: gone\n  fix: launcher exec RUN --node N"),
     ("init train.py", "init: gone\n  fix: launcher import SCRIPT -o job.yaml"),
     ("check", "FILE"),
