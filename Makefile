@@ -47,7 +47,7 @@ setup: $(READY) ## make the virtual environment in .venv
 # torch first and by its exact version: asked for with the rest, pip may resolve another build of it.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $$($(PYTHON) --version) is too old; fix: make PYTHON=python3.11 (or newer)" >&2; exit 2; }
+	  { echo "error: $(PYTHON) is not there, or older than 3.11; fix: make PYTHON=python3.11 (or newer)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$$(grep -o 'torch==[0-9.]*' pyproject.toml)"
 	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'

@@ -29,12 +29,12 @@ def docs(arguments: argparse.Namespace) -> tuple[str, int]:
         width = max(map(len, pages))
         titles = (text.partition("\n")[0].lstrip("# ") for text in pages.values())
         return "".join(f"{n:{width}}  {t}\n" for n, t in zip(pages, titles, strict=True)), 0
-    if arguments.page in pages:
-        return pages[arguments.page], 0
+    without_folder = {name.rpartition("/")[2]: text for name, text in pages.items()}
     sections = {name: part for text in pages.values() for name, part in _sections(text)}
-    if arguments.page in sections:
-        return sections[arguments.page], 0
-    near = closest(arguments.page, [*pages, *sections])
+    named = without_folder | sections | pages
+    if arguments.page in named:
+        return named[arguments.page], 0
+    near = closest(arguments.page, named)
     fix = f"did you mean {near}? " if near else ""
     raise InputError(
         f"{arguments.page}: no such page or section", f"{fix}{typed.command('docs')} lists them"

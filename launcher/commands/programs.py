@@ -12,6 +12,7 @@ from launcher.api.programs import plan_shell, run_in_nodes
 from launcher.commands.runs import find
 from launcher.contract import typed
 from launcher.contract.errors import InputError
+from launcher.contract.protocol import LATEST_LINK
 from launcher.targets import children
 
 
@@ -34,8 +35,13 @@ def exec_in(arguments: argparse.Namespace) -> int:
 
 def _open_terminal(arguments: argparse.Namespace) -> NoReturn:
     if not sys.stdin.isatty():
-        what = "exec: which program? Without one it opens a terminal, and stdin is none"
-        raise InputError(what, typed.command("exec", arguments.run, "--", "nvidia-smi"))
+        what = (
+            "exec: which program? None is behind --; a terminal cannot be opened, as stdin is none"
+        )
+        fix = typed.command("exec", arguments.run, "--", "nvidia-smi")
+        if arguments.run != LATEST_LINK:
+            fix = f"{typed.command('exec', '--', arguments.run)}, or in a run {fix}"
+        raise InputError(what, fix)
     words = plan_shell(find(arguments), arguments.node or 0)
     try:
         children.become(words, cwd=str(Path.cwd()), env=os.environ)

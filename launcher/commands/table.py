@@ -377,7 +377,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     (
         "why",
         "why:why",
-        "tell in five lines what happened first, where, why, and what to do",
+        "tell in a few lines what happened first, where, why, and what to do",
         _add_to_why,
     ),
     ("logs", "runs:logs", "print a run's output, each line with its node and rank", _add_to_logs),

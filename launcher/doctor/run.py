@@ -87,8 +87,11 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
 
 def judge_start(answers: ProbeAnswers, limit_s: float) -> Iterator[Finding]:
     """A finding for every node that did not answer."""
+    what = (
+        "no answer before the run failed" if answers.failure else f"no answer within {limit_s:g} s"
+    )
     for name in answers.silent:
-        yield failed("start", name, f"no answer within {limit_s:g} s", "see the last row")
+        yield failed("start", name, what, "see the last row")
 
 
 def judge_speed(answers: ProbeAnswers) -> Finding:

@@ -34,7 +34,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_node_outcomes, read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
-from launcher.runs.heals import JOINED
+from launcher.runs.heals import HEALED, JOINED
 from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 
@@ -268,7 +268,7 @@ class Follower:
         """Notes that the workers go on after a loss. The loss itself was noted before."""
         if self._driver.plan.agent is not None:
             for heal in self._heals.poll(self._driver.plan):
-                self._console.note(f"{'' if heal.cause == JOINED else 'healed: '}{heal}")
+                self._console.note(f"{'' if heal.cause == JOINED else HEALED}{heal}")
 
     def _show_new(self) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ docs/job-file.md say the same.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,14 +74,14 @@ def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
         return _explain_unknown(path)
     schema = schema_at(path)
     if one["type"] == "missing":
-        return f"missing; accepted: {describe(schema)}", _example(path)
+        return f"missing; accepted: {describe(schema)}", _example(path, source)
     cause = one.get("ctx", {}).get("error")
     if not isinstance(cause, NotAcceptedError):
         cause = NotAcceptedError()
     found = render_value(cause.found or _found(one, path, source))
     is_other = one["type"] == "string_type" and one["input"] is not None
     quoted = _quoted(path, source, schema) if is_other else ""
-    fix = cause.fix or quoted or _meant(path, source, schema) or _example(path)
+    fix = cause.fix or quoted or _meant(path, source, schema) or _example(path, source)
     return f"found {found}; accepted: {cause.accepted or describe(schema)}", fix
 
 
@@ -116,15 +117,26 @@ def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:
     return f"did you mean {close}?" if close else ""
 
 
-def _example(path: KeyPath) -> str:
+def _example(path: KeyPath, source: YamlSource) -> str:
     """The fix that shows a value that the key, or the nearest one around it, accepts."""
     for size in range(len(path), 0, -1):
         if examples := field_at(path[:size]).get("examples"):
-            return f"for example {render_key(path[:size])}: {render_flow(examples[0])}"
+            return f"for example {_as_given(path[:size], examples[0], source)}"
     for key, field in schema_at(path).get("properties", {}).items():
         if examples := field.get("examples"):
             return f"for example {render_key(path)}: {{{key}: {render_flow(examples[0])}}}"
     return "leave the key out, for its default"
+
+
+def _as_given(path: KeyPath, value: Any, source: YamlSource) -> str:
+    """A key with a value: as the option takes it that gave the key, else as in a job file."""
+    entry = source.entries.get(path)
+    option = entry.where.partition(" ")[0] if entry is not None and not entry.line else ""
+    if option == "--set":
+        return shlex.join([option, f"{render_key(path)}={render_flow(value)}"])
+    if option == f"--{str(path[-1]).replace('_', '-')}":
+        return shlex.join([option, str(value)])
+    return f"{render_key(path)}: {render_flow(value)}"
 
 
 def _explain_unknown(path: KeyPath) -> tuple[str, str]:

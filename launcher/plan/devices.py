@@ -124,7 +124,7 @@ def check_capacity(job: JobSpec, facts: TargetFacts, nproc_per_node: int) -> Non
     raise KeyInputError(
         ("nnodes",) if nodes > 1 else ("nproc_per_node",),
         f"{nodes} nodes x ({nproc_per_node} workers + 1 agent) are {nodes * agents_too} processes; "
-        f"this machine can start about {most} ({facts.machine.cpu_count} CPU cores)",
+        f"this machine can start about {most} ({facts.machine.cores})",
         f"{fix} with --on {facts.target}, or a target of several machines: --on TARGET",
     )
 
@@ -133,5 +133,7 @@ def describe_crowd(workers: int, machine: MachineFacts) -> str:
     """A line about many more workers than cores where all run on one machine; else empty."""
     if machine.most_processes is None or workers <= CROWDED * machine.cpu_count:
         return ""
-    cores = f"{machine.cpu_count} CPU cores"
-    return f"{workers} workers share {cores}: they train slowly, and each holds torch and the model"
+    return (
+        f"{workers} workers share {machine.cores}: "
+        "they train slowly, and each holds torch and the model"
+    )

@@ -42,6 +42,11 @@ class MachineFacts:
     """How many workers it runs if the job leaves that open; None: one for each core."""
 
     @property
+    def cores(self) -> str:
+        """Its cores in words."""
+        return f"{self.cpu_count} CPU core{'s' * (self.cpu_count != 1)}"
+
+    @property
     def name(self) -> str:
         """As a person calls it; empty for a machine that needs no name."""
         return ""
@@ -152,4 +157,4 @@ class TargetFacts:
             machines = [node.machine for node in self.nodes if node.machine] or [self.machine]
             known = [each.device_ids for each in machines if each.device_ids is not None]
             return f"{place}, {f'{sum(map(len, known))} ' if known else ''}GPUs, NCCL"
-        return f"{place}, no GPU: gloo, {self.machine.cpu_count} CPU cores"
+        return f"{place}, no GPU: gloo, {self.machine.cores}"

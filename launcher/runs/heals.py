@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launcher.runs.ledger import LedgerEvent
 
+HEALED = "healed: "
+"""What the launcher's line of a loss begins with after which the workers went on."""
 JOINED = "joined"
 
 

@@ -229,7 +229,7 @@ def render_postmortem(report: Postmortem, *, most_moments: int = TIMELINE_LINES)
 def _render_code(code: CodeRecord, run_id: str) -> str:
     commit = f"commit {code.commit[:12]}" if code.commit else "no commit"
     changed = " with changes (code.diff)" if code.commit and code.is_dirty else ""
-    what = f"{commit}{changed}, {code.files} files, hash {code.hash[:12]}"
+    what = f"{commit}{changed}, {code.files} file{'s' * (code.files != 1)}, hash {code.hash[:12]}"
     return f"  code: {code.root}: {what}; once more: {typed.command('run', '--again', run_id)}"
 
 

@@ -25,7 +25,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import SUBMITTED_FILE, RunFolder
-from launcher.runs.heals import Heal, find_survived
+from launcher.runs.heals import HEALED, Heal, find_survived
 from launcher.runs.ledger import (
     LAUNCHER_LEDGER,
     agent_ledger,
@@ -340,7 +340,10 @@ def _read_others(
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
         place = LogLine(file=_inside(run, path), node=node_in(path.name))
+        before = len(reading.lines)
         reading.read_file(path, place)
+        lines = reading.lines[before:]
+        reading.lines[before:] = [x for x in lines if not x.text.startswith(f"launcher: {HEALED}")]
 
 
 def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from launcher.contract.did_you_mean import closest
 from launcher.targets.hosts.settings import LEASE_DIR
 from launcher.yamlfile.problem import FileError, KeyPath
 from launcher.yamlfile.source import YamlSource, parse_yaml
@@ -70,18 +72,24 @@ def parse_hosts_file(text: str, file: str) -> tuple[HostsFile, YamlSource]:
     try:
         return HostsFile.model_validate(source.data), source
     except ValidationError as error:
-        problems = [_explain(one, source) for one in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        below = {one["loc"][:size] for one in errors for size in range(len(one["loc"]))}
+        # A list of hosts that are all wrong would also be called empty.
+        problems = [_explain(one, source) for one in errors if one["loc"] not in below]
         raise FileError(problems) from None
 
 
 def _explain(one: Any, source: YamlSource) -> Any:
     path: KeyPath = one["loc"]
-    keys = HostKeys if len(path) > 1 else HostsFile
     if one["type"] == "extra_forbidden":
-        accepted = ", ".join(keys.model_fields)
-        return source.problem(path, "no such key", f"one of: {accepted}")
+        kinds: dict[str, type[_Keys]] = {"hosts": HostEntry, "defaults": HostKeys}
+        kind = kinds[str(path[0])] if len(path) > 1 else HostsFile
+        accepted = kind.model_fields
+        close = closest(str(path[-1]), accepted)
+        fix = f"did you mean {close}?" if close else f"one of: {', '.join(accepted)}"
+        return source.problem(path, "no such key", fix)
     fix = next((EXAMPLES[key] for key in reversed(path) if key in EXAMPLES), EXAMPLE)
     if one["type"] == "missing":
         return source.problem(path, "missing", fix)
-    words = one["msg"].replace("Input should", "it should").replace("String should", "it should")
+    words = re.sub("^[A-Z][a-z]+ should", "it should", one["msg"])
     return source.problem(path, f"found {one['input']!r}; {words}", fix)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.targets.hosts.settings import Host
-from launcher.yamlfile.source import read_text
+from launcher.yamlfile.source import read_text, similar_file
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -54,7 +54,7 @@ def read_inventory(
             own = path.absolute().parent / Path(inventory.ssh_config).expanduser()
             inventory = replace(inventory, ssh_config=str(own))
     elif path.suffix in (".yaml", ".yml") or "/" in given:
-        raise InputError(f"--hosts {given}: no such file", FORMS)
+        raise InputError(f"--hosts {given}: no such file", similar_file(path))
     else:
         inventory = Inventory(hosts=parse_host_list(given))
     hosts = filter_hosts(inventory.hosts, include, exclude)

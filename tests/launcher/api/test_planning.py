@@ -169,7 +169,7 @@ DISKS = "CHECKPOINT_DIR is each node's own disk"
                 "nproc_per_node": 8,
                 "facts": {"machine": MachineFacts(cpu_count=1, most_processes=99)},
             },
-            ["16 workers share 1 CPU cores"],
+            ["16 workers share 1 CPU core:"],
         ),
     ],
     ids=str,

@@ -280,6 +280,9 @@ LINES = [
     ("stop nothing --grace nan", "'nan' is no number of seconds"),
     ("scale", "N is missing\n  fix: launcher scale --help"),
     ("doctor", "no job file is named"),
+    ("docs labtop", "labtop: no such page or section\n  fix: did you mean laptop?"),
+    ("exec ls", "exec: which program? "),
+    ("exec ls", "fix: launcher exec -- ls, or in a run launcher exec ls -- nvidia-smi"),
     ("shell r 1", "shell: gone\n  fix: launcher exec RUN --node N"),
     ("init train.py", "init: gone\n  fix: launcher import SCRIPT -o job.yaml"),
     ("check", "FILE"),
@@ -293,6 +296,12 @@ def test_a_wrong_line_is_refused_before_anything_is_made(folder, typed, line, wo
     before = tree(folder)
     assert_refused(typed(*argv), words)
     assert tree(folder) == before
+
+
+def test_a_page_is_found_without_its_folder_unless_a_section_has_the_name(typed):
+    page = (ROOT / "docs/tutorials/laptop.md").read_text()
+    assert typed("docs", "laptop").out == typed("docs", "tutorials/laptop").out == page
+    assert typed("docs", "docker").out.startswith("### docker\n")
 
 
 def test_fixes_name_the_program_as_it_was_called(folder, capfd, monkeypatch):

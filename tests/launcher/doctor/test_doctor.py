@@ -22,7 +22,7 @@ from launcher.doctor.judge import (
     judge_nodes,
 )
 from launcher.doctor.program import parse_gpus, parse_xids
-from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
+from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, ProbeAnswers, as_probe, judge_start
 from tests.fabric_train.forked import run_forked
 from tests.launcher.runner import PREFIX
 from tests.waiting import wait_until
@@ -182,7 +182,7 @@ def test_nccl_that_would_fall_back_to_sockets_is_warned_of(facts, found):
         ("nccl", [999e6], Status.WARNING, "nccl: 999 MB/s per node at 0.5 MB, 400 us for 500000 B"),
         ("nccl", [1e9], Status.OK, "nccl: 1000 MB/s per node at 0.5 MB, 400 us for 500000 B"),
         ("ucc", [1e6], Status.OK, "ucc: 1 MB/s per node at 0.5 MB, 400 us for 500000 B"),
-        ("gloo", [0.0], Status.OK, "gloo: 0 MB/s per node at 0.5 MB, 400 us for 500000 B"),  # alone
+        ("gloo", [0.0], Status.OK, "gloo: one worker, which sends nothing"),
         # Fast for small messages alone.
         ("gloo", [82e6, 10e6], Status.WARNING, "gloo: 10 MB/s per node at 1.0 MB, 400 us for 50"),
         ("gloo", [], Status.FAILED, "did not finish"),
@@ -240,6 +240,18 @@ def test_the_probe_is_the_job_but_for_its_command_and_its_checkpoint_folder(make
     assert [mount.target for mount in probe.mounts] == ["/data", MOUNTED_PROGRAM]
     assert probe.checkpoint_dir == f"/shared/ckpt/{OWN_FOLDER}"
     assert (probe.max_restarts, probe.env, probe.nnodes) == (0, job.env, job.nnodes)
+
+
+@pytest.mark.parametrize(
+    ("failure", "found"),
+    [("", "no answer within 9 s"), ("No such file", "no answer before the run failed")],
+)
+def test_a_node_without_an_answer_is_told_with_how_long_it_had(failure, found):
+    answers = ProbeAnswers(
+        nodes={}, silent=["node 0"], all_reduce=None, failure=failure, world="1 x 1"
+    )
+    (row,) = judge_start(answers, 9)
+    assert (row.check, row.where, row.found) == ("start", "node 0", found)
 
 
 # -- on real targets -------------------------------------------------------------------------

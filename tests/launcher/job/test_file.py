@@ -245,7 +245,7 @@ def test_values_of_variables_are_taken_from_an_option_as_they_stand():
     assert made.docker.labels == (("team", "1.0"),)
 
 
-PORT_FIX = "  fix: for example rdzv.port: 29400"
+PORT_FIX = "  fix: for example --set rdzv.port=29400"
 BAD_OPTIONS = [
     ("rdzv.port=70000", "rdzv.port: found 70000; accepted: a whole number 1..65535\n" + PORT_FIX),
     (
@@ -276,8 +276,19 @@ def test_an_option_with_dashes_is_named_as_it_was_typed():
         parse_job(GOOD, "job.yaml", [option_override("--nproc-per-node", "0")])
     assert str(caught.value) == (
         "--nproc-per-node 0: nproc_per_node: found 0; accepted: a whole number 1..1024, "
-        "or auto, gpu or cpu\n  fix: for example nproc_per_node: 8"
+        "or auto, gpu or cpu\n  fix: for example --nproc-per-node 8"
     )
+
+
+def test_the_fix_of_a_targets_own_option_is_that_option():
+    with pytest.raises(FileError, match=r"fix: for example --time 8:00:00$"):
+        parse_job(GOOD, "job.yaml", [option_override("--time", "8h", "slurm")])
+
+
+def test_the_fix_of_a_setting_with_spaces_is_quoted_for_a_shell():
+    *_, fix = problems_of("", "mounts={source: a}")
+    assert fix.startswith("  fix: for example --set 'mounts=[")
+    assert fix.endswith("]'")
 
 
 @pytest.mark.parametrize(

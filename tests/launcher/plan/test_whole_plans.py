@@ -191,6 +191,7 @@ def test_a_plan_in_words(make_plan):
     [
         (BARE, "local, no GPU: gloo, 8 CPU cores"),
         (replace(BARE, place="here"), "here, no GPU: gloo, 8 CPU cores"),
+        (replace(BARE, machine=MachineFacts(cpu_count=1)), "local, no GPU: gloo, 1 CPU core"),
         (CUDA, "local, 4 GPUs, NCCL"),
         (replace(CUDA, nodes=(NodeFacts(machine=CUDA.machine),) * 2), "local, 8 GPUs, NCCL"),
         (replace(CUDA, nodes=(NodeFacts(),) * 2), "local, 4 GPUs, NCCL"),

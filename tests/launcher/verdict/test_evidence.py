@@ -434,6 +434,14 @@ def test_a_container_that_is_killed_over_and_over_is_told_while_the_run_goes_on(
     assert "3 times with exit code 137" in told.what
 
 
+def test_a_loss_that_the_launchers_log_tells_as_healed_is_no_failure(tmp_path):
+    loss = "node 1 is lost: its port refuses; 1 node went on with step 7 after 0.43 s"
+    (tmp_path / "launcher.log").write_text(f"launcher: healed: {loss}\n")
+    assert read_run(RunFolder(tmp_path)).lines == ()
+    (tmp_path / "launcher.log").write_text(f"launcher: {loss}\n")
+    assert verdict_of(RunFolder(tmp_path)).cause is Cause.NODE_LOST
+
+
 def test_a_node_without_room_is_not_why_another_one_failed():
     lines = (LogLine(file="pods", text="0/2 nodes are available: insufficient cpu", node=2),)
     end = WorkerEnd(

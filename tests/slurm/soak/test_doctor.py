@@ -17,7 +17,9 @@ def test_the_test_job_tells_what_a_node_sees_and_what_it_lacks(cluster, diagnose
     assert "torch" in found["python, torch"].found
     lacking = diagnose(ask_nodes=True, slurm={"python": "/opt/nowhere/python"})
     assert "/opt/nowhere/python: No such file" in lacking["all-reduce"].found
-    assert lacking["test job"].status is Status.FAILED
+    assert lacking["start"].status is Status.FAILED
+    assert lacking["start"].found == "no answer before the run failed"
+    assert "test job" not in lacking
     cluster.wait_idle()
 
 

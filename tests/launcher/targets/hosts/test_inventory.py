@@ -138,8 +138,16 @@ def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label():
     [
         ("hosts: []", "f:1: hosts: found []; "),
         ("defaults: {port: 22}", "f:1: hosts: missing"),
-        ("hosts:\n  - gpu1\n  - {host: gpu2, prot: 22}", "f:3: hosts.1.prot: no such key"),
-        ("hosts: [gpu1]\nhsots: 1", "f:2: hsots: no such key"),
+        (
+            "hosts:\n  - {host: gpu2, prot: 22}",
+            "f:2: hosts.0.prot: no such key; fix: did you mean port?",
+        ),
+        ("hosts:\n  - {hots: gpu1}", "f:2: hosts.0.hots: no such key; fix: did you mean host?"),
+        ("hosts: [gpu1]\nhsots: 1", "f:2: hsots: no such key; fix: did you mean hosts?"),
+        (
+            "hosts: [gpu1]\ndefaults: {rack: a}",
+            "f:2: defaults.rack: no such key; fix: one of: user,",
+        ),
         ("hosts:\n  - {port: 22}", "f:2: hosts.0.host: missing"),
         ("hosts:\n  - {host: gpu1, port: 0}", "f:2: hosts.0.port: found 0; it should be greater"),
         (
@@ -150,8 +158,8 @@ def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label():
         ("hosts:\n  - {host: gpu1, interface: 'a b'}", "hosts.0.interface: found 'a b'"),
         ("hosts:\n  - {host: gpu1, labels: x}", "f:2: hosts.0.labels: found 'x'"),
         ("hosts: [gpu1, gpu1]", "f:1: gpu1 is named twice"),
-        ("hosts: [gpu1]\nhsots: 1", "; fix: one of: hosts, defaults, ssh_config, order_by"),
-        ("hosts: [{host: a, prot: 1}]", "; fix: one of: user, port, identity, slots, gpus, "),
+        ("hosts: [gpu1]\nracks: 1", "; fix: one of: hosts, defaults, ssh_config, order_by"),
+        ("hosts: [{host: a, rack: 1}]", "; fix: one of: user, port, identity, slots, gpus, "),
         ("hosts: [{host: gpu1, slots: 4097}]", "found 4097; it should be less than or equal to"),
         ("hosts: [gpu1", "f:1"),
     ],
@@ -160,6 +168,12 @@ def test_a_bad_inventory_file_is_refused_by_line_and_key(text, what):
     with pytest.raises(InputError) as error:
         parse_inventory(text, "f")
     assert what in f"{error.value.what}; fix: {error.value.hint}".replace("\n  fix:", "; fix:")
+
+
+def test_a_list_whose_only_host_is_wrong_is_not_called_empty():
+    with pytest.raises(InputError) as error:
+        parse_inventory("hosts: [{host: gpu1, prot: 22}]", "f")
+    assert str(error.value) == "f:1: hosts.0.prot: no such key\n  fix: did you mean port?"
 
 
 def test_the_least_inventory_is_one_host():
@@ -214,5 +228,8 @@ def test_what_is_given_is_a_file_where_one_is_there(tmp_path):
         told = read_inventory(str(file), exclude="gpu1", accept_new_host_keys=True)
         own = str(tmp_path / config)
         assert told == Inventory(hosts=(Host(name="gpu2"),), ssh_config=own, accept_new=True)
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match=r"hosts\.yaml: no such file\n  fix: check the path"):
+        read_inventory(str(tmp_path / "hosts.yaml"))
+    (tmp_path / "host.yaml").touch()
+    with pytest.raises(InputError, match=r"fix: did you mean .*/host\.yaml"):
         read_inventory(str(tmp_path / "hosts.yaml"))

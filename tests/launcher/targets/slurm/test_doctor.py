@@ -122,6 +122,18 @@ def test_a_test_job_that_does_not_start_is_told_and_leaves_nothing(commands, tmp
     assert not was_there or not list(runs.iterdir())
 
 
+def test_a_test_job_that_is_refused_has_not_waited(commands, tmp_path):
+    refused = "--parsable*) echo 'sbatch: error: invalid qos' >&2; exit 1;; *)"
+    sbatch = SOUND["sbatch"].replace("*)", refused)
+    given = Namespace(runs=str(tmp_path / "runs"), test_job=True)
+    job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"]})
+    for name, lines in (SOUND | {"sbatch": sbatch}).items():
+        commands.does(name, lines)
+    last = list(SlurmRoom().diagnose(job, tmp_path, 60, given))[-1]
+    assert (last.check, last.where) == ("start", "1 node")
+    assert "invalid qos" in last.found
+
+
 def test_a_run_folder_that_cannot_be_made_is_a_row(commands, tmp_path):
     (tmp_path / "runs").write_text("in the way")
     given = Namespace(runs=str(tmp_path / "runs/below"), test_job=True)
