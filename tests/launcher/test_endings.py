@@ -112,7 +112,7 @@ def end_workers(node_dir: Path, workers: tuple[W, ...]) -> Attempts:
 )  # fmt: skip
 def test_an_attempt_ends_by_its_first_cause(workers, causes, first, next_step, tmp_path):
     attempts = end_workers(tmp_path / "run/nodes/0/0", workers)
-    ends = attempts.end()
+    ends = attempts.collect_ends()
     assert " ".join(str(end.cause) for end in ends) == causes
     assert ends[0].rank == first
     step = AttemptJudge(max_restarts=3, same_failure_limit=3).judge(ends, 0, regroups=False)
@@ -213,7 +213,7 @@ def end_node(attempts: Attempts, plan: LaunchPlan, before: int) -> NodeOutcome:
     judge = AttemptJudge(max_restarts=plan.max_restarts, same_failure_limit=3)
     if attempts.have_succeeded():
         return NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED)
-    ends = attempts.end()
+    ends = attempts.collect_ends()
     steps = [judge.judge(ends, 0, regroups=False) for _ in range(before + 1)]
     assert all(isinstance(step, Again) for step in steps[:-1])
     end = steps[-1]
@@ -309,7 +309,7 @@ def test_what_torchs_agent_raises_has_a_cause(error, facts, told, tmp_path, caps
     ],
 )
 def test_a_closed_group_says_why(closed, cause, allowed, workers, told, tmp_path):
-    ends = end_workers(tmp_path / "run/nodes/0/0", workers).end() if workers else ()
+    ends = end_workers(tmp_path / "run/nodes/0/0", workers).collect_ends() if workers else ()
     judge = AttemptJudge(max_restarts=allowed, same_failure_limit=3)
     end = judge.judge_closing(closed, ends, by_fault=cause == "fault")
     assert f"{end.cause}: {end.detail}" == told

@@ -246,7 +246,7 @@ def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path):
         folder=tmp_path,
         node_dir=tmp_path,
         heartbeat=tmp_path / "beat",
-        asked=tmp_path / "asked",
+        asked_file=tmp_path / "asked",
         agent_pid=1,
         attempt=0,
         exit_grace_s=2.0,

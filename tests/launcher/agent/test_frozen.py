@@ -57,7 +57,7 @@ def test_an_agent_that_outlives_sigkill_is_left_behind(tmp_path, monkeypatch):
     try:
         node = supervisor.Supervisor.__new__(supervisor.Supervisor)
         long_ago = time.monotonic() - 1e4
-        stop = Stop(reason=Cause.PREEMPTED, asked_at=long_ago, grace_s=1.0)
+        stop = Stop(reason=Cause.PREEMPTED, requested_at=long_ago, grace_s=1.0)
         stop.killed_at = time.monotonic() - OUTLIVE_LIMIT_S + 1.0
         vars(node).update(
             _agent_pid=child.pid,

@@ -105,7 +105,7 @@ def test_a_worker_that_beats_all_the_time_is_never_ended_as_hung(tmp_path, race,
     watchdog = Watchdog(attempts, AgentSettings(), ledger, looker, far_clock)
     end = time.monotonic() + RACE_S
     while time.monotonic() < end:
-        watchdog.look()
+        watchdog.poll()
     assert '"first-step"' in (tmp_path / "ledger").read_text()
     assert '"hang"' not in (tmp_path / "ledger").read_text()
     beat = read_heartbeat(worker.heartbeat)
