@@ -102,14 +102,19 @@ def _describe(
 _WORDS = {JOINED: "a node joined", "left": "{} left", "fault": "a worker failed"}
 
 
-def find_survived(events: Iterable[LedgerEvent]) -> frozenset[str]:
-    """What agents said of losses after which their workers made a step, started anew or not."""
+def find_survived(events: Iterable[LedgerEvent], *, has_failed: bool) -> frozenset[str]:
+    """What agents said of losses after which their workers made a step, started anew or not.
+
+    A run that has not failed has survived as well what its workers were started anew after: a
+    script may tell no steps. In one that has, such a loss may still be why they failed.
+    """
+    ways_on = {"healed", "first-step"} | (set() if has_failed else {"workers-started"})
     survived, open_losses = set[str](), defaultdict[tuple[int, int], set[str]](set)
     for event in events:
         agent = (event.node_index, event.incarnation)
         if event.name in ("node-lost", "store-lost"):
             open_losses[agent].add(str(event.values.get("detail")))
-        elif event.name in ("healed", "first-step"):
+        elif event.name in ways_on:
             survived |= open_losses.pop(agent, set())
     return frozenset(survived.difference(*open_losses.values()))
 

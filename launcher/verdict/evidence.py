@@ -19,6 +19,7 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError
 from launcher.contract.look import CRASHED_STACKS
+from launcher.contract.states import RunState
 from launcher.contract.worker_end import show_line
 from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
@@ -179,7 +180,10 @@ def read_run(
     reading.lines += _tell_proxies(plan) if plan else ()
     for log in logs:
         _read_worker(reading, run, log, plan)
-    _read_others(reading, run, consoles, has_workers=bool(logs))
+    state = outcome.state if outcome else state
+    has_failed = state not in (RunState.RUNNING, RunState.STOPPED)
+    survived = find_survived(read_agents(run), has_failed=has_failed)
+    _read_others(reading, run, consoles, survived, has_workers=bool(logs))
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
@@ -190,7 +194,7 @@ def read_run(
     )
     return Evidence(
         subject=run.run_id,
-        state=outcome.state if outcome else state,
+        state=state,
         run_cause=outcome.cause if outcome else _cause_so_far(run, newest),
         detail=detail,
         failure=failure,
@@ -321,10 +325,16 @@ def _read_worker(
 
 
 def _read_others(
-    reading: LogReading, run: RunFolder, consoles: Sequence[tuple[int, Path]], *, has_workers: bool
+    reading: LogReading,
+    run: RunFolder,
+    consoles: Sequence[tuple[int, Path]],
+    survived: Iterable[str],
+    *,
+    has_workers: bool,
 ) -> None:
-    """The logs of agents, of the launcher and of the target."""
-    survived = {f"[agent] {loss}" for loss in find_survived(read_agents(run))}
+    """The logs of agents, but for the losses that were ``survived``, of the launcher and of the
+    target."""
+    survived = {f"[agent] {loss}" for loss in survived}
     for node, path in consoles:
         before = len(reading.lines)
         reading.read_file(path, LogLine(file=_inside(run, path), node=node))

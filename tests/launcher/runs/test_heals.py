@@ -94,15 +94,21 @@ def test_workers_that_start_anew_have_not_healed():
 
 
 @pytest.mark.parametrize(
-    ("after", "is_survived"),
-    [("workers-started", False), ("first-step", True), ("healed", True)],
+    ("after", "has_failed", "is_survived"),
+    [
+        ("workers-started", True, False),
+        ("workers-started", False, True),
+        ("first-step", True, True),
+        ("healed", True, True),
+    ],
 )
-def test_a_loss_is_survived_once_the_workers_make_a_step_again(after, is_survived):
+def test_a_loss_is_survived_once_the_workers_go_on(after, has_failed, is_survived):
     lost = next(event for event in AGENTS if event.name == "node-lost")
     events = [lost, replace(lost, name=after, values={})]
     said = frozenset({lost.values["detail"]})
-    assert find_survived(events) == (said if is_survived else frozenset())
-    assert find_survived([*events, lost]) == frozenset()
+    survived = find_survived(events, has_failed=has_failed)
+    assert survived == (said if is_survived else frozenset())
+    assert find_survived([*events, lost], has_failed=has_failed) == frozenset()
 
 
 def test_a_loss_while_a_newcomer_loads_is_one_heal_with_both():
