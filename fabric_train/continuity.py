@@ -101,7 +101,10 @@ class Continuity:
         self._watch.save(lambda block: self._save(block, score), block=block)
 
     def finish(self) -> Path | None:
-        """Commits the final state and gives its path; blocks. All ranks must call it."""
+        """Commits the final state and gives its path; blocks. All ranks must call it.
+
+        Raises OSError, on all ranks, if it could not be written.
+        """
         return self._watch.finish(lambda block: self._save(block, self._state.train_loss))
 
     def close(self) -> None:

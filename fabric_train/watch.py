@@ -57,18 +57,25 @@ class StepWatch:
         due = int(self._saver.is_time_due())
         self._agreement.propose((self._preemption.look(), due, self.profiler.look()))
 
-    def save(self, save: Save, *, block: bool = False) -> None:
-        """Saves, and writes into the ledger what that cost."""
+    def save(self, save: Save, *, block: bool = False) -> SaveResult | None:
+        """Saves, and writes into the ledger what that cost; gives what ``save`` returns."""
         result = save(block)
         self._ledger.on_stall(self._saver.blocked_s)
         self._report_save(result)
+        return result
 
     def finish(self, save: Save) -> Path | None:
-        """Commits the final state and gives its path; blocks."""
+        """Commits the final state and gives its path; blocks.
+
+        Raises OSError, on all ranks, if it could not be written: no later save makes up for it.
+        """
         self._agreement.settle()
         self.profiler.stop()
-        self.save(save, block=True)
+        result = self.save(save, block=True)
         settled = self._saver.settle()
+        error = "" if result is None or result.path else result.error
+        if error := self._saver.ranks.from_rank_zero(lambda: error):
+            raise OSError(f"the last checkpoint was not written: {error}")
         self._saver.close()
         return settled[1] if settled else None
 

@@ -184,7 +184,7 @@ class Companion:
         self.ledger.on_step(step, self.global_batch_size * batches, read_loss)
 
     def finish(self, step: int) -> None:
-        """Commits the last state."""
+        """Commits the last state. Raises OSError if it could not be written."""
         self.step = step
         self.ledger.on_trained(step, self._read_loss())
         with ending():

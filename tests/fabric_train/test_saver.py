@@ -9,9 +9,12 @@ from torch import nn
 
 from fabric_train import commit, saver
 from fabric_train.errors import InputError
+from fabric_train.ledger import Ledger
 from fabric_train.lineage import FencedError
 from fabric_train.retention import Interval, Keep
 from fabric_train.saver import Saver
+from fabric_train.watch import StepWatch
+from fabric_train.worker_env import parse_worker_env
 from fabric_train.worlds import Worlds
 from tests.fabric_train.forked import run_forked
 
@@ -119,6 +122,20 @@ def test_a_disk_that_refuses_is_told_and_the_last_good_checkpoint_stays(
     training.train()
     assert training.save(block=True).path
     assert Training(tmp_path).step == 3
+
+
+def test_a_training_whose_final_state_cannot_be_written_ends_with_the_error(training, monkeypatch):
+    def refuse(tensors, folder, group):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    watch = StepWatch(parse_worker_env({}), training.saver, Ledger(None))
+    training.save(block=True)
+    training.train()
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "write_tensors", refuse)
+        with pytest.raises(OSError, match=r"last checkpoint was not written: .*No space left"):
+            watch.finish(lambda block: training.save(block=block))
+    assert watch.finish(lambda block: training.save(block=block)).name == "step-0000000002-g1-a0"
 
 
 def test_an_error_behind_a_commit_is_told_and_the_save_counts(training, monkeypatch):
