@@ -181,9 +181,7 @@ def read_run(
     for log in logs:
         _read_worker(reading, run, log, plan)
     state = outcome.state if outcome else state
-    has_failed = state not in (RunState.RUNNING, RunState.STOPPED)
-    survived = find_survived(read_agents(run), has_failed=has_failed)
-    _read_others(reading, run, consoles, survived, has_workers=bool(logs))
+    _read_others(reading, run, consoles, state, has_workers=bool(logs))
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
@@ -328,13 +326,15 @@ def _read_others(
     reading: LogReading,
     run: RunFolder,
     consoles: Sequence[tuple[int, Path]],
-    survived: Iterable[str],
+    state: str,
     *,
     has_workers: bool,
 ) -> None:
-    """The logs of agents, but for the losses that were ``survived``, of the launcher and of the
+    """The logs of agents, but for losses that the run survived, of the launcher and of the
     target."""
-    survived = {f"[agent] {loss}" for loss in survived}
+    has_failed = state not in (RunState.RUNNING, RunState.STOPPED)
+    losses = find_survived(read_agents(run), has_failed=has_failed)
+    survived = {f"[agent] {loss}" for loss in losses}
     for node, path in consoles:
         before = len(reading.lines)
         reading.read_file(path, LogLine(file=_inside(run, path), node=node))
