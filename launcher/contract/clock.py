@@ -7,7 +7,8 @@ import time
 from typing import Protocol
 
 STOOD_S = 3.0
-"""If a process looks at the clock no more often than this, it was stopped in between."""
+"""A process that did not look at the clock for this long did not run: it was stopped, as by Ctrl-Z,
+or the machine had no processor for it."""
 TICK_S = 0.5
 
 
@@ -15,7 +16,7 @@ class Clock(Protocol):
     """Code that waits or takes times is given this instead of the ``time`` module."""
 
     stood_s: float
-    """How long this process was stopped in all, as far as ``monotonic`` leaves that out."""
+    """How long this process did not run in all, as far as ``monotonic`` leaves that out."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never jumps; only differences mean something."""
@@ -47,7 +48,7 @@ class SystemClock:
 
 class AwakeClock(SystemClock):
     """The same for a process that measures how long others are silent: ``monotonic`` stands while
-    the process is stopped, as by Ctrl-Z, since nobody was silent then."""
+    the process does not run, as after Ctrl-Z: what others said then was not heard."""
 
     def __init__(self) -> None:
         self._looked_at, self._lock = time.monotonic(), threading.Lock()

@@ -187,7 +187,7 @@ class Follower:
 
     def _tell_stood(self) -> None:
         if (stood_s := self._clock.stood_s) > self._stood_s:
-            self._console.note(f"this launcher was stopped for {stood_s - self._stood_s:.0f} s")
+            self._console.note(f"this launcher did not run for {stood_s - self._stood_s:.0f} s")
             self._stood_s = stood_s
 
     def _scale(self, nodes: int) -> None:

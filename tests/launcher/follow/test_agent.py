@@ -440,7 +440,7 @@ def test_a_launcher_that_was_stopped_says_so_and_awaits_the_nodes_next_signs(
 
     clock.on_sleep = stand
     assert follower.follow().cause == "completed"
-    assert "this launcher was stopped for 300 s" in said.getvalue()
+    assert "this launcher did not run for 300 s" in said.getvalue()
     assert "no sign of life" not in said.getvalue()
 
 
