@@ -123,10 +123,15 @@ def stop(arguments: argparse.Namespace) -> None:
     """Ends a run; a hold by its name only if no run uses it, by its id in any case."""
     run, others = _find_to_stop(arguments)
     plan = run.read_plan()
-    if plan.is_hold and arguments.run == plan.job_name and run.read_outcome() is None:
-        done = release(run_root(arguments), run.run_id, arguments.grace)
-    else:
-        done = stop_run(run, arguments.grace, keep=arguments.keep)
+    try:
+        if plan.is_hold and arguments.run == plan.job_name and run.read_outcome() is None:
+            done = release(run_root(arguments), run.run_id, arguments.grace)
+        else:
+            done = stop_run(run, arguments.grace, keep=arguments.keep)
+    except KeyboardInterrupt:
+        status = typed.command("status", run.run_id)
+        print(f"{run.run_id} was asked to stop, and may still run; look: {status}", file=sys.stderr)
+        raise
     print(done, file=sys.stderr)
     for other in others:
         line = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from launcher.api import stopping
+from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import LAUNCHER_FILE, find_run
 from tests.launcher.commands.claims.test_runs import LOCAL, detach
@@ -27,6 +28,23 @@ def test_ctrl_c_ends_the_logs_and_says_that_the_run_goes_on(launcher):
     assert following.returncode == 130
     assert launcher.processes(), "the run goes on"
     assert launcher("stop").returncode == 0
+
+
+def test_ctrl_c_while_a_run_stops_says_that_it_may_still_run(launcher):
+    launcher.write(WAITING.replace("SIG_DFL", "SIG_IGN"))
+    run_id = detach(launcher)
+    following = launcher.start("logs", "-f")
+    assert following.stdout.readline() == b"[0/0] up\n"
+    stopping_it = launcher.start("stop")
+    wait_until((launcher.folder / "runs" / run_id / protocol.STOP_RUN_FILE).exists)
+    stopping_it.send_signal(signal.SIGINT)
+    _, stderr = stopping_it.communicate(timeout=60)
+    asked, interrupted = stderr.decode().splitlines()
+    assert asked.startswith(f"{run_id} was asked to stop, and may still run; look: ")
+    assert asked.endswith(f" status {run_id}")
+    assert (interrupted, stopping_it.returncode) == ("interrupted", 130)
+    assert launcher("stop", run_id, "--grace", "0").returncode == 0
+    following.communicate(timeout=60)
 
 
 def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher):
