@@ -278,7 +278,8 @@ def test_an_interrupted_call_ends_what_it_has_started(
 ):
     says(script.format(NAME))
     record, _ = make_run()
-    monkeypatch.setattr(api, "INTERRUPT_LIMIT_S", 0.5)
+    if "''" in script:  # Only the one that goes on is waited for in vain.
+        monkeypatch.setattr(api, "INTERRUPT_LIMIT_S", 0.5)
 
     def interrupt() -> None:
         wait_until((tmp_path / "up").exists)
