@@ -24,7 +24,7 @@ from launcher.follow.requests import read_withdrawn, write_size
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
-from launcher.targets.kubernetes.api import (
+from launcher.targets.kubernetes.api.cluster import (
     ANSWER_LIMIT_S,
     CONFLICT,
     IN_CLUSTER,
@@ -33,19 +33,19 @@ from launcher.targets.kubernetes.api import (
     Object,
     ObjectPlace,
 )
-from launcher.targets.kubernetes.collector import PodCollector, selector_of
-from launcher.targets.kubernetes.missing_pods import describe_silence, read_reasons
+from launcher.targets.kubernetes.api.refusals import is_for_good
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.collector import PodCollector, selector_of
+from launcher.targets.kubernetes.pods.missing_pods import describe_silence, read_reasons
+from launcher.targets.kubernetes.pods.states import (
     count_wanted,
     is_suspended,
     parse_job_end,
     parse_pod,
     section,
 )
-from launcher.targets.kubernetes.refusals import is_for_good
-from launcher.targets.kubernetes.render_kinds import RENDERERS, can_be_tried
-from launcher.targets.kubernetes.render_pod import render_trial_pod, token_name
+from launcher.targets.kubernetes.render.kinds import RENDERERS, can_be_tried
+from launcher.targets.kubernetes.render.pod import render_trial_pod, token_name
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: the run's kubeconfig, context and namespace, and the cluster's identity."""

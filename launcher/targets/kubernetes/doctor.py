@@ -13,7 +13,7 @@ from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id
-from launcher.targets.kubernetes.api import (
+from launcher.targets.kubernetes.api.cluster import (
     FORBIDDEN,
     ApiError,
     Cluster,
@@ -21,12 +21,12 @@ from launcher.targets.kubernetes.api import (
     ObjectPlace,
     plural,
 )
-from launcher.targets.kubernetes.code import check_size, tell_code
-from launcher.targets.kubernetes.look import check_door
+from launcher.targets.kubernetes.exec import check_door
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
-from launcher.targets.kubernetes.render import render_losses, render_manifest
-from launcher.targets.kubernetes.render_kinds import can_be_tried
-from launcher.targets.kubernetes.render_pod import TOKEN_VERBS, render_trial_pod
+from launcher.targets.kubernetes.render.code import check_size, tell_code
+from launcher.targets.kubernetes.render.kinds import can_be_tried
+from launcher.targets.kubernetes.render.manifest import render_losses, render_manifest
+from launcher.targets.kubernetes.render.pod import TOKEN_VERBS, render_trial_pod
 
 RIGHTS_FIX = "an admin of the namespace: k8s/base/rbac.yaml grants what is needed"
 CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secret"

@@ -18,7 +18,7 @@ from launcher.follow.target import SUSPENDED, ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.runs.folder import find_run as find_in_folder
-from launcher.targets.kubernetes.api import (
+from launcher.targets.kubernetes.api.cluster import (
     ANSWER_LIMIT_S,
     FORBIDDEN,
     ApiError,
@@ -26,6 +26,7 @@ from launcher.targets.kubernetes.api import (
     Object,
     plural,
 )
+from launcher.targets.kubernetes.api.kubeconfig import config_files, has_config, is_in_pod
 from launcher.targets.kubernetes.cluster_job import (
     API_OF_KIND,
     ClusterJob,
@@ -33,16 +34,15 @@ from launcher.targets.kubernetes.cluster_job import (
     read_told,
     write_cluster,
 )
-from launcher.targets.kubernetes.code import LABEL as CODE_LABEL
-from launcher.targets.kubernetes.collector import selector_of
-from launcher.targets.kubernetes.kubeconfig import config_files, has_config, is_in_pod
 from launcher.targets.kubernetes.plan import parse_kept_plan
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.collector import selector_of
+from launcher.targets.kubernetes.pods.states import (
     count_wanted,
     is_suspended,
     parse_job_end,
     seconds_of,
 )
+from launcher.targets.kubernetes.render.code import LABEL as CODE_LABEL
 from launcher.targets.room import Left, Note
 
 RUNNING = RunState.RUNNING.value

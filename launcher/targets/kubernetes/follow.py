@@ -24,14 +24,14 @@ from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, FORBIDDEN, ApiError
+from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S, FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, MayRunError
-from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
-from launcher.targets.kubernetes.logs import REFUSED
-from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.collector import ENDINGS_LIMIT_S
+from launcher.targets.kubernetes.pods.logs import REFUSED
+from launcher.targets.kubernetes.pods.missing_pods import MissingPods
+from launcher.targets.kubernetes.pods.progress import PodProgress, StartLimit
+from launcher.targets.kubernetes.pods.states import (
     PodView,
     find_parts,
     newest_of_each,

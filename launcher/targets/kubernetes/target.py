@@ -20,13 +20,17 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import is_own_image
-from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
+from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
-from launcher.targets.kubernetes.code import check_size
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, describe_own_disks, plan_facts
-from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
-from launcher.targets.kubernetes.render_pod import TOKEN_VERBS, Object, render_token
+from launcher.targets.kubernetes.render.code import check_size
+from launcher.targets.kubernetes.render.manifest import (
+    RenderedManifest,
+    render_losses,
+    render_manifest,
+)
+from launcher.targets.kubernetes.render.pod import TOKEN_VERBS, Object, render_token
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -97,7 +101,7 @@ class KubernetesTarget(Target):
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
         if plan.is_hold:
-            from launcher.targets.kubernetes.look import check_door
+            from launcher.targets.kubernetes.exec import check_door
 
             check_door(cluster, "runs in a hold are started in its pods")
             if PodSettings.of(plan).kind == "trainjob":
@@ -162,12 +166,12 @@ class KubernetesTarget(Target):
     def look(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
-        from launcher.targets.kubernetes.look import look
+        from launcher.targets.kubernetes.exec import look
 
         return look(self.job(plan), run, plan, request, limit_s)
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
-        from launcher.targets.kubernetes.look import open_door
+        from launcher.targets.kubernetes.exec import open_door
 
         return open_door(self.job(plan), plan, node_index)
 

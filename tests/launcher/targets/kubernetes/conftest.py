@@ -10,14 +10,9 @@ from launcher.commands.cli import run_command
 from launcher.contract.causes import Cause
 from launcher.follow import loop
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes import (
-    collector,
-    follow,
-    kubeconfig,
-    logs,
-    missing_pods,
-    watch,
-)
+from launcher.targets.kubernetes import follow
+from launcher.targets.kubernetes.api import kubeconfig
+from launcher.targets.kubernetes.pods import collector, logs, missing_pods, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster

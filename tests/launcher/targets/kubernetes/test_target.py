@@ -12,11 +12,11 @@ from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
-from launcher.targets.kubernetes.kubeconfig import BUSY_TRIES
-from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
+from launcher.targets.kubernetes.api.cluster import ApiError, Cluster, ObjectPlace
+from launcher.targets.kubernetes.api.kubeconfig import BUSY_TRIES
+from launcher.targets.kubernetes.pods.logs import Cursor, Fate, LogFollower, LogSource
+from launcher.targets.kubernetes.pods.watch import PodWatch
 from launcher.targets.kubernetes.target import KubernetesTarget
-from launcher.targets.kubernetes.watch import PodWatch
 from tests.launcher.cluster_run import plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 from tests.waiting import StoppedClock

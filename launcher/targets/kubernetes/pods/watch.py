@@ -9,8 +9,8 @@ import time
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
-from launcher.targets.kubernetes.api import GONE, OPENED, ApiError, Cluster, Object
-from launcher.targets.kubernetes.pod_states import PodView, parse_pod, sort_pods
+from launcher.targets.kubernetes.api.cluster import GONE, OPENED, ApiError, Cluster, Object
+from launcher.targets.kubernetes.pods.states import PodView, parse_pod, sort_pods
 
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
 """What reading an answer raises that is no server's: a proxy in between may answer anything."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
-from launcher.targets.kubernetes.kubeconfig import (
+from launcher.targets.kubernetes.api.kubeconfig import (
     BUSY,
     MALFORMED,
     Login,
@@ -33,7 +33,7 @@ from launcher.targets.kubernetes.kubeconfig import (
     open_client,
     parse_warning,
 )
-from launcher.targets.kubernetes.refusals import find_fix
+from launcher.targets.kubernetes.api.refusals import find_fix
 
 Object = dict[str, Any]
 

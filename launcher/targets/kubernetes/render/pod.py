@@ -17,12 +17,12 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.code import (
+from launcher.targets.kubernetes.plan import GPU_RESOURCE, PodSettings, render_kept_plan
+from launcher.targets.kubernetes.render.code import (
     render_code_mount,
     render_code_volumes,
     render_unpacking,
 )
-from launcher.targets.kubernetes.plan import GPU_RESOURCE, PodSettings, render_kept_plan
 
 Object = dict[str, Any]
 

@@ -15,7 +15,7 @@ from launcher.contract.errors import ExitCode
 from launcher.contract.node_plan import Elastic
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.render_pod import (
+from launcher.targets.kubernetes.render.pod import (
     Object,
     given,
     render_config_map,

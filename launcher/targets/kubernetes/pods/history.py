@@ -22,8 +22,8 @@ from launcher.contract.look import STANDS
 from launcher.contract.states import NodeState
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.runs.ledger import read_moments, tell_moment
-from launcher.targets.kubernetes.logs import LogSource, containers_of
-from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView, seconds_of
+from launcher.targets.kubernetes.pods.logs import LogSource, containers_of
+from launcher.targets.kubernetes.pods.states import ContainerEnd, PodView, seconds_of
 
 POD_FILE = "pod.json"
 """In a node's folder: which container's output lies there."""

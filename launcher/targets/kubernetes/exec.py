@@ -16,13 +16,13 @@ from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
 from launcher.targets.at_once import at_once
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
+from launcher.targets.kubernetes.pods.states import PodView, newest_of_each
 
 if TYPE_CHECKING:
     from launcher.contract.look import LookRequest
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
-    from launcher.targets.kubernetes.api import Cluster
+    from launcher.targets.kubernetes.api.cluster import Cluster
     from launcher.targets.kubernetes.cluster_job import ClusterJob
 
 EXEC_VERBS = ("create", "get")

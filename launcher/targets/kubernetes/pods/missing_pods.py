@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RARE_LOOK_S
-from launcher.targets.kubernetes.api import (
+from launcher.targets.kubernetes.api.cluster import (
     FORBIDDEN,
     OPERATORS,
     ApiError,
 )
+from launcher.targets.kubernetes.api.refusals import find_fix, is_for_good
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_progress import same_words, tell_limit
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.progress import same_words, tell_limit
+from launcher.targets.kubernetes.pods.states import (
     BAD_ENDS,
     GOOD_ENDS,
     Object,
@@ -28,8 +29,7 @@ from launcher.targets.kubernetes.pod_states import (
     section,
     true_conditions,
 )
-from launcher.targets.kubernetes.refusals import find_fix, is_for_good
-from launcher.targets.kubernetes.render_kinds import QUEUE_LABEL, VOLCANO
+from launcher.targets.kubernetes.render.kinds import QUEUE_LABEL, VOLCANO
 
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.cluster_job import ClusterJob

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 
 from launcher.contract.errors import TargetError
 from launcher.contract.waits import RETRY_S
-from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster
-from launcher.targets.kubernetes.kubeconfig import UNAUTHORIZED
-from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView
+from launcher.targets.kubernetes.api.cluster import FORBIDDEN, ApiError, Cluster
+from launcher.targets.kubernetes.api.kubeconfig import UNAUTHORIZED
+from launcher.targets.kubernetes.pods.states import ContainerEnd, PodView
 
 GONE = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""

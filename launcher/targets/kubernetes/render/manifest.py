@@ -15,10 +15,14 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import code_map_names, render_code_maps, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.render_kinds import RENDERERS
-from launcher.targets.kubernetes.render_pod import (
+from launcher.targets.kubernetes.render.code import (
+    code_map_names,
+    render_code_maps,
+    tell_code,
+)
+from launcher.targets.kubernetes.render.kinds import RENDERERS
+from launcher.targets.kubernetes.render.pod import (
     Object,
     has_own_agent,
     render_metadata,

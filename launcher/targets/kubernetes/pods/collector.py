@@ -21,17 +21,17 @@ from launcher.follow.tails import raise_file_limit
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders
-from launcher.targets.kubernetes.api import ApiError, Cluster
-from launcher.targets.kubernetes.history import Incarnations, PodRecorder
-from launcher.targets.kubernetes.logs import Fate, LogFollower, LogSource, containers_of
+from launcher.targets.kubernetes.api.cluster import ApiError, Cluster
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.history import Incarnations, PodRecorder
+from launcher.targets.kubernetes.pods.logs import Fate, LogFollower, LogSource, containers_of
+from launcher.targets.kubernetes.pods.states import (
     OOM,
     PodView,
     describe_trouble,
     newest_of_each,
 )
-from launcher.targets.kubernetes.watch import PodWatch
+from launcher.targets.kubernetes.pods.watch import PodWatch
 
 LOG_LIMIT_S = 15.0
 """How long the last lines of ended pods may take."""

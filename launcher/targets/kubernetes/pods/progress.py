@@ -10,7 +10,7 @@ from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.states import NodeState
 from launcher.follow.endings import Part
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.states import (
     NOT_STARTED,
     WORDS,
     ContainerEnd,
