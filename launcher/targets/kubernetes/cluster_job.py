@@ -26,14 +26,12 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api.cluster import (
     ANSWER_LIMIT_S,
-    CONFLICT,
     IN_CLUSTER,
-    ApiError,
     Cluster,
     Object,
     ObjectPlace,
 )
-from launcher.targets.kubernetes.api.refusals import is_for_good
+from launcher.targets.kubernetes.api.refusals import CONFLICT, ApiError, is_for_good
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.collector import PodCollector, selector_of
 from launcher.targets.kubernetes.pods.missing_pods import describe_silence, read_reasons

@@ -13,14 +13,8 @@ from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id
-from launcher.targets.kubernetes.api.cluster import (
-    FORBIDDEN,
-    ApiError,
-    Cluster,
-    Object,
-    ObjectPlace,
-    plural,
-)
+from launcher.targets.kubernetes.api.cluster import Cluster, Object, ObjectPlace, plural
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.exec import check_door
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render.code import check_size, tell_code

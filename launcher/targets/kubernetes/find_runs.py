@@ -18,15 +18,9 @@ from launcher.follow.target import SUSPENDED, ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.runs.folder import find_run as find_in_folder
-from launcher.targets.kubernetes.api.cluster import (
-    ANSWER_LIMIT_S,
-    FORBIDDEN,
-    ApiError,
-    Cluster,
-    Object,
-    plural,
-)
+from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S, Cluster, Object, plural
 from launcher.targets.kubernetes.api.kubeconfig import config_files, has_config, is_in_pod
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import (
     API_OF_KIND,
     ClusterJob,

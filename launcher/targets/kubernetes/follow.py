@@ -24,7 +24,8 @@ from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S, FORBIDDEN, ApiError
+from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, MayRunError
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.collector import ENDINGS_LIMIT_S

@@ -1,5 +1,4 @@
-"""The Kubernetes API, by the official client alone: how long requests may take, and the fix for
-what the server refuses.
+"""The Kubernetes API, by the official client alone: how long requests may take.
 
 Contexts, namespaces and in-cluster configuration are those that kubectl would use.
 """
@@ -11,7 +10,6 @@ import functools
 import hashlib
 import json
 import math
-import re
 import shlex
 import threading
 import time
@@ -23,7 +21,6 @@ from typing import Any
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api.kubeconfig import (
-    BUSY,
     MALFORMED,
     Login,
     config_files,
@@ -33,7 +30,7 @@ from launcher.targets.kubernetes.api.kubeconfig import (
     open_client,
     parse_warning,
 )
-from launcher.targets.kubernetes.api.refusals import find_fix
+from launcher.targets.kubernetes.api.refusals import NOT_FOUND, ApiError, api_errors
 
 Object = dict[str, Any]
 
@@ -46,38 +43,15 @@ WATCH_S = 240
 STREAM_SILENCE_S = 330.0
 """How long a stream may bring nothing."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
 DRY_RUN = {"dryRun": "All"}
 IN_CLUSTER = "in-cluster"
 """The name of the context of a pod that has no kubeconfig."""
-OPERATORS = {
-    "PyTorchJob": "Kubeflow's training operator",
-    "TrainJob": "Kubeflow Trainer",
-    "TrainingRuntime": "Kubeflow Trainer",
-    "JobSet": "JobSet",
-    "PodGroup": "Volcano",
-}
-"""The operator that brings each kind."""
 
 
 def plural(kind: str) -> str:
     """A kind as paths of the API and rights name it: ``configmaps``."""
     return f"{kind.lower()}s"
-
-
-class ApiError(TargetError):
-    """The API server refused a request; ``status`` is HTTP's.
-
-    ``is_kind_missing``: the server does not know the object's kind, not only its name.
-    """
-
-    def __init__(
-        self, what: str, hint: str = "", *, status: int, is_kind_missing: bool = False
-    ) -> None:
-        super().__init__(what, hint)
-        self.status = status
-        self.is_kind_missing = is_kind_missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,65 +409,3 @@ class Cluster:
             # A connection is tried four times.
             _request_timeout=(min(REQUEST_LIMIT_S, left_s) / 4, min(silence_s, left_s)),
         )
-
-
-# -- errors -------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -> Iterator[None]:
-    """Turns the client's errors into ``TargetError`` with the fix."""
-    client, _ = official_client()
-    import urllib3
-
-    try:
-        yield
-    except client.ApiException as error:
-        raise _api_error(error, doing, cluster, place) from error
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        why = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
-        why = why.rpartition("Failed to establish a new connection: ")[2]
-        # HTTPSConnectionPool(...): Read timed out. (read timeout=0.874989)
-        why = re.sub(r"^\w+Pool\(.*?\): |\.? \(\w+ timeout=.*\)$", "", why)
-        raise TargetError(
-            f"the cluster of context {cluster.context} does not answer: {why}",
-            f"{cluster.kubectl} cluster-info; kubectl config get-contexts lists others",
-        ) from error
-
-
-def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | None) -> ApiError:
-    status = int(error.status or 0)
-    message, reason = str(error.reason or ""), ""
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        body = json.loads(error.body)
-        message, reason = body.get("message") or message, body.get("reason") or ""
-    is_unknown = not reason or "could not find the requested resource" in message
-    if status == NOT_FOUND and place is not None and place.kind in OPERATORS and is_unknown:
-        what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
-        page = typed.command("docs", "kubernetes")
-        hint = f"--kind job needs no operator; {page} says how to install one"
-        if place.kind == "PodGroup":
-            hint = "leave kubernetes.gang out, or install Volcano"
-        return ApiError(what, hint, status=status, is_kind_missing=True)
-    what = f"the cluster of context {cluster.context} cannot {doing}: {message}"
-    return ApiError(what, _hint(status, message, cluster), status=status)
-
-
-def _hint(status: int, message: str, cluster: Cluster) -> str:
-    namespace, kubectl = cluster.namespace, cluster.kubectl
-    if status == FORBIDDEN:
-        look = f"{kubectl} auth can-i --list -n {namespace}"
-        rights = f"{look}; k8s/base/rbac.yaml grants what is needed"
-        return find_fix(message, namespace, kubectl) or rights
-    if status == NOT_FOUND and "namespaces" in message:
-        return f"{kubectl} create namespace {namespace}, or kubernetes.namespace of the job"
-    wrong = f"{typed.command('check')} says what is wrong with a manifest"
-    hints = {
-        400: wrong,
-        401: f"log in again ({kubectl} get pods shows whether it works)",
-        409: f"--set name=OTHER; or {typed.command('stop', 'RUN')} ends the run that has the name",
-        422: wrong,
-        BUSY: "its API server is overloaded: wait a minute, then the same command",
-    }
-    return hints.get(status, "")

@@ -21,7 +21,8 @@ from launcher.follow.tails import raise_file_limit
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders
-from launcher.targets.kubernetes.api.cluster import ApiError, Cluster
+from launcher.targets.kubernetes.api.cluster import Cluster
+from launcher.targets.kubernetes.api.refusals import ApiError
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.history import Incarnations, PodRecorder
 from launcher.targets.kubernetes.pods.logs import Fate, LogFollower, LogSource, containers_of

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 
 from launcher.contract.errors import TargetError
 from launcher.contract.waits import RETRY_S
-from launcher.targets.kubernetes.api.cluster import FORBIDDEN, ApiError, Cluster
+from launcher.targets.kubernetes.api.cluster import Cluster
 from launcher.targets.kubernetes.api.kubeconfig import UNAUTHORIZED
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.pods.states import ContainerEnd, PodView
 
 GONE = (400, 404)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RARE_LOOK_S
-from launcher.targets.kubernetes.api.cluster import (
+from launcher.targets.kubernetes.api.refusals import (
     FORBIDDEN,
     OPERATORS,
     ApiError,
+    find_fix,
+    is_for_good,
 )
-from launcher.targets.kubernetes.api.refusals import find_fix, is_for_good
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.progress import same_words, tell_limit
 from launcher.targets.kubernetes.pods.states import (

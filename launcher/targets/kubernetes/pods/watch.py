@@ -9,7 +9,8 @@ import time
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
-from launcher.targets.kubernetes.api.cluster import GONE, OPENED, ApiError, Cluster, Object
+from launcher.targets.kubernetes.api.cluster import OPENED, Cluster, Object
+from launcher.targets.kubernetes.api.refusals import GONE, ApiError
 from launcher.targets.kubernetes.pods.states import PodView, parse_pod, sort_pods
 
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError)

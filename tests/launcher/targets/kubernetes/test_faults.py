@@ -17,8 +17,9 @@ from launcher.contract.errors import ExitCode, TargetError
 from launcher.targets.kubernetes import follow as follow_kubernetes
 from launcher.targets.kubernetes.api import cluster as cluster_api
 from launcher.targets.kubernetes.api import kubeconfig
-from launcher.targets.kubernetes.api.cluster import ApiError, Cluster
+from launcher.targets.kubernetes.api.cluster import Cluster
 from launcher.targets.kubernetes.api.kubeconfig import open_client
+from launcher.targets.kubernetes.api.refusals import ApiError
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import (
     INDEX,

@@ -12,8 +12,9 @@ from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.api.cluster import ApiError, Cluster, ObjectPlace
+from launcher.targets.kubernetes.api.cluster import Cluster, ObjectPlace
 from launcher.targets.kubernetes.api.kubeconfig import BUSY_TRIES
+from launcher.targets.kubernetes.api.refusals import ApiError
 from launcher.targets.kubernetes.pods.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.pods.watch import PodWatch
 from launcher.targets.kubernetes.target import KubernetesTarget
