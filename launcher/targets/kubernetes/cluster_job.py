@@ -34,7 +34,7 @@ from launcher.targets.kubernetes.api.cluster import (
 from launcher.targets.kubernetes.api.refusals import CONFLICT, ApiError, is_for_good
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.collector import PodCollector, selector_of
-from launcher.targets.kubernetes.pods.missing_pods import describe_silence, read_reasons
+from launcher.targets.kubernetes.pods.progress import describe_silence, read_reasons
 from launcher.targets.kubernetes.pods.states import (
     count_wanted,
     is_suspended,

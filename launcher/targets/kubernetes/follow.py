@@ -30,8 +30,7 @@ from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, M
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.collector import ENDINGS_LIMIT_S
 from launcher.targets.kubernetes.pods.logs import REFUSED
-from launcher.targets.kubernetes.pods.missing_pods import MissingPods
-from launcher.targets.kubernetes.pods.progress import PodProgress, StartLimit
+from launcher.targets.kubernetes.pods.progress import MissingPods, PodProgress, StartLimit
 from launcher.targets.kubernetes.pods.states import (
     PodView,
     find_parts,

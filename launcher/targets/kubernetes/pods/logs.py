@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
 
 from launcher.contract.errors import TargetError
 from launcher.contract.waits import RETRY_S
@@ -199,3 +202,31 @@ class LogFollower:
         if is_foreign and not self._is_whole:
             self.loss = line.decode(errors="replace")
         return text
+
+
+class ConsoleWriter:
+    """Appends the lines of a log to a file that may hold a part of it from an earlier reader.
+
+    Lines that the file has are left out, even if the cluster has thrown away a log's beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: IO[bytes] | None = None
+        self._late: list[bytes] = []
+        with contextlib.suppress(OSError):
+            self._held = path.open("rb")
+
+    def __call__(self, line: bytes) -> None:
+        """Takes the next whole line of the log, from its beginning on."""
+        if self._held is not None:
+            # The search goes on after the line that was found last.
+            if line in self._held:
+                return
+            self._held.close()
+            self._held = None
+        self._late.append(line)
+        # If the file cannot be opened now, the next line tries again.
+        with contextlib.suppress(OSError), self._path.open("ab") as file:
+            lines, self._late = self._late, []
+            file.writelines(lines)

@@ -12,7 +12,7 @@ from launcher.follow import loop
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import follow
 from launcher.targets.kubernetes.api import kubeconfig
-from launcher.targets.kubernetes.pods import collector, logs, missing_pods, watch
+from launcher.targets.kubernetes.pods import collector, logs, progress, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
@@ -24,8 +24,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(follow, "READ_END_S", 0.2)
     monkeypatch.setattr(loop, "POLL_ALONE_S", 0.05)
-    monkeypatch.setattr(missing_pods, "MISSING_S", 0.5)
-    monkeypatch.setattr(missing_pods, "RARE_LOOK_S", 0.5)
+    monkeypatch.setattr(progress, "MISSING_S", 0.5)
+    monkeypatch.setattr(progress, "RARE_LOOK_S", 0.5)
     monkeypatch.setattr(collector, "LOG_LIMIT_S", 5.0)
 
 

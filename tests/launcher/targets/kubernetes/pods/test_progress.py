@@ -7,8 +7,12 @@ import pytest
 from launcher.contract.causes import Cause
 from launcher.follow.endings import judge_part
 from launcher.targets.kubernetes.api.refusals import find_fix, is_for_good
-from launcher.targets.kubernetes.pods.missing_pods import tell_reasons
-from launcher.targets.kubernetes.pods.progress import PodProgress, StartLimit, same_words
+from launcher.targets.kubernetes.pods.progress import (
+    PodProgress,
+    StartLimit,
+    same_words,
+    tell_reasons,
+)
 from launcher.targets.kubernetes.pods.states import WORDS, PodView, parse_pod
 from tests.launcher.fake_cluster import ended, pod
 
