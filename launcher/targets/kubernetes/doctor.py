@@ -109,7 +109,7 @@ class _Diagnosis:
 
     def _judge_namespace(self) -> Iterator[Finding]:
         name = self._namespace
-        if self._cluster.look(f"/api/v1/namespaces/{name}") is None:
+        if self._cluster.get(f"/api/v1/namespaces/{name}") is None:
             fix = f"{self._cluster.kubectl} create namespace {name}"
             fix += ", or kubernetes.namespace of the job"
             yield failed("namespace", name, "is not there", fix)
@@ -152,11 +152,11 @@ class _Diagnosis:
     def _judge_named(
         self, check: str, kind: str, name: str, judge: Callable[..., Finding]
     ) -> Iterator[Finding]:
-        def look() -> Iterator[Finding]:
+        def read_and_judge() -> Iterator[Finding]:
             place = ObjectPlace(api_version="v1", kind=kind, name=name)
-            yield judge(self._cluster.read(place), name, self._cluster)
+            yield judge(self._cluster.read_object(place), name, self._cluster)
 
-        yield from self._asking(check, f"{kind} {name}", look)
+        yield from self._asking(check, f"{kind} {name}", read_and_judge)
 
     def _judge_dry_run(self) -> Iterator[Finding]:
         """Tries each object as ``submit`` does, also after one was refused."""

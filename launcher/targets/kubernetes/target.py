@@ -166,9 +166,9 @@ class KubernetesTarget(Target):
     def look(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
-        from launcher.targets.kubernetes.exec import look
+        from launcher.targets.kubernetes.exec import collect_looks
 
-        return look(self.job(plan), run, plan, request, limit_s)
+        return collect_looks(self.job(plan), run, plan, request, limit_s)
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
         from launcher.targets.kubernetes.exec import open_door

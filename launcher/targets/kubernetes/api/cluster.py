@@ -139,8 +139,8 @@ class Cluster:
         if self._namespace:
             return self._namespace
         if not self._in_cluster:
-            contexts = [one.value for one in self._config.get("contexts") or ()]
-            named = [one for one in contexts if one["name"] == self.context]
+            contexts = [entry.value for entry in self._config.get("contexts") or ()]
+            named = [entry for entry in contexts if entry["name"] == self.context]
             return str(named[0]["context"].get("namespace") or "default") if named else "default"
         with contextlib.suppress(OSError):
             return NAMESPACE_FILE.read_text().strip() or "default"
@@ -166,9 +166,9 @@ class Cluster:
         _, config = official_client()
         with contextlib.suppress(config.ConfigException, OSError, *MALFORMED):
             # The client's own list of contexts is empty if the current one does not exist.
-            held = config.kube_config.KubeConfigMerger(self._files).config
-            found: Object = held.value if held is not None else {}
-            return found
+            merged = config.kube_config.KubeConfigMerger(self._files).config
+            kubeconfig: Object = merged.value if merged is not None else {}
+            return kubeconfig
         return {}
 
     def read_identity(self) -> dict[str, str]:
@@ -184,8 +184,8 @@ class Cluster:
             "authority": hashlib.sha256(authority).hexdigest()[:16],
         }
         with contextlib.suppress(ApiError):
-            held = self.look("/api/v1/namespaces/kube-system")
-            identity |= {"uid": held["metadata"]["uid"]} if held else {}
+            system = self.get("/api/v1/namespaces/kube-system")
+            identity |= {"uid": system["metadata"]["uid"]} if system else {}
         return identity
 
     @contextlib.contextmanager
@@ -220,9 +220,9 @@ class Cluster:
         content = "application/apply-patch+yaml"
         return self._call("PATCH", self._path(place), query, item, content=content, place=place)
 
-    def read(self, place: ObjectPlace) -> Object | None:
+    def read_object(self, place: ObjectPlace) -> Object | None:
         """An object; None if there is none of that name."""
-        return self.look(self._path(place), place)
+        return self.get(self._path(place), place)
 
     def merge(self, place: ObjectPlace, patch: Object) -> Object:
         """Changes some fields of an object."""
@@ -249,13 +249,13 @@ class Cluster:
         query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
         answer = self._call("GET", self._path(place, named=False), query, place=place)
         answer["items"] = [
-            {"apiVersion": api_version, "kind": kind} | one for one in answer["items"]
+            {"apiVersion": api_version, "kind": kind} | item for item in answer["items"]
         ]
         return answer
 
     # -- what a diagnosis asks --------------------------------------------------------------------
 
-    def look(self, path: str, place: ObjectPlace | None = None) -> Object | None:
+    def get(self, path: str, place: ObjectPlace | None = None) -> Object | None:
         """What lies at a path of the API, such as ``/api/v1/nodes``; None if nothing does."""
         try:
             return self._call("GET", path, place=place)

@@ -78,7 +78,7 @@ class PodCollector:
     def refusal(self) -> ApiError | None:
         """Why this user gets no logs; None while the server gives them."""
         refusals = (follower.refusal for follower in self._followers.values())
-        return next((found for found in refusals if found), None)
+        return next(filter(None, refusals), None)
 
     @property
     def watch(self) -> PodWatch:
@@ -86,13 +86,13 @@ class PodCollector:
         self._watch.start()
         return self._watch
 
-    def read(self) -> tuple[PodView, ...]:
+    def read_pods(self) -> tuple[PodView, ...]:
         """The pods as they are now, oldest first."""
         return self._watch.refresh()
 
     def observe(self) -> list[NodeObservation]:
         """Each node by its newest pod."""
-        pods = self.read()
+        pods = self.read_pods()
         newest = newest_of_each(pods)
         for pod in pods:
             if pod.has_started and pod.node_index is not None:
@@ -194,7 +194,7 @@ class PodCollector:
         return tuple(f"the rest of the log of {pod} is lost: {why}" for pod, why in lost)
 
     def _save(self) -> None:
-        self._recorder.save(self._watch.seen(), self._watch.pods())
+        self._recorder.save(self._watch.all_pods(), self._watch.pods())
 
     def _finish_ended(self) -> None:
         self._finish([f for s, f in self._followers.items() if self._fate(s).is_over])
@@ -213,15 +213,15 @@ class PodCollector:
 
     def _follow(self, source: LogSource, index: int, once: bool) -> LogFollower:
         incarnation = self._incarnations.number(index, source.uid, source.restarts)
-        write = ConsoleWriter(self._run.console(index, incarnation))
+        append = ConsoleWriter(self._run.console(index, incarnation))
 
-        def take(line: bytes) -> None:
-            write(line)
+        def write_line(line: bytes) -> None:
+            append(line)
             text = line.decode(errors="replace").rstrip("\n")
-            self._recorder.hear(source, index, incarnation, follower.at, text)
+            self._recorder.record_line(source, index, incarnation, follower.at, text)
 
         fate = partial(self._fate, source)
-        follower = LogFollower(self._cluster, source, fate, take, once=once)
+        follower = LogFollower(self._cluster, source, fate, write_line, once=once)
         follower.start()
         return follower
 
@@ -245,23 +245,24 @@ class Incarnations:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._seen: dict[int, list[tuple[str, int]]] = {}
+        self._containers: dict[int, list[tuple[str, int]]] = {}
+        """Uid of the pod and restarts, by node."""
 
     def _of(self, index: int) -> list[tuple[str, int]]:
         """The containers of a node in their order: those with output in the run folder first."""
-        if index not in self._seen:
-            seen = self._seen[index] = []
-            while (path := self._run.node_dir(index, len(seen)) / POD_FILE).is_file():
+        if index not in self._containers:
+            known = self._containers[index] = []
+            while (path := self._run.node_dir(index, len(known)) / POD_FILE).is_file():
                 record = json.loads(path.read_text())
-                seen.append((record["uid"], record["restarts"]))
-        return self._seen[index]
+                known.append((record["uid"], record["restarts"]))
+        return self._containers[index]
 
     def number(self, index: int, uid: str, restarts: int) -> int:
         """How many containers the node had before this one."""
-        seen = self._of(index)
-        if (uid, restarts) not in seen:
-            seen.append((uid, restarts))
-        return seen.index((uid, restarts))
+        known = self._of(index)
+        if (uid, restarts) not in known:
+            known.append((uid, restarts))
+        return known.index((uid, restarts))
 
     def upcoming(self, index: int) -> int:
         """The number that the next container gets."""
@@ -269,7 +270,7 @@ class Incarnations:
 
     def newest(self, index: int) -> int:
         """The number of the last container seen."""
-        return max(len(self._seen.get(index, ())) - 1, 0)
+        return max(len(self._containers.get(index, ())) - 1, 0)
 
 
 class PodRecorder:
@@ -279,11 +280,11 @@ class PodRecorder:
         self._run, self._incarnations, self._clock = run, incarnations, clock
         self._done: set[str] = set()
         """Uids of pods that are gone and fully recorded."""
-        self._told = {str(event.values.get("key")) for event in read_moments(run)}
+        self._recorded = {str(event.values.get("key")) for event in read_moments(run)}
         self._lock = threading.Lock()
 
     def save(self, pods: Iterable[PodView], there: Iterable[PodView]) -> None:
-        """``pods`` are all that were seen, oldest first; ``there`` are the ones not gone."""
+        """``pods`` are all of the run's, oldest first; ``there`` are the ones not gone."""
         left = {pod.uid for pod in there}
         for pod in pods:
             index = pod.node_index
@@ -302,8 +303,10 @@ class PodRecorder:
                 if pod.state is NodeState.EXITED:
                     self._done.add(pod.uid)
 
-    def hear(self, source: LogSource, index: int, number: int, stamp: str, text: str) -> None:
-        """Takes a line of a container's log. Records what the agent says: nothing else does."""
+    def record_line(
+        self, source: LogSource, index: int, number: int, stamp: str, text: str
+    ) -> None:
+        """Records a line of a container's log if the agent says it: nothing else tells of that."""
         line = text.removeprefix(AGENT_SAYS)
         if line != text and not line.startswith(("health: ", STANDS)):
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
@@ -327,9 +330,9 @@ class PodRecorder:
     def _record(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
         with self._lock:
             for key, at, text in moments:
-                if key in self._told:
+                if key in self._recorded:
                     continue
-                self._told.add(key)
+                self._recorded.add(key)
                 tell_moment(self._run, index, number, at=at, text=text, key=key)
 
 

@@ -69,7 +69,8 @@ class Cursor:
 
     def __init__(self) -> None:
         self._last = ""
-        self._seen = 0
+        self._at_last = 0
+        """How many lines have the last timestamp."""
         self._to_skip = 0
 
     @property
@@ -79,7 +80,7 @@ class Cursor:
 
     def since(self) -> dict[str, str]:
         """The query that asks for the rest."""
-        self._to_skip = self._seen
+        self._to_skip = self._at_last
         return {"sinceTime": f"{self._last[:19]}Z"} if self._last else {}
 
     def accept(self, line: bytes) -> bytes | None:
@@ -95,9 +96,9 @@ class Cursor:
             if self._to_skip:
                 self._to_skip -= 1
                 return None
-            self._seen += 1
+            self._at_last += 1
         else:
-            self._last, self._seen, self._to_skip = at, 1, 0
+            self._last, self._at_last, self._to_skip = at, 1, 0
         return text
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.contract.causes import Cause
@@ -93,7 +93,7 @@ class PodProgress:
         """Uids of pods whose loss was reported."""
         self._troubles: set[tuple[str, str, int]] = set()
 
-    def tell(self, pods: tuple[PodView, ...]) -> Iterator[str]:
+    def describe_changes(self, pods: tuple[PodView, ...]) -> Iterator[str]:
         """Lines about what is new since the last call."""
         for pod in pods:
             if pod.node_index is None:
@@ -110,22 +110,22 @@ class PodProgress:
                 self._words[pod.uid] = word
                 yield word
 
-    def tell_losses(
+    def describe_losses(
         self,
-        seen: tuple[PodView, ...],
+        pods: tuple[PodView, ...],
         there: tuple[PodView, ...],
         wanted: frozenset[int],
         min_nodes: int,
     ) -> Iterator[str]:
         """Lines about nodes of ``wanted`` whose pods were lost while they ran.
 
-        ``seen`` are all pods, ``there`` the ones that are not gone.
+        ``pods`` are all of the run's, ``there`` the ones that are not gone.
         """
         left = {pod.uid for pod in there}
         well = (pod for pod in there if pod.state is NodeState.RUNNING and pod.trouble is None)
         live = {pod.node_index for pod in well}
         others = "go on" if len(live) >= min_nodes else "wait for its next pod"
-        for pod in seen:
+        for pod in pods:
             is_gone = pod.uid not in left and pod.state is not NodeState.EXITED
             is_away = pod.cause is Cause.PREEMPTED
             is_lost = is_gone or is_away or pod.exit_code == ExitCode.KILLED
@@ -156,26 +156,25 @@ class StartLimit:
         self._forgiven: set[Start] = set()
         """Starts that failed before enough nodes ran."""
 
-    def find(self, pods: Iterable[PodView], now: float, refused: str = "") -> Part | None:
+    def find(self, pods: Sequence[PodView], now: float, refused: str = "") -> Part | None:
         """What cannot start, for which the run must end; None while it may go on.
 
-        ``pods`` are all that were seen, also gone ones; ``refused`` says why others cannot be made,
+        ``pods`` are all of the run's, also gone ones; ``refused`` says why others cannot be made,
         empty if they can; ``now`` is a steady clock's time.
         """
-        seen = tuple(pods)
-        newest = newest_of_each(seen)
+        newest = newest_of_each(pods)
         if sum(pod.state is NodeState.RUNNING for pod in newest.values()) >= self._min_nodes:
             self._kept_since.clear()
-            self._forgiven |= {start for start, _, _ in _failed_starts(seen)}
+            self._forgiven |= {start for start, _, _ in _failed_starts(pods)}
             return None
-        return self._find_certain(seen) or self._find_lasting(newest, refused, now)
+        return self._find_certain(pods) or self._find_lasting(newest, refused, now)
 
-    def _find_certain(self, seen: tuple[PodView, ...]) -> Part | None:
+    def _find_certain(self, pods: Sequence[PodView]) -> Part | None:
         alike: defaultdict[str, list[tuple[PodView, ContainerEnd]]] = defaultdict(list)
-        for start, pod, ending in _failed_starts(seen):
+        for start, pod, ending in _failed_starts(pods):
             if start not in self._forgiven:
                 alike[same_words(ending.message)].append((pod, ending))
-        certain = next((pods for pods in alike.values() if len(pods) > 1), None)
+        certain = next((starts for starts in alike.values() if len(starts) > 1), None)
         if certain is None:
             return None
         pod, ending = certain[-1]
@@ -189,9 +188,9 @@ class StartLimit:
         self._kept_since = {index: self._kept_since.get(index, now) for index in troubles}
         for index, what in troubles.items():
             if self._limit_s and now - self._kept_since[index] >= self._limit_s:
-                told_s = f"{what}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+                words = f"{what}; it lasted {self._limit_s} s ({LIMIT_KEY})"
                 cause = waiting[index].cause if index in waiting else Cause.NOT_ALLOWED
-                return Part(words=told_s, cause=cause)
+                return Part(words=words, cause=cause)
         return None
 
 
@@ -209,12 +208,14 @@ class MissingPods:
         self._limit_s = PodSettings.of(job.plan).start_limit_s
         self._since: float | None = None
         self._next_at = float("-inf")
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._any_pod = False
         self.refused = ""
         """Why the server makes no pod of a missing node, ever; empty if nothing says so."""
 
-    def read(self, pods: tuple[PodView, ...], wanted: frozenset[int], now: float) -> Iterator[str]:
+    def find_reasons(
+        self, pods: tuple[PodView, ...], wanted: frozenset[int], now: float
+    ) -> Iterator[str]:
         """New lines about nodes of ``wanted`` that do not start; ``now`` is any steady clock's."""
         present = {pod.node_index for pod in pods}
         self._any_pod = self._any_pod or bool(present)
@@ -229,18 +230,18 @@ class MissingPods:
             return
         self._next_at = now + RARE_LOOK_S
         with contextlib.suppress(TargetError):
-            item = self._job.read()
+            item = self._job.read_object()
             names = [pod.name for pod in silent]
             for line in read_reasons(self._job, item, names):
                 is_final = not wanted <= present and is_for_good(line)
                 self.refused = line if is_final else self.refused
-                if same_words(line) not in self._told:
-                    self._told.add(same_words(line))
+                if same_words(line) not in self._reported:
+                    self._reported.add(same_words(line))
                     yield line + (tell_limit(self._limit_s) if is_final else "")
-            if not self._told and now - self._since >= RARE_LOOK_S:
+            if not self._reported and now - self._since >= RARE_LOOK_S:
                 waits = silent[0].waits if silent else ""
                 if waits or not self._any_pod:
-                    self._told.add("")
+                    self._reported.add("")
                     yield waits or describe_silence(self._job, item)
 
 
@@ -259,8 +260,8 @@ def read_reasons(job: ClusterJob, item: Object | None, pods: Iterable[str] = ())
     # The Job that a JobSet or TrainJob makes carries the events about its pods.
     names = (name, f"{name}-node-0") if kind in ("jobset", "trainjob") else (name,)
     try:
-        for one in (*names, *pods):
-            chosen = f"involvedObject.name={one}"
+        for about in (*names, *pods):
+            chosen = f"involvedObject.name={about}"
             events += cluster.list_objects("v1", "Event", "", fields=chosen)["items"]
     except ApiError as error:
         if error.status != FORBIDDEN:

@@ -18,7 +18,7 @@ NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class PodWatch:
-    """Holds the newest view of every pod seen, also of pods that are gone.
+    """Holds the newest view of every pod of a run, also of pods that are gone.
 
     ``masters`` is 1 if the first node is a Master. Reads in a thread of its own.
     """
@@ -48,9 +48,9 @@ class PodWatch:
         """Pods that are there, oldest first."""
         with self._lock:
             gone = set(self._gone)
-        return tuple(pod for pod in self.seen() if pod.uid not in gone)
+        return tuple(pod for pod in self.all_pods() if pod.uid not in gone)
 
-    def seen(self) -> tuple[PodView, ...]:
+    def all_pods(self) -> tuple[PodView, ...]:
         """All pods, also gone ones, by their last views, oldest first."""
         with self._lock:
             pods = list(self._pods.values())
@@ -61,8 +61,8 @@ class PodWatch:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and self.error is None:
             with self._lock:
-                untold = self._gone - self._deleted
-                late = any(self._pods[uid].state is not NodeState.EXITED for uid in untold)
+                unreported = self._gone - self._deleted
+                late = any(self._pods[uid].state is not NodeState.EXITED for uid in unreported)
             if not late or not self._thread.is_alive():
                 return
             self._stopped.wait(0.05)
@@ -84,7 +84,7 @@ class PodWatch:
                 version = version or self._list()
                 for event in self._cluster.watch_pods(self._selector, version):
                     self.error = None
-                    version = self._take(event) or version
+                    version = self._apply(event) or version
                     if self._stopped.is_set():
                         return
             except TargetError as error:
@@ -111,7 +111,7 @@ class PodWatch:
             self._pods |= {view.uid: view for view in views}
         return version
 
-    def _take(self, event: Object) -> str:
+    def _apply(self, event: Object) -> str:
         item = event["object"]
         if event["type"] not in ("BOOKMARK", OPENED):
             view = parse_pod(item, self._masters)

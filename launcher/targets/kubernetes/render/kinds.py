@@ -21,7 +21,7 @@ from launcher.targets.kubernetes.render.pod import (
     render_config_map,
     render_metadata,
     render_template,
-    told_by_hand,
+    size_variables,
 )
 
 PYTORCH = "pytorch"
@@ -209,7 +209,7 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
 
 def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
     """A Job's spec with a pod for each node; ``replaces``: it replaces lost pods one by one."""
-    template = render_template(plan, NODE, env=told_by_hand(plan), **pod, restartPolicy="Never")
+    template = render_template(plan, NODE, env=size_variables(plan), **pod, restartPolicy="Never")
     # An elastic job is done when MIN pods are: a pod that starts later would wait for a group.
     done = {"rules": [{"succeededCount": plan.min_nodes}]}
     return {
@@ -226,10 +226,10 @@ def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
 
 def _failure_policy(*, replaces: bool) -> Object:
     """A permanent exit code ends the job; with ``replaces``, a disrupted pod does not count."""
-    own = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
+    ours = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
     condition = {"type": "DisruptionTarget", "status": "True"}
     disrupted = {"action": "Ignore", "onPodConditions": [condition]}
-    codes = {"containerName": NODE, "operator": "In", "values": [*own, *NOT_STARTED]}
+    codes = {"containerName": NODE, "operator": "In", "values": [*ours, *NOT_STARTED]}
     permanent = {"action": "FailJob", "onExitCodes": codes}
     return {"rules": [disrupted, permanent] if replaces else [permanent]}
 

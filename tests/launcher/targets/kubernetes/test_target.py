@@ -61,7 +61,7 @@ def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(status, hint, 
     # A new login is tried once.
     server.faults += [Fault("GET", "/jobs/", status, "jobs is forbidden: no")] * 2
     with pytest.raises(ApiError, match="jobs is forbidden: no") as told:
-        cluster.read(JOB)
+        cluster.read_object(JOB)
     assert hint in told.value.hint
     assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
 
@@ -77,9 +77,9 @@ def test_a_server_with_too_many_requests_is_asked_again_whatever_it_is_asked_for
     assert server.faults == []
     server.faults += [Fault("GET", "/jobs/", 429, busy)] * 20
     with pytest.raises(ApiError, match=busy):
-        cluster.read(JOB)
+        cluster.read_object(JOB)
     with cluster.answers_within(0.04), pytest.raises(ApiError, match=busy) as told:
-        cluster.read(JOB)
+        cluster.read_object(JOB)
     assert "wait a minute, then the same command" in told.value.hint
     assert len(server.faults) == 20 - BUSY_TRIES - 1
 
