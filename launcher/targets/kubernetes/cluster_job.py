@@ -42,7 +42,7 @@ from launcher.targets.kubernetes.pods.states import (
     parse_pod,
     section,
 )
-from launcher.targets.kubernetes.render.kinds import RENDERERS, can_be_tried
+from launcher.targets.kubernetes.render.kinds import API_OF_KIND, RENDERERS, can_be_tried
 from launcher.targets.kubernetes.render.pod import render_trial_pod, token_name
 
 CLUSTER_FILE = "cluster.json"
@@ -50,12 +50,6 @@ CLUSTER_FILE = "cluster.json"
 STOP_MARGIN_S = 30.0
 LEAST_TRIES_S = 5.0
 """How long the launcher tries to end a job whose grace is shorter, or that has not begun."""
-API_OF_KIND = {
-    "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
-    "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
-    "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
-    "job": ("batch/v1", "Job"),
-}
 
 
 class MayRunError(TargetError):

@@ -22,7 +22,6 @@ from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S, Cluster, Obj
 from launcher.targets.kubernetes.api.kubeconfig import config_files, has_config, is_in_pod
 from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import (
-    API_OF_KIND,
     ClusterJob,
     read_cluster,
     read_cluster_record,
@@ -37,6 +36,7 @@ from launcher.targets.kubernetes.pods.states import (
     seconds_of,
 )
 from launcher.targets.kubernetes.render.code import LABEL as CODE_LABEL
+from launcher.targets.kubernetes.render.kinds import API_OF_KIND
 from launcher.targets.room import Left, Note
 
 RUNNING = RunState.RUNNING.value
@@ -211,13 +211,14 @@ def _read_plan(cluster: Cluster, job: JobObject, run_dir: str) -> LaunchPlan:
 
 def find_run(arguments: Namespace, run_root: Path) -> RunFolder:
     """The run, in its folder here or borrowed from the cluster. Raises ``InputError``."""
-    name, exact = arguments.run, run_root / arguments.run
+    name, place = arguments.run, _place_in(arguments)
+    exact, there = run_root / name, Cluster(**place)
     is_here = (exact / protocol.PLAN_FILE).is_file()
     if is_here and not (name == protocol.LATEST_LINK and arguments.on == ON):
         run = RunFolder(exact.resolve())
     else:
-        run = _borrow(arguments, run_root, name) or _find_here(arguments, run_root, name)
-    if (place := _place_in(arguments)) and not run.is_borrowed:
+        run = _borrow(there, arguments, run_root) or _find_here(there, run_root, name)
+    if place and not run.is_borrowed:
         move_run(run, place)
     return run
 
@@ -235,17 +236,16 @@ def find_run_briefly(
     try:
         with there.answers_within(ANSWER_LIMIT_S):
             there.read_version()
-        if run := _borrow(arguments, run_root, arguments.run):
+        if run := _borrow(there, arguments, run_root):
             return run
     except TargetError as error:
         raise InputError(f"{otherwise.what}; and {error.what}", otherwise.hint) from error
     raise InputError(f"{otherwise.what}, {_nor_in(there)}", otherwise.hint)
 
 
-def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
+def _borrow(there: Cluster, arguments: Namespace, run_root: Path) -> RunFolder | None:
     """A folder of the run that lasts as long as the command."""
-    there = Cluster(**_place_in(arguments))
-    if (job := find_on_cluster(there, name)) is None:
+    if (job := find_on_cluster(there, arguments.run)) is None:
         return None
     if (run_root / job.run_id / protocol.PLAN_FILE).is_file():
         return RunFolder(run_root / job.run_id)
@@ -253,12 +253,12 @@ def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None
     return borrow_run(there, job, Path(arguments.until_end.enter_context(folder)))
 
 
-def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:
+def _find_here(there: Cluster, run_root: Path, name: str) -> RunFolder:
     try:
         return find_in_folder(run_root, name, goes_on=True)
     except InputError as error:
         # Not the hint to cd: a run of a cluster may have no folder.
-        what = f"{error.what}, {_nor_in(Cluster(**_place_in(arguments)))}"
+        what = f"{error.what}, {_nor_in(there)}"
         raise InputError(what, f"{typed.command('ps', '--all')} lists the runs") from error
 
 

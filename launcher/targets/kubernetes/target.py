@@ -55,31 +55,31 @@ class KubernetesTarget(Target):
     def __init__(
         self,
         run_root: Path,
-        cluster: Cluster | None = None,
         clock: Clock | None = None,
         *,
         context: str | None = None,
         kubeconfig: str | None = None,
     ) -> None:
+        """``context`` and ``kubeconfig`` are for new runs; None: those that kubectl would use."""
         super().__init__()
         self._run_root = run_root
-        self._given = cluster
         self._context, self._kubeconfig = context, kubeconfig
         self._clock = clock or SystemClock()
+        self._cluster: Cluster | None = None
         self._job: ClusterJob | None = None
 
-    def _cluster(self, run_id: str, namespace: str | None) -> Cluster:
+    def _cluster_of(self, plan: LaunchPlan) -> Cluster:
         """The cluster that the run was submitted to, or else the one for new runs."""
-        if self._given is None:
-            known = read_cluster(self._run_root / run_id)
-            self._given = known or Cluster(self._context, namespace, self._kubeconfig)
-        return self._given
+        if self._cluster is None:
+            namespace = PodSettings.of(plan).namespace
+            new_runs = Cluster(self._context, namespace, self._kubeconfig)
+            self._cluster = read_cluster(self._run_root / plan.run_id) or new_runs
+        return self._cluster
 
     def job(self, plan: LaunchPlan) -> ClusterJob:
         """The run's job; a target is asked about one run only."""
         if self._job is None:
-            cluster = self._cluster(plan.run_id, PodSettings.of(plan).namespace)
-            self._job = ClusterJob(cluster, plan, self._clock)
+            self._job = ClusterJob(self._cluster_of(plan), plan, self._clock)
         return self._job
 
     # -- before a run ----------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class KubernetesTarget(Target):
 
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: the cluster must answer; only a pod can check image and volumes."""
-        cluster = self._cluster("", PodSettings.of(plan).namespace)
+        cluster = self._cluster_of(plan)
         cluster.read_version()
         if cluster.skips_verification:
             self.notes.append(
@@ -127,6 +127,7 @@ class KubernetesTarget(Target):
         return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
+        """As ``Target.preview``: the text of a manifest; the plan, not ``embed``, has the agent."""
         self.notes += render_losses(plan)
         return render_manifest(plan, code=self._code_of(plan), made_by=made_by).yaml()
 

@@ -96,7 +96,7 @@ class PodCollector:
         newest = newest_of_each(pods)
         for pod in pods:
             if pod.has_started and pod.node_index is not None:
-                self.number_of(pod)
+                self._incarnations.number(pod.node_index, pod)
         return [self._observe(n.node_index, newest.get(n.node_index)) for n in self._plan.nodes]
 
     def _observe(self, index: int, pod: PodView | None) -> NodeObservation:
@@ -104,17 +104,12 @@ class PodCollector:
             return NodeObservation(node_index=index, incarnation=0, state=NodeState.MISSING)
         return NodeObservation(
             node_index=index,
-            incarnation=self.number_of(pod),
+            incarnation=self._incarnations.number(index, pod),
             state=pod.state,
             exit_code=pod.exit_code,
             out_of_memory=pod.trouble is OOM,
             detail=describe_trouble(pod, self._cluster.kubectl_there) if pod.trouble else pod.waits,
         )
-
-    def number_of(self, pod: PodView) -> int:
-        """Which incarnation of its node a pod's container is."""
-        assert pod.node_index is not None, "asked for nodes alone"
-        return self._incarnations.number(pod.node_index, pod.uid, pod.restarts)
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with its nodes' present incarnations.
@@ -212,7 +207,7 @@ class PodCollector:
                     self._followers[source] = self._follow(source, pod.node_index, once)
 
     def _follow(self, source: LogSource, index: int, once: bool) -> LogFollower:
-        incarnation = self._incarnations.number(index, source.uid, source.restarts)
+        incarnation = self._incarnations.number(index, source)
         append = ConsoleWriter(self._run.console(index, incarnation))
 
         def write_line(line: bytes) -> None:
@@ -257,12 +252,12 @@ class Incarnations:
                 known.append((record["uid"], record["restarts"]))
         return self._containers[index]
 
-    def number(self, index: int, uid: str, restarts: int) -> int:
-        """How many containers the node had before this one."""
-        known = self._of(index)
-        if (uid, restarts) not in known:
-            known.append((uid, restarts))
-        return known.index((uid, restarts))
+    def number(self, index: int, container: PodView | LogSource) -> int:
+        """How many containers the node had before this one; of a pod, its present one."""
+        known, key = self._of(index), (container.uid, container.restarts)
+        if key not in known:
+            known.append(key)
+        return known.index(key)
 
     def upcoming(self, index: int) -> int:
         """The number that the next container gets."""
@@ -292,7 +287,7 @@ class PodRecorder:
                 continue
             first = number = self._incarnations.upcoming(index)
             for n, (source, ending) in enumerate(containers_of(pod)):
-                number = self._incarnations.number(index, pod.uid, source.restarts)
+                number = self._incarnations.number(index, source)
                 first = number if n == 0 else first
                 self._save_container(source, self._run.node_dir(index, number), ending)
                 self._record(_container_moments(pod, source, ending), index, number)

@@ -24,9 +24,6 @@ REFUSED = (UNAUTHORIZED, FORBIDDEN)
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 """The time (RFC 3339) that begins every line that a container wrote."""
 
-Write = Callable[[bytes], None]
-"""Takes whole lines, each with its end."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LogSource:
@@ -117,7 +114,8 @@ def _sortable(stamp: bytes) -> str | None:
 class LogFollower:
     """Follows one source in a thread of its own until it is over.
 
-    ``once``: only up to the log's present end.
+    ``fate`` is asked before each connection; ``write`` gets whole lines, each with its end, in that
+    thread. ``once``: only up to the log's present end.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class LogFollower:
         cluster: Cluster,
         source: LogSource,
         fate: Callable[[], Fate],
-        write: Write,
+        write: Callable[[bytes], None],
         *,
         once: bool = False,
     ) -> None:

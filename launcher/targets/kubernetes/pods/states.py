@@ -254,11 +254,6 @@ def message_of(event: Object) -> str:
     return " ".join((event.get("message") or "").split())
 
 
-def sort_pods(pods: Iterable[PodView]) -> list[PodView]:
-    """Oldest first."""
-    return sorted(pods, key=lambda pod: (pod.created, pod.name))
-
-
 def newest_of_each(pods: Iterable[PodView]) -> dict[int, PodView]:
     """The pod that was made last for each node index, whatever the pods' names."""
     # Times of creation are whole seconds: of two equal ones, the pod that runs is the later one.

@@ -11,7 +11,7 @@ from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
 from launcher.targets.kubernetes.api.cluster import OPENED, Cluster, Object
 from launcher.targets.kubernetes.api.refusals import GONE, ApiError
-from launcher.targets.kubernetes.pods.states import PodView, parse_pod, sort_pods
+from launcher.targets.kubernetes.pods.states import PodView, parse_pod
 
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
 """What reading an answer raises that is no server's: a proxy in between may answer anything."""
@@ -54,7 +54,7 @@ class PodWatch:
         """All pods, also gone ones, by their last views, oldest first."""
         with self._lock:
             pods = list(self._pods.values())
-        return tuple(sort_pods(pods))
+        return tuple(sorted(pods, key=lambda pod: (pod.created, pod.name)))
 
     def wait_endings(self, limit_s: float) -> None:
         """Waits until the watch has reported the last states of pods that are no longer listed."""

@@ -35,12 +35,24 @@ for StartError."""
 LOSSES_PER_NODE = 3
 """How many pods may fail for each node of the job, for causes that are worth a retry."""
 
+API_OF_KIND = {
+    "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
+    "trainjob": (f"{TRAINER}/v1alpha1", "TrainJob"),
+    "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    "job": ("batch/v1", "Job"),
+}
+"""API version and kind of a job's own object, by ``kubernetes.kind``."""
+
 VOLCANO = "volcano"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Object:
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _job(plan: LaunchPlan, spec: Object) -> Object:
+    return _object(*API_OF_KIND[PodSettings.of(plan).kind], _gang_metadata(plan), spec)
 
 
 # -- PyTorchJob of Kubeflow's training operator (v1) ----------------------------------------------
@@ -62,8 +74,7 @@ def render_pytorchjob(plan: LaunchPlan) -> tuple[Object, ...]:
         "runPolicy": _run_policy(plan),
         "pytorchReplicaSpecs": replicas,
     }
-    job = _object("kubeflow.org/v1", "PyTorchJob", _gang_metadata(plan), spec)
-    return render_config_map(plan), job
+    return render_config_map(plan), _job(plan, spec)
 
 
 def _replica(plan: LaunchPlan, replicas: int, restart_policy: str) -> Object:
@@ -106,7 +117,7 @@ def _run_policy(plan: LaunchPlan) -> Object:
 
 def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     """The agent's ConfigMap, the runtime that holds the pod, and the TrainJob that names it."""
-    pods, api = PodSettings.of(plan), f"{TRAINER}/v1alpha1"
+    pods, (api_version, _) = PodSettings.of(plan), API_OF_KIND["trainjob"]
     nodes, workers = len(plan.nodes), plan.nproc_per_node
     in_queue = pods.gang == VOLCANO and pods.queue is not None
     annotations = {"scheduling.volcano.sh/queue-name": pods.queue}
@@ -125,8 +136,8 @@ def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     }
     return (
         render_config_map(plan),
-        _object(api, "TrainingRuntime", metadata, runtime),
-        _object(api, "TrainJob", _gang_metadata(plan), job),
+        _object(api_version, "TrainingRuntime", metadata, runtime),
+        _job(plan, job),
     )
 
 
@@ -183,8 +194,7 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
         "failurePolicy": {"maxRestarts": LOSSES_PER_NODE * len(plan.nodes), "rules": [permanent]},
         "replicatedJobs": [_replicated({"spec": job})],
     }
-    jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", _gang_metadata(plan), spec)
-    return render_config_map(plan), *_pod_group(plan), jobset
+    return render_config_map(plan), *_pod_group(plan), _job(plan, spec)
 
 
 def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
@@ -203,7 +213,7 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
         render_config_map(plan),
         _object("v1", "Service", render_metadata(plan), service),
         *_pod_group(plan),
-        _object("batch/v1", "Job", _gang_metadata(plan), spec),
+        _job(plan, spec),
     )
 
 
