@@ -51,10 +51,12 @@ class JobObject:
 
     @property
     def run_id(self) -> str:
+        """By its label, which every object of a run has."""
         return str(self.item["metadata"]["labels"][protocol.LABEL_RUN_ID])
 
     @property
     def job_name(self) -> str:
+        """By its label, else the object's own name."""
         metadata = self.item["metadata"]
         return str(metadata["labels"].get(protocol.LABEL_JOB) or metadata["name"])
 

@@ -166,6 +166,7 @@ class ClusterDriver:
         return planned - read_withdrawn(self._run, self.plan)
 
     def scale(self, nodes: int) -> None:
+        """As ``Driver.scale``; the cluster's controllers start or end the pods later."""
         self._job.scale(nodes)
 
     def _print_news(self) -> None:

@@ -209,12 +209,18 @@ class Cluster:
         return str(self._call("GET", "/version")["gitVersion"])
 
     def create(self, item: Object, *, dry_run: bool = False) -> Object:
-        """Creates an object; ``dry_run`` has the server admit it and forget it."""
+        """Creates an object; ``dry_run`` has the server admit it and forget it.
+
+        Returns the object as the server keeps it. ``ApiError`` with status 409 if it is there.
+        """
         place, query = ObjectPlace.of(item), (DRY_RUN if dry_run else {}) | WRITTEN
         return self._call("POST", self._path(place, named=False), query, item, place=place)
 
     def apply(self, item: Object, *, dry_run: bool = False) -> Object:
-        """Server-side apply: creates the object, or changes it to ``item``."""
+        """Server-side apply: creates the object, or changes it to ``item``. Idempotent.
+
+        It takes over fields that others have set (``force``).
+        """
         place = ObjectPlace.of(item)
         query = (DRY_RUN if dry_run else {}) | WRITTEN | {"force": "true"}
         content = "application/apply-patch+yaml"
@@ -225,7 +231,7 @@ class Cluster:
         return self.get(self._path(place), place)
 
     def merge(self, place: ObjectPlace, patch: Object) -> Object:
-        """Changes some fields of an object."""
+        """Changes some fields of an object, which has to be there; lists are replaced whole."""
         content = "application/merge-patch+json"
         return self._call("PATCH", self._path(place), {}, patch, content=content, place=place)
 
@@ -256,7 +262,10 @@ class Cluster:
     # -- what a diagnosis asks --------------------------------------------------------------------
 
     def get(self, path: str, place: ObjectPlace | None = None) -> Object | None:
-        """What lies at a path of the API, such as ``/api/v1/nodes``; None if nothing does."""
+        """What lies at a path of the API, such as ``/api/v1/nodes``; None if nothing does.
+
+        ``place`` is what the path leads to, for the error of a kind that the server does not know.
+        """
         try:
             return self._call("GET", path, place=place)
         except ApiError as error:
@@ -313,7 +322,10 @@ class Cluster:
             yield from chunks
 
     def execute(self, pod: str, container: str, argv: Sequence[str]) -> str:
-        """Runs a program without input; returns its stdout."""
+        """Runs a program without input; returns its stdout. Raises ``TargetError`` if it fails.
+
+        Blocks until it ends, for ``REQUEST_LIMIT_S`` at most.
+        """
         client, _ = official_client()
         from kubernetes.stream import stream
         from websocket import WebSocketException

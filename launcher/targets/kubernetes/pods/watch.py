@@ -20,7 +20,9 @@ NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
 class PodWatch:
     """Holds the newest view of every pod of a run, also of pods that are gone.
 
-    ``masters`` is 1 if the first node is a Master. Reads in a thread of its own.
+    ``masters`` is 1 if the first node is a Master. Reads in a thread of its own: a list, then each
+    change since that list's version. A server forgets versions after minutes; then it is a list
+    again.
     """
 
     def __init__(self, cluster: Cluster, selector: str, masters: int = 0) -> None:
