@@ -47,7 +47,8 @@ from launcher.targets.kubernetes.render.pod import render_trial_pod, token_name
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: the run's kubeconfig, context and namespace, and the cluster's identity."""
-STOP_MARGIN_S = 30.0
+END_MARGIN_S = 30.0
+"""How long pods may be there after their grace."""
 LEAST_TRIES_S = 5.0
 """How long the launcher tries to end a job whose grace is shorter, or that has not begun."""
 
@@ -320,7 +321,7 @@ class ClusterJob:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.
 
         ``is_done``: the training has ended, so a pod that still runs joined too late, and is not
-        waited for. Raises ``TargetError`` if some are left ``STOP_MARGIN_S`` after their grace.
+        waited for. Raises ``TargetError`` if some are left ``END_MARGIN_S`` after their grace.
         """
         selector = selector_of(self.plan.run_id)
 
@@ -328,7 +329,7 @@ class ClusterJob:
             pods = self.cluster.list_objects("v1", "Pod", selector)["items"]
             return all(is_done and parse_pod(pod).state is not NodeState.EXITED for pod in pods)
 
-        limit_s = math.ceil(grace_s) + STOP_MARGIN_S
+        limit_s = math.ceil(grace_s) + END_MARGIN_S
         if not wait_until(are_gone, limit_s, 0.5, self._clock):
             raise TargetError(
                 f"pods of {self.plan.run_id} are still ending",

@@ -170,20 +170,6 @@ def find_left(arguments: Namespace) -> list[Left]:
     ]
 
 
-def borrow_run(cluster: Cluster, job: JobObject, run_root: Path) -> RunFolder:
-    """Makes a folder for the run from the plan that the cluster keeps; the caller removes it.
-
-    Raises ``InputError`` if the cluster has no plan of the run that can be read here.
-    """
-    path = run_root.absolute() / job.run_id
-    plan = _read_plan(cluster, job, str(path))
-    run = RunFolder(path)
-    run.create(plan, "", job.created_at)
-    write_cluster(path, cluster)
-    write_atomically(path / BORROWED_FILE, "")
-    return run
-
-
 def _read_plan(cluster: Cluster, job: JobObject, run_dir: str) -> LaunchPlan:
     """The plan that the cluster keeps of a run. Raises ``InputError`` if there is none."""
     selector = f"{selector_of(job.run_id)},!{CODE_LABEL}"
@@ -246,13 +232,21 @@ def find_run_briefly(
 
 
 def _borrow(there: Cluster, arguments: Namespace, run_root: Path) -> RunFolder | None:
-    """A folder of the run that lasts as long as the command."""
+    """The run's folder here, or one for as long as the command, from the plan in the cluster.
+
+    None if the cluster has no such run. Raises ``InputError`` if it keeps no plan that can be read.
+    """
     if (job := find_on_cluster(there, arguments.run)) is None:
         return None
     if (run_root / job.run_id / protocol.PLAN_FILE).is_file():
         return RunFolder(run_root / job.run_id)
     folder = tempfile.TemporaryDirectory(prefix="launcher-run-", ignore_cleanup_errors=True)
-    return borrow_run(there, job, Path(arguments.until_end.enter_context(folder)))
+    path = Path(arguments.until_end.enter_context(folder)).absolute() / job.run_id
+    run = RunFolder(path)
+    run.create(_read_plan(there, job, str(path)), "", job.created_at)
+    write_cluster(path, there)
+    write_atomically(path / BORROWED_FILE, "")
+    return run
 
 
 def _find_here(there: Cluster, run_root: Path, name: str) -> RunFolder:

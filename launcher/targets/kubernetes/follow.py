@@ -31,11 +31,7 @@ from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.collector import ENDINGS_LIMIT_S
 from launcher.targets.kubernetes.pods.logs import REFUSED
 from launcher.targets.kubernetes.pods.progress import MissingPods, PodProgress, StartLimit
-from launcher.targets.kubernetes.pods.states import (
-    PodView,
-    find_parts,
-    newest_of_each,
-)
+from launcher.targets.kubernetes.pods.states import find_parts, newest_of_each
 
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.target import KubernetesTarget
@@ -49,16 +45,10 @@ TRY_S = 10.0
 class _JobCheck(threading.Thread):
     """One look at the job, beside the loop: a stop must not wait for a server that hangs."""
 
-    def __init__(
-        self,
-        job: ClusterJob,
-        missing: MissingPods,
-        pods: tuple[PodView, ...],
-        wanted: frozenset[int],
-        now: float,
-    ) -> None:
+    def __init__(self, job: ClusterJob, reasons: Iterator[str]) -> None:
+        """``reasons`` say why pods are missing; to give the next may ask the cluster."""
         super().__init__(daemon=True)
-        self._job, self._news = job, missing.find_reasons(pods, wanted, now)
+        self._job, self._reasons = job, reasons
         self.end: Part | None = None
         """How the job ended; None while it goes on, or if the cluster does not say."""
         self.error: TargetError | None = None
@@ -70,7 +60,7 @@ class _JobCheck(threading.Thread):
         try:
             self.end = self._job.read_end()
             if self.end is None:
-                self.lines += self._news
+                self.lines += self._reasons
         except TargetError as error:
             self.error = error
 
@@ -127,7 +117,8 @@ class ClusterDriver:
         if self._check is None:
             if now < self._next_check_at:
                 return None
-            self._check = _JobCheck(self._job, self._missing, watch.pods(), self._wanted(), now)
+            reasons = self._missing.find_reasons(watch.pods(), self._wanted(), now)
+            self._check = _JobCheck(self._job, reasons)
             self._check.start()
         self._check.join(0.1)
         if self._check.is_alive():

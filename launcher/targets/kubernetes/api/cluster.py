@@ -28,7 +28,6 @@ from launcher.targets.kubernetes.api.kubeconfig import (
     is_in_pod,
     official_client,
     open_client,
-    parse_warning,
 )
 from launcher.targets.kubernetes.api.refusals import NOT_FOUND, ApiError, api_errors
 
@@ -388,7 +387,7 @@ class Cluster:
         with api_errors(doing.strip(), self, place):
             response = self._request(method, path, query or {}, headers, REQUEST_LIMIT_S, body)
             for value in response.headers.getlist("Warning"):
-                text = parse_warning(value)
+                text = _parse_warning(value)
                 if text not in self.warnings:
                     self.warnings.append(text)
             answer: Object = json.loads(response.data)
@@ -421,3 +420,10 @@ class Cluster:
             # A connection is tried four times.
             _request_timeout=(min(REQUEST_LIMIT_S, left_s) / 4, min(silence_s, left_s)),
         )
+
+
+def _parse_warning(value: str) -> str:
+    """The text of a Warning header (RFC 7234): a code, an agent, and the text in quotes."""
+    _, _, quoted = value.partition('"')
+    text = quoted.rpartition('"')[0] or value
+    return text.replace('\\"', '"').replace("\\\\", "\\")

@@ -153,13 +153,6 @@ def _pause_s(error: Any) -> float:
     return min(float(retry_after), LONGEST_BUSY_S) if retry_after.isdecimal() else RETRY_S
 
 
-def parse_warning(value: str) -> str:
-    """The text of a Warning header (RFC 7234): a code, an agent, and the text in quotes."""
-    _, _, quoted = value.partition('"')
-    text = quoted.rpartition('"')[0] or value
-    return text.replace('\\"', '"').replace("\\\\", "\\")
-
-
 @contextlib.contextmanager
 def _logged_errors(errors: list[str]) -> Iterator[None]:
     """Collects the client's errors: it only logs that a login command failed, and continues."""

@@ -18,7 +18,7 @@ from launcher.targets.kubernetes.api.kubeconfig import UNAUTHORIZED
 from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.pods.states import ContainerEnd, PodView
 
-GONE = (400, 404)
+NO_LOG = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""
 REFUSED = (UNAUTHORIZED, FORBIDDEN)
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
@@ -166,7 +166,7 @@ class LogFollower:
             except ApiError as error:
                 self.refusal = error if error.status in REFUSED else None
                 # While a run is followed, a person may log in again.
-                final = (*REFUSED, *GONE) if self._once else (FORBIDDEN, *GONE)
+                final = (*REFUSED, *NO_LOG) if self._once else (FORBIDDEN, *NO_LOG)
                 if (fate.is_over or self._once) and error.status in final:
                     return
             except TargetError:

@@ -25,7 +25,7 @@ from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pods.states import (
     BAD_ENDS,
     GOOD_ENDS,
-    NOT_STARTED,
+    START_FAILURES,
     WORDS,
     ContainerEnd,
     Object,
@@ -64,7 +64,7 @@ def _failed_starts(pods: Iterable[PodView]) -> Iterator[tuple[Start, PodView, Co
     """Containers whose program could not be started."""
     for pod in pods:
         for restarts, ending in ((pod.restarts, pod.ending), (pod.restarts - 1, pod.ending_before)):
-            if ending is not None and ending.word in NOT_STARTED:
+            if ending is not None and ending.word in START_FAILURES:
                 yield (pod.uid, restarts), pod, ending
 
 

@@ -69,7 +69,7 @@ WORDS: Mapping[str, Trouble] = {
 }
 """Troubles by Kubernetes' words. ``ContainerEnd.is_oom`` decides what counts as ``OOM``."""
 
-NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
+START_FAILURES = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
 
 
@@ -286,7 +286,7 @@ def _trouble(pod: Object, container: Object) -> tuple[Trouble | None, str]:
         return OOM, ""
     waiting = section(container, "state", "waiting")
     # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
-    if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
+    if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in START_FAILURES:
         return WORDS["StartError"], before.get("message", "")
     for state in (waiting, ended):
         if state.get("reason") in WORDS:

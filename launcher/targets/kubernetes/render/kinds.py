@@ -29,7 +29,7 @@ PYTORCH = "pytorch"
 NODE = "node"
 """The container of all other kinds; the trainer injects its variables into it."""
 TRAINER = "trainer.kubeflow.org"
-NOT_STARTED = (126, 127, 128)
+START_FAILURES = (126, 127, 128)
 """Exit codes for a program that a shell or the container runtime cannot start; 128 is the kubelet's
 for StartError."""
 LOSSES_PER_NODE = 3
@@ -239,7 +239,7 @@ def _failure_policy(*, replaces: bool) -> Object:
     ours = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
     condition = {"type": "DisruptionTarget", "status": "True"}
     disrupted = {"action": "Ignore", "onPodConditions": [condition]}
-    codes = {"containerName": NODE, "operator": "In", "values": [*ours, *NOT_STARTED]}
+    codes = {"containerName": NODE, "operator": "In", "values": [*ours, *START_FAILURES]}
     permanent = {"action": "FailJob", "onExitCodes": codes}
     return {"rules": [disrupted, permanent] if replaces else [permanent]}
 
