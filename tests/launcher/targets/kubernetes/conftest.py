@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from launcher.commands.cli import run_command
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.follow import loop
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import follow
 from launcher.targets.kubernetes.api import kubeconfig
+from launcher.targets.kubernetes.api.cluster import Cluster
 from launcher.targets.kubernetes.pods import collector, logs, progress, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
+from tests.launcher.cluster_run import INDEX, ClusterRun, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 
 
@@ -30,6 +32,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def cluster(server: FakeCluster) -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
 def typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
@@ -42,6 +49,16 @@ def typed(
         return code, printed.out + printed.err
 
     return run
+
+
+def labelled(index: int = 0) -> dict[str, str]:
+    """Labels of a node's pod in the run ``digits-0a1b2c``."""
+    return {protocol.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
+
+
+def stamp(n: int) -> str:
+    """Half a second after the ``n``-th of a minute, as the server writes it."""
+    return f"2026-01-01T00:00:{n:02d}.5Z"
 
 
 def submit_run(folder: Path, **fields: Any) -> RunFolder:
