@@ -28,7 +28,7 @@ def plan_and_render_kind(kind: str, nodes: int) -> float:
     """Seconds from a validated job to the text that ``kubectl apply`` takes."""
     from launcher.job.spec import JobSpec
     from launcher.targets.kubernetes.plan import plan_kubernetes
-    from launcher.targets.kubernetes.render import render_manifest
+    from launcher.targets.kubernetes.render.manifest import render_manifest
 
     job = JobSpec.model_validate(
         {

@@ -33,7 +33,7 @@ def render(file: str, image: str = IMAGE) -> str:
     """The text of one file, as its command prints it."""
     from launcher.job.file import option_override, parse_override, read_job
     from launcher.targets.kubernetes.plan import plan_kubernetes
-    from launcher.targets.kubernetes.render import render_manifest
+    from launcher.targets.kubernetes.render.manifest import render_manifest
 
     overrides = [option_override("--image", image)]
     for option in FILES[file]:

@@ -133,7 +133,7 @@ def why_no_cluster() -> str:
     if importlib.util.find_spec("kubernetes") is None:
         return "no Python package kubernetes: make setup"
     from launcher.contract.errors import TargetError
-    from launcher.targets.kubernetes.api import Cluster
+    from launcher.targets.kubernetes.api.cluster import Cluster
 
     try:
         Cluster().read_version()

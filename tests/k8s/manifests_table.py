@@ -10,7 +10,7 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
 from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import RenderedManifest, render_manifest
+from launcher.targets.kubernetes.render.manifest import RenderedManifest, render_manifest
 
 Fields = dict[str, Any]
 DURABLE = {"checkpoint": "pvc/fabric-train"}

@@ -18,7 +18,7 @@ from launcher.contract.protocol import TERMINATION_LOG
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
-from launcher.targets.kubernetes.render import RenderedManifest, render_manifest
+from launcher.targets.kubernetes.render.manifest import RenderedManifest, render_manifest
 from tests.k8s.manifests_table import main_object, pod_specs
 
 IMAGE = "fabric-train:cpu"

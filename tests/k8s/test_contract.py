@@ -22,10 +22,10 @@ from kubernetes.client.exceptions import ApiException
 
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
-from launcher.targets.kubernetes.api import Cluster
-from launcher.targets.kubernetes.code import PART_BYTES
+from launcher.targets.kubernetes.api.cluster import Cluster
 from launcher.targets.kubernetes.plan import parse_kept_plan
-from launcher.targets.kubernetes.pod_states import event_time, is_suspended, message_of
+from launcher.targets.kubernetes.pods.states import event_time, is_suspended, message_of
+from launcher.targets.kubernetes.render.code import PART_BYTES
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
 

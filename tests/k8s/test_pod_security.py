@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.targets.kubernetes.render import render_losses
+from launcher.targets.kubernetes.render.manifest import render_losses
 from tests.k8s.manifests_table import KINDS, TABLE, manifest_of, plan_of, pod_specs
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"} | {

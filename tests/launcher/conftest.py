@@ -16,8 +16,8 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.docker_options import ContainerSettings, plan_containers
-from launcher.targets.kubernetes.logs import LogFollower
-from launcher.targets.kubernetes.watch import PodWatch
+from launcher.targets.kubernetes.pods.logs import LogFollower
+from launcher.targets.kubernetes.pods.watch import PodWatch
 from launcher.targets.processes import ProcessSettings
 from tests.launcher.docker_runs import remove_left
 from tests.launcher.runner import Runner

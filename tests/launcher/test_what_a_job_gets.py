@@ -11,7 +11,7 @@ from launcher.plan.rendezvous import backend_of
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import describe_loss
 from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import render_manifest
+from launcher.targets.kubernetes.render.manifest import render_manifest
 from tests.launcher.runner import PREFIX, ROOT
 
 HEAD = "| job | engine | rendezvous | restarts | a lost node |\n"

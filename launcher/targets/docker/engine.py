@@ -129,8 +129,8 @@ class Engine:
             try:
                 inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
             except docker.errors.ImageNotFound as error:
-                held = (tag for one in self.api.images() for tag in one["RepoTags"] or ())
-                near = closest(image, held, 0.8)
+                tags = (tag for local in self.api.images() for tag in local["RepoTags"] or ())
+                near = closest(image, tags, 0.8)
                 if not near or image.startswith(f"{OWN_IMAGE}:"):
                     raise
                 what, fix = f"image {image} is not on this machine", _image_hint(image)
@@ -141,7 +141,7 @@ class Engine:
         """The containers of one run, or of all, whatever their state."""
         with engine_errors("list containers"):
             listed = self.api.containers(all=True, filters={"label": _label(run_id)})
-            return [_own_container(one) for one in listed]
+            return [_parse_container(container) for container in listed]
 
     def list_networks(self, run_id: str | None = None) -> dict[str, str]:
         """Run folders, by run id, of those runs (or the one) that have a network."""
@@ -315,7 +315,7 @@ def _label(run_id: str | None) -> str:
     return protocol.LABEL_RUN_ID if run_id is None else f"{protocol.LABEL_RUN_ID}={run_id}"
 
 
-def _own_container(listed: Mapping[str, Any]) -> OwnContainer:
+def _parse_container(listed: Mapping[str, Any]) -> OwnContainer:
     labels, state = listed["Labels"], STATES.get(listed["State"], NodeState.MISSING)
     networks = listed.get("NetworkSettings", {}).get("Networks")
     return OwnContainer(

@@ -98,8 +98,7 @@ class DockerArtifact:
 def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
     """The plan's nodes (or ``only`` those) as containers."""
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
-    own = ContainerSettings.of(plan)
-    shared = tuple(shared_options(plan, own, plan.run_id))
+    shared = tuple(shared_options(plan, ContainerSettings.of(plan), plan.run_id))
     containers = tuple(Container(plan=plan, node=node, shared=shared) for node in chosen)
     return DockerArtifact(
         run_id=plan.run_id,

@@ -115,9 +115,9 @@ class DockerTarget(Target):
 
     def _check_engine(self, plan: LaunchPlan) -> None:
         """Raises ``TargetError`` if another engine answers than the run's."""
-        own = ContainerSettings.of(plan)
-        if own.engine_id and own.engine_id != self._engine.id:
-            at = f"export DOCKER_HOST={own.engine_at}" if own.engine_at else "unset DOCKER_HOST"
+        used = ContainerSettings.of(plan)
+        if used.engine_id and used.engine_id != self._engine.id:
+            at = f"export DOCKER_HOST={used.engine_at}" if used.engine_at else "unset DOCKER_HOST"
             what = f"{plan.run_id} is on another Docker engine than the one that answers here"
             raise TargetError(what, f"{at}, then the same command")
 
@@ -160,16 +160,16 @@ class DockerTarget(Target):
         key = plan.run_id, node.node_index, node.incarnation
         state = NodeState.MISSING if held is None else held.state
         if held is not None and state is NodeState.EXITED:
-            if (seen := self._engine.read_ending(held)) is not None:
-                self._endings[key] = seen
+            if (just_read := self._engine.read_ending(held)) is not None:
+                self._endings[key] = just_read
             state = NodeState.MISSING
         ending = self._endings.get(key) if state is NodeState.MISSING else None
-        detail = "" if ending is None else describe(ending)
+        detail = "" if ending is None else describe_ending(ending)
         if held is not None and held.is_cut:
             back = f"docker network connect {plan.run_id} {node.name}"
             anew = f"{typed.command('stop', plan.run_id)}, then --resume {plan.run_id}"
             detail = f"it is on no network: {back}; if that one is gone: {anew}"
-        seen_here = NodeObservation(
+        observation = NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
             state=state if ending is None else NodeState.EXITED,
@@ -177,7 +177,7 @@ class DockerTarget(Target):
             out_of_memory=ending is not None and ending.out_of_memory,
             detail=detail,
         )
-        return seen_here.with_outcome(RunFolder(Path(plan.run_dir)))
+        return observation.with_outcome(RunFolder(Path(plan.run_dir)))
 
     def collect(self, plan: LaunchPlan) -> None:
         held = self._engine.list_containers(plan.run_id)
@@ -197,14 +197,14 @@ class DockerTarget(Target):
 
     def _end(self, containers: list[OwnContainer], timeout_s: int) -> None:
         def end(container: OwnContainer) -> None:
-            self._engine.end(container, timeout_s if hears(container) else 0)
+            self._engine.end(container, timeout_s if handles_sigterm(container) else 0)
 
         # A second Ctrl-C does not wait for the containers' grace.
         at_once(end, containers, may_leave=True)
         at_once(self._save, containers)
         self._engine.sweep(containers)
-        for one in containers:
-            self._endings.pop((one.run_id, one.node_index, one.incarnation), None)
+        for c in containers:
+            self._endings.pop((c.run_id, c.node_index, c.incarnation), None)
 
     def _save(self, container: OwnContainer) -> None:
         folder = RunFolder(Path(container.run_dir))
@@ -225,7 +225,7 @@ class DockerTarget(Target):
         )
 
 
-def hears(container: OwnContainer) -> bool:
+def handles_sigterm(container: OwnContainer) -> bool:
     """Whether the container's first process has a handler for SIGTERM; without one the kernel drops
     the signal.
 
@@ -246,7 +246,7 @@ def has_nvidia(info: Mapping[str, Any]) -> bool:
     )
 
 
-def describe(ending: ContainerEnding) -> str:
+def describe_ending(ending: ContainerEnding) -> str:
     """The engine's word on how a container ended; empty if the exit code says it all."""
     if ending.error:
         return ending.error
@@ -260,8 +260,8 @@ def describe(ending: ContainerEnding) -> str:
 
 def check_host(plan: LaunchPlan) -> None:
     """Raises where this machine lacks a folder or device that the containers need."""
-    own = PurePosixPath(protocol.CONTAINER_RUN_DIR).parent
-    given = [m for m in plan.nodes[0].mounts if not PurePosixPath(m.target).is_relative_to(own)]
+    ours = PurePosixPath(protocol.CONTAINER_RUN_DIR).parent
+    given = [m for m in plan.nodes[0].mounts if not PurePosixPath(m.target).is_relative_to(ours)]
     # The launcher makes the folders of runs and of a hold's checkpoints. They come last.
     made = (plan.checkpoint_dir, str(Path(plan.run_dir).parent))
     given = [m for m in given if m.source not in made]

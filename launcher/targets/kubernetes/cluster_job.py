@@ -24,40 +24,33 @@ from launcher.follow.requests import read_withdrawn, write_size
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
-from launcher.targets.kubernetes.api import (
+from launcher.targets.kubernetes.api.cluster import (
     ANSWER_LIMIT_S,
-    CONFLICT,
     IN_CLUSTER,
-    ApiError,
     Cluster,
     Object,
     ObjectPlace,
 )
-from launcher.targets.kubernetes.collector import PodCollector, selector_of
-from launcher.targets.kubernetes.missing_pods import describe_silence, read_reasons
+from launcher.targets.kubernetes.api.refusals import CONFLICT, ApiError, is_for_good
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.collector import PodCollector, selector_of
+from launcher.targets.kubernetes.pods.progress import describe_silence, read_reasons
+from launcher.targets.kubernetes.pods.states import (
     count_wanted,
     is_suspended,
     parse_job_end,
     parse_pod,
     section,
 )
-from launcher.targets.kubernetes.refusals import is_for_good
-from launcher.targets.kubernetes.render_kinds import RENDERERS, can_be_tried
-from launcher.targets.kubernetes.render_pod import render_trial_pod, token_name
+from launcher.targets.kubernetes.render.kinds import API_OF_KIND, RENDERERS, can_be_tried
+from launcher.targets.kubernetes.render.pod import render_trial_pod, token_name
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: the run's kubeconfig, context and namespace, and the cluster's identity."""
-STOP_MARGIN_S = 30.0
+END_MARGIN_S = 30.0
+"""How long pods may be there after their grace."""
 LEAST_TRIES_S = 5.0
 """How long the launcher tries to end a job whose grace is shorter, or that has not begun."""
-API_OF_KIND = {
-    "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
-    "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
-    "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
-    "job": ("batch/v1", "Job"),
-}
 
 
 class MayRunError(TargetError):
@@ -87,7 +80,7 @@ class ClusterJob:
         """
         cluster = self.cluster
         *others, job = objects
-        if (held := cluster.read(self._place)) is not None:
+        if (held := cluster.read_object(self._place)) is not None:
             raise self._refuse_taken(held)
         try:
             if can_be_tried(job):
@@ -97,7 +90,7 @@ class ClusterJob:
             notes += self._try_pod()
         finally:
             notes += cluster.warnings
-        asked = False
+        may_be_made = False
         made: Object | None = None
         try:
             # Before anything is made: later calls can then remove what a killed launcher leaves.
@@ -105,7 +98,7 @@ class ClusterJob:
             write_cluster(Path(self.plan.run_dir), cluster)
             for item in others:
                 cluster.apply(item)
-            asked = True
+            may_be_made = True
             made = cluster.create(job)
             owner = {key: made[key] for key in ("apiVersion", "kind")}
             owner |= {key: made["metadata"][key] for key in ("name", "uid")}
@@ -117,10 +110,10 @@ class ClusterJob:
             is_refused = isinstance(error, ApiError) and (
                 error.status < 500 or "webhook" in error.what
             )
-            may_run = made is not None or (asked and not is_refused)
+            may_run = made is not None or (may_be_made and not is_refused)
             self._withdraw(others, error, may_run=may_run)
             taken = isinstance(error, ApiError) and error.status == CONFLICT
-            if taken and (held := cluster.read(self._place)) is not None:
+            if taken and (held := cluster.read_object(self._place)) is not None:
                 raise self._refuse_taken(held) from error  # by another submission just now
             raise
 
@@ -133,7 +126,7 @@ class ClusterJob:
         why = error
         try:
             with self.cluster.answers_within(LEAST_TRIES_S):
-                if self.read() is not None:
+                if self.read_object() is not None:
                     self.cluster.delete(self._place)
                     may_run = False
         except (TargetError, KeyboardInterrupt) as failure:
@@ -184,12 +177,12 @@ class ClusterJob:
 
     # -- observing -------------------------------------------------------------------------------
 
-    def read(self) -> Object | None:
+    def read_object(self) -> Object | None:
         """The job's own object; None if it is gone, or is another run's by now.
 
         Raises ``AnotherClusterError`` if it is not found because this is another cluster.
         """
-        item = self.cluster.read(self._place)
+        item = self.cluster.read_object(self._place)
         labels = section(item or {}, "metadata", "labels")
         if item is not None and labels.get(protocol.LABEL_RUN_ID) == self.plan.run_id:
             self._keep_size(item)
@@ -206,7 +199,7 @@ class ClusterJob:
 
     def _expect_its_cluster(self) -> None:
         """Raises ``AnotherClusterError`` on another: k3s and kubeadm name all contexts alike."""
-        known = read_told(Path(self.plan.run_dir)).get("identity")
+        known = read_cluster_record(Path(self.plan.run_dir)).get("identity")
         if known is None or is_same(known, there := self.cluster.read_identity()):
             return
         raise AnotherClusterError(
@@ -218,7 +211,7 @@ class ClusterJob:
 
     def read_end(self) -> Part | None:
         """How the job ended; None while it goes on."""
-        if (item := self.read()) is not None:
+        if (item := self.read_object()) is not None:
             return parse_job_end(item)
         message = f"somebody deleted {self._place.kind} {self._place.name}"
         return Part(words=message, cause=Cause.STOP_REQUESTED)
@@ -227,7 +220,7 @@ class ClusterJob:
         """As ``Target.observe``; also says why pods are missing."""
         nodes = self.pods.observe()
         missing = {n for n, node in enumerate(nodes) if node.state is NodeState.MISSING}
-        job = self.read() if missing or self.plan.is_elastic else None
+        job = self.read_object() if missing or self.plan.is_elastic else None
         if missing := missing - read_withdrawn(RunFolder(Path(self.plan.run_dir)), self.plan):
             with contextlib.suppress(TargetError):
                 reasons = read_reasons(self, job)
@@ -264,13 +257,13 @@ class ClusterJob:
     def is_suspended(self) -> bool | None:
         """As ``Suspension.is_suspended``."""
         with contextlib.suppress(TargetError), self.cluster.answers_within(ANSWER_LIMIT_S):
-            if (item := self.read()) is not None and parse_job_end(item) is None:
+            if (item := self.read_object()) is not None and parse_job_end(item) is None:
                 return is_suspended(item)
         return None
 
     def remove(self) -> None:
         """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""
-        if self.read() is not None:
+        if self.read_object() is not None:
             self.cluster.delete(self._place)
         self.remove_left()
 
@@ -282,8 +275,8 @@ class ClusterJob:
         """
         token = ObjectPlace(api_version="v1", kind="Secret", name=token_name(self.plan))
         # A manifest's run has the job's name, and its Secret, if any, is somebody's own.
-        own = [token] if self.plan.run_id != self.plan.job_name else []
-        for place in (*self._find_left(), *own):
+        tokens = [token] if self.plan.run_id != self.plan.job_name else []
+        for place in (*self._find_left(), *tokens):
             with contextlib.suppress(TargetError):
                 self.cluster.delete(place)
 
@@ -320,7 +313,7 @@ class ClusterJob:
                     end = self.read_end()
             what = error.what if end else f"STILL RUNNING: {self.plan.run_id}: {error.what}"
             raise TargetError(what, self.render_by_hand(keep=keep)) from error
-        if not keep and (left := [f"{one.kind.lower()}/{one.name}" for one in self._find_left()]):
+        if not keep and (left := [f"{p.kind.lower()}/{p.name}" for p in self._find_left()]):
             by_hand = f"{self.cluster.kubectl_there} delete {' '.join(left)}"
             notes.append(f"what was made for the job is left; to delete it: {by_hand}")
 
@@ -328,7 +321,7 @@ class ClusterJob:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.
 
         ``is_done``: the training has ended, so a pod that still runs joined too late, and is not
-        waited for. Raises ``TargetError`` if some are left ``STOP_MARGIN_S`` after their grace.
+        waited for. Raises ``TargetError`` if some are left ``END_MARGIN_S`` after their grace.
         """
         selector = selector_of(self.plan.run_id)
 
@@ -336,7 +329,7 @@ class ClusterJob:
             pods = self.cluster.list_objects("v1", "Pod", selector)["items"]
             return all(is_done and parse_pod(pod).state is not NodeState.EXITED for pod in pods)
 
-        limit_s = math.ceil(grace_s) + STOP_MARGIN_S
+        limit_s = math.ceil(grace_s) + END_MARGIN_S
         if not wait_until(are_gone, limit_s, 0.5, self._clock):
             raise TargetError(
                 f"pods of {self.plan.run_id} are still ending",
@@ -379,21 +372,21 @@ class ClusterJob:
         return where
 
 
-def is_same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+def is_same(known: Mapping[str, str], there: Mapping[str, str]) -> bool:
     """Whether two identities are of one cluster. The uid decides, if both have one."""
-    if "uid" in one and "uid" in other:
-        return one["uid"] == other["uid"]
-    return all(one.get(key) == other.get(key) for key in ("server", "authority"))
+    if "uid" in known and "uid" in there:
+        return known["uid"] == there["uid"]
+    return all(known.get(key) == there.get(key) for key in ("server", "authority"))
 
 
-def read_told(run_dir: Path) -> dict[str, Any]:
+def read_cluster_record(run_dir: Path) -> dict[str, Any]:
     """What ``write_cluster`` has written; empty if it has not."""
     return read_object(run_dir / CLUSTER_FILE)
 
 
 def read_cluster(run_dir: Path, **given: str) -> Cluster | None:
     """The cluster that a run was submitted to; ``given`` overrides the record. None if unknown."""
-    place = read_told(run_dir) | given
+    place = read_cluster_record(run_dir) | given
     if not {"context", "namespace"} <= place.keys():
         return None
     context = None if place["context"] == IN_CLUSTER else place["context"]

@@ -13,20 +13,14 @@ from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id
-from launcher.targets.kubernetes.api import (
-    FORBIDDEN,
-    ApiError,
-    Cluster,
-    Object,
-    ObjectPlace,
-    plural,
-)
-from launcher.targets.kubernetes.code import check_size, tell_code
-from launcher.targets.kubernetes.look import check_door
+from launcher.targets.kubernetes.api.cluster import Cluster, Object, ObjectPlace, plural
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
+from launcher.targets.kubernetes.exec import check_door
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
-from launcher.targets.kubernetes.render import render_losses, render_manifest
-from launcher.targets.kubernetes.render_kinds import can_be_tried
-from launcher.targets.kubernetes.render_pod import TOKEN_VERBS, render_trial_pod
+from launcher.targets.kubernetes.render.code import check_size, tell_code
+from launcher.targets.kubernetes.render.kinds import can_be_tried
+from launcher.targets.kubernetes.render.manifest import render_losses, render_manifest
+from launcher.targets.kubernetes.render.pod import TOKEN_VERBS, render_trial_pod
 
 RIGHTS_FIX = "an admin of the namespace: k8s/base/rbac.yaml grants what is needed"
 CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secret"
@@ -115,7 +109,7 @@ class _Diagnosis:
 
     def _judge_namespace(self) -> Iterator[Finding]:
         name = self._namespace
-        if self._cluster.look(f"/api/v1/namespaces/{name}") is None:
+        if self._cluster.get(f"/api/v1/namespaces/{name}") is None:
             fix = f"{self._cluster.kubectl} create namespace {name}"
             fix += ", or kubernetes.namespace of the job"
             yield failed("namespace", name, "is not there", fix)
@@ -158,11 +152,11 @@ class _Diagnosis:
     def _judge_named(
         self, check: str, kind: str, name: str, judge: Callable[..., Finding]
     ) -> Iterator[Finding]:
-        def look() -> Iterator[Finding]:
+        def read_and_judge() -> Iterator[Finding]:
             place = ObjectPlace(api_version="v1", kind=kind, name=name)
-            yield judge(self._cluster.read(place), name, self._cluster)
+            yield judge(self._cluster.read_object(place), name, self._cluster)
 
-        yield from self._asking(check, f"{kind} {name}", look)
+        yield from self._asking(check, f"{kind} {name}", read_and_judge)
 
     def _judge_dry_run(self) -> Iterator[Finding]:
         """Tries each object as ``submit`` does, also after one was refused."""

@@ -18,31 +18,25 @@ from launcher.follow.target import SUSPENDED, ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.runs.folder import find_run as find_in_folder
-from launcher.targets.kubernetes.api import (
-    ANSWER_LIMIT_S,
-    FORBIDDEN,
-    ApiError,
-    Cluster,
-    Object,
-    plural,
-)
+from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S, Cluster, Object, plural
+from launcher.targets.kubernetes.api.kubeconfig import config_files, has_config, is_in_pod
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import (
-    API_OF_KIND,
     ClusterJob,
     read_cluster,
-    read_told,
+    read_cluster_record,
     write_cluster,
 )
-from launcher.targets.kubernetes.code import LABEL as CODE_LABEL
-from launcher.targets.kubernetes.collector import selector_of
-from launcher.targets.kubernetes.kubeconfig import config_files, has_config, is_in_pod
 from launcher.targets.kubernetes.plan import parse_kept_plan
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes.pods.collector import selector_of
+from launcher.targets.kubernetes.pods.states import (
     count_wanted,
     is_suspended,
     parse_job_end,
     seconds_of,
 )
+from launcher.targets.kubernetes.render.code import LABEL as CODE_LABEL
+from launcher.targets.kubernetes.render.kinds import API_OF_KIND
 from launcher.targets.room import Left, Note
 
 RUNNING = RunState.RUNNING.value
@@ -50,17 +44,19 @@ ON = "kubernetes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class JobObject:
     """A job's object with a run id; or the ConfigMap that a job left, with its plan."""
 
     item: Object
 
     @property
     def run_id(self) -> str:
+        """By its label, which every object of a run has."""
         return str(self.item["metadata"]["labels"][protocol.LABEL_RUN_ID])
 
     @property
     def job_name(self) -> str:
+        """By its label, else the object's own name."""
         metadata = self.item["metadata"]
         return str(metadata["labels"].get(protocol.LABEL_JOB) or metadata["name"])
 
@@ -70,12 +66,12 @@ class Found:
         return seconds_of(self.item["metadata"]["creationTimestamp"])
 
 
-def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
+def read_jobs(cluster: Cluster) -> tuple[list[JobObject], list[str]]:
     """The namespace's jobs with a run id, and notes on kinds that this user may not list.
 
     Raises ``TargetError``, also if this user may list none of the kinds.
     """
-    jobs: list[Found] = []
+    jobs: list[JobObject] = []
     refused: dict[str, ApiError] = {}
     known = 0
     for api_version, name in API_OF_KIND.values():
@@ -89,8 +85,8 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
             continue
         known += 1
         # An object with an owner is a part of another job, as the Jobs of a JobSet are.
-        own = (item for item in items if not item["metadata"].get("ownerReferences"))
-        jobs += (Found(item=item) for item in own)
+        whole = (item for item in items if not item["metadata"].get("ownerReferences"))
+        jobs += (JobObject(item=item) for item in whole)
     if refused and not known:
         raise next(iter(refused.values()))
     fix = f"{cluster.kubectl} auth can-i --list -n {cluster.namespace}"
@@ -98,7 +94,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
     return jobs, notes
 
 
-def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
+def list_run(run_root: Path, job: JobObject, now: float) -> ListedRun:
     """The row of a job; ``now`` in seconds since the epoch."""
     folder = run_root / job.run_id
     end = parse_job_end(job.item)
@@ -117,36 +113,36 @@ def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
     )
 
 
-def find_on_cluster(cluster: Cluster, name: str) -> Found | None:
+def find_on_cluster(cluster: Cluster, name: str) -> JobObject | None:
     """The run with that id, beginning of an id, or job name; ``latest`` is the one made last.
 
     None if the namespace has none. Raises ``InputError`` if several fit, or ``TargetError``.
     """
     jobs, _ = read_jobs(cluster)
-    oldest_first = sorted(jobs, key=lambda one: one.created_at)
+    oldest_first = sorted(jobs, key=lambda job: job.created_at)
     if name == protocol.LATEST_LINK:
         return oldest_first[-1] if oldest_first else None
     fits = _fitting(oldest_first, name) or _fitting(_read_left(cluster), name)[:1]
-    fits = [one for one in fits if parse_job_end(one.item) is None] or fits
+    fits = [job for job in fits if parse_job_end(job.item) is None] or fits
     if len(fits) > 1:
-        ids = ", ".join(f"{one.run_id} ({one.item['kind']} {one.job_name})" for one in fits)
+        ids = ", ".join(f"{job.run_id} ({job.item['kind']} {job.job_name})" for job in fits)
         raise InputError(
             f"{name!r} may be any of {ids}, in namespace {cluster.namespace}", "give the run id"
         )
     return fits[0] if fits else None
 
 
-def _fitting(jobs: Sequence[Found], name: str) -> list[Found]:
-    exact = [one for one in jobs if name in (one.run_id, one.job_name)]
-    return exact or [one for one in jobs if one.run_id.startswith(name)]
+def _fitting(jobs: Sequence[JobObject], name: str) -> list[JobObject]:
+    exact = [job for job in jobs if name in (job.run_id, job.job_name)]
+    return exact or [job for job in jobs if job.run_id.startswith(name)]
 
 
-def _read_left(cluster: Cluster) -> list[Found]:
+def _read_left(cluster: Cluster) -> list[JobObject]:
     """What jobs have left that kubectl applied and deleted; empty if this user may not look."""
     with contextlib.suppress(ApiError):
         chosen = f"{protocol.LABEL_RUN_ID},!{CODE_LABEL}"
         maps = cluster.list_objects("v1", "ConfigMap", chosen)["items"]
-        return [Found(item=one) for one in maps if not one["metadata"].get("ownerReferences")]
+        return [JobObject(item=m) for m in maps if not m["metadata"].get("ownerReferences")]
     return []
 
 
@@ -155,10 +151,10 @@ def find_left(arguments: Namespace) -> list[Left]:
     if not (place := _place_in(arguments)):
         return []
     cluster, now = Cluster(**place), SystemClock().wall()
-    there = {one.run_id for one in read_jobs(cluster)[0]}
-    left = {one.run_id: one for one in _read_left(cluster) if one.run_id not in there}
+    there = {job.run_id for job in read_jobs(cluster)[0]}
+    left = {job.run_id: job for job in _read_left(cluster) if job.run_id not in there}
 
-    def remove(job: Found) -> None:
+    def remove(job: JobObject) -> None:
         plan = _read_plan(cluster, job, tempfile.gettempdir())
         ClusterJob(cluster, plan, SystemClock()).remove_left()
 
@@ -166,33 +162,19 @@ def find_left(arguments: Namespace) -> list[Left]:
         Left(
             run_id=run_id,
             place=f"namespace {cluster.namespace}",
-            age_s=now - found.created_at,
+            age_s=now - job.created_at,
             size_bytes=0,
-            remove=functools.partial(remove, found),
+            remove=functools.partial(remove, job),
         )
-        for run_id, found in left.items()
+        for run_id, job in left.items()
     ]
 
 
-def borrow_run(cluster: Cluster, job: Found, run_root: Path) -> RunFolder:
-    """Makes a folder for the run from the plan that the cluster keeps; the caller removes it.
-
-    Raises ``InputError`` if the cluster has no plan of the run that can be read here.
-    """
-    path = run_root.absolute() / job.run_id
-    plan = _read_plan(cluster, job, str(path))
-    run = RunFolder(path)
-    run.create(plan, "", job.created_at)
-    write_cluster(path, cluster)
-    write_atomically(path / BORROWED_FILE, "")
-    return run
-
-
-def _read_plan(cluster: Cluster, job: Found, run_dir: str) -> LaunchPlan:
+def _read_plan(cluster: Cluster, job: JobObject, run_dir: str) -> LaunchPlan:
     """The plan that the cluster keeps of a run. Raises ``InputError`` if there is none."""
     selector = f"{selector_of(job.run_id)},!{CODE_LABEL}"
     maps = cluster.list_objects("v1", "ConfigMap", selector)["items"]
-    kept = [one for one in maps if protocol.NODE_TASK_FILE in (one.get("data") or {})]
+    kept = [m for m in maps if protocol.NODE_TASK_FILE in (m.get("data") or {})]
     if not kept:
         raise InputError(
             f"the cluster keeps no plan of {job.run_id}: another version has submitted it",
@@ -201,7 +183,7 @@ def _read_plan(cluster: Cluster, job: Found, run_dir: str) -> LaunchPlan:
             f"-n {cluster.namespace}",
         )
     # A manifest that was changed and applied again left a ConfigMap per version.
-    newest = max(kept, key=lambda one: str(one["metadata"]["creationTimestamp"]))
+    newest = max(kept, key=lambda m: str(m["metadata"]["creationTimestamp"]))
     try:
         return parse_kept_plan(newest["data"][protocol.NODE_TASK_FILE], run_dir)
     except ValueError as error:
@@ -217,18 +199,21 @@ def _read_plan(cluster: Cluster, job: Found, run_dir: str) -> LaunchPlan:
 
 def find_run(arguments: Namespace, run_root: Path) -> RunFolder:
     """The run, in its folder here or borrowed from the cluster. Raises ``InputError``."""
-    name, exact = arguments.run, run_root / arguments.run
+    name, place = arguments.run, _place_in(arguments)
+    exact, there = run_root / name, Cluster(**place)
     is_here = (exact / protocol.PLAN_FILE).is_file()
     if is_here and not (name == protocol.LATEST_LINK and arguments.on == ON):
         run = RunFolder(exact.resolve())
     else:
-        run = _borrow(arguments, run_root, name) or _find_here(arguments, run_root, name)
-    if (place := _place_in(arguments)) and not run.is_borrowed:
+        run = _borrow(there, arguments, run_root) or _find_here(there, run_root, name)
+    if place and not run.is_borrowed:
         move_run(run, place)
     return run
 
 
-def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) -> RunFolder | None:
+def find_run_briefly(
+    arguments: Namespace, run_root: Path, otherwise: InputError
+) -> RunFolder | None:
     """Looks on the cluster for a run not found here, after a brief check that it answers.
 
     None if no cluster is configured. Raises ``InputError`` if the run is not there either.
@@ -239,30 +224,37 @@ def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) ->
     try:
         with there.answers_within(ANSWER_LIMIT_S):
             there.read_version()
-        if run := _borrow(arguments, run_root, arguments.run):
+        if run := _borrow(there, arguments, run_root):
             return run
     except TargetError as error:
         raise InputError(f"{otherwise.what}; and {error.what}", otherwise.hint) from error
     raise InputError(f"{otherwise.what}, {_nor_in(there)}", otherwise.hint)
 
 
-def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
-    """A folder of the run that lasts as long as the command."""
-    there = Cluster(**_place_in(arguments))
-    if (job := find_on_cluster(there, name)) is None:
+def _borrow(there: Cluster, arguments: Namespace, run_root: Path) -> RunFolder | None:
+    """The run's folder here, or one for as long as the command, from the plan in the cluster.
+
+    None if the cluster has no such run. Raises ``InputError`` if it keeps no plan that can be read.
+    """
+    if (job := find_on_cluster(there, arguments.run)) is None:
         return None
     if (run_root / job.run_id / protocol.PLAN_FILE).is_file():
         return RunFolder(run_root / job.run_id)
     folder = tempfile.TemporaryDirectory(prefix="launcher-run-", ignore_cleanup_errors=True)
-    return borrow_run(there, job, Path(arguments.until_end.enter_context(folder)))
+    path = Path(arguments.until_end.enter_context(folder)).absolute() / job.run_id
+    run = RunFolder(path)
+    run.create(_read_plan(there, job, str(path)), "", job.created_at)
+    write_cluster(path, there)
+    write_atomically(path / BORROWED_FILE, "")
+    return run
 
 
-def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:
+def _find_here(there: Cluster, run_root: Path, name: str) -> RunFolder:
     try:
         return find_in_folder(run_root, name, goes_on=True)
     except InputError as error:
         # Not the hint to cd: a run of a cluster may have no folder.
-        what = f"{error.what}, {_nor_in(Cluster(**_place_in(arguments)))}"
+        what = f"{error.what}, {_nor_in(there)}"
         raise InputError(what, f"{typed.command('ps', '--all')} lists the runs") from error
 
 
@@ -305,11 +297,11 @@ def move_run(run: RunFolder, place: dict[str, str]) -> None:
     option = " ".join(f"--{key} {value}" for key, value in place.items())
     if plan.target != ON or plan.hold:
         raise InputError(f"{option}: {run.run_id} is on no cluster", f"leave {option} out")
-    before = read_told(run.path)
+    before = read_cluster_record(run.path)
     if before | place == before:
         return
     there = read_cluster(run.path, **place) or Cluster(**place)
-    if ClusterJob(there, plan, SystemClock()).read() is None:
+    if ClusterJob(there, plan, SystemClock()).read_object() is None:
         raise InputError(
             f"{run.run_id} is not in namespace {there.namespace} of context {there.context}",
             f"leave {option} out: the run knows where it was submitted to",

@@ -24,18 +24,14 @@ from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
-from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, FORBIDDEN, ApiError
+from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, MayRunError
-from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
-from launcher.targets.kubernetes.logs import REFUSED
-from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
-from launcher.targets.kubernetes.pod_states import (
-    PodView,
-    find_parts,
-    newest_of_each,
-)
+from launcher.targets.kubernetes.pods.collector import ENDINGS_LIMIT_S
+from launcher.targets.kubernetes.pods.logs import REFUSED
+from launcher.targets.kubernetes.pods.progress import MissingPods, PodProgress, StartLimit
+from launcher.targets.kubernetes.pods.states import find_parts, newest_of_each
 
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.target import KubernetesTarget
@@ -46,19 +42,13 @@ TRY_S = 10.0
 """How long one try to end the job may take: a connection may hang while the server answers."""
 
 
-class _Look(threading.Thread):
+class _JobCheck(threading.Thread):
     """One look at the job, beside the loop: a stop must not wait for a server that hangs."""
 
-    def __init__(
-        self,
-        job: ClusterJob,
-        missing: MissingPods,
-        pods: tuple[PodView, ...],
-        wanted: frozenset[int],
-        now: float,
-    ) -> None:
+    def __init__(self, job: ClusterJob, reasons: Iterator[str]) -> None:
+        """``reasons`` say why pods are missing; to give the next may ask the cluster."""
         super().__init__(daemon=True)
-        self._job, self._news = job, missing.read(pods, wanted, now)
+        self._job, self._reasons = job, reasons
         self.end: Part | None = None
         """How the job ended; None while it goes on, or if the cluster does not say."""
         self.error: TargetError | None = None
@@ -70,7 +60,7 @@ class _Look(threading.Thread):
         try:
             self.end = self._job.read_end()
             if self.end is None:
-                self.lines += self._news
+                self.lines += self._reasons
         except TargetError as error:
             self.error = error
 
@@ -99,9 +89,9 @@ class ClusterDriver:
         self._progress = PodProgress(pods.start_limit_s, kubectl)
         self._limit = StartLimit(pods.start_limit_s, plan.min_nodes, kubectl)
         self._missing = MissingPods(job)
-        self._next_look_at = float("-inf")
-        self._look: _Look | None = None
-        self._look_error: TargetError | None = None
+        self._next_check_at = float("-inf")
+        self._check: _JobCheck | None = None
+        self._check_error: TargetError | None = None
         self._ends_it = False
         """Whether to delete the job without a request: its result is final."""
         self._is_hurried = False
@@ -110,7 +100,7 @@ class ClusterDriver:
         self._is_over = False
         """Whether the job has ended, or the cluster has accepted a request to end it."""
         self._silent = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def turn(self) -> Ending | None:
         """As ``Driver.turn``. Starts no pods: the cluster's controllers do."""
@@ -119,33 +109,34 @@ class ClusterDriver:
         self._print_news()
         now = self._clock.monotonic()
         if watch.error is None and (
-            part := self._limit.find(watch.seen(), now, self._missing.refused)
+            part := self._limit.find(watch.all_pods(), now, self._missing.refused)
         ):
             self._console.note(f"ending the run: {part.words}")
             self._ends_it = True
             return judge_part(part)
-        if self._look is None:
-            if now < self._next_look_at:
+        if self._check is None:
+            if now < self._next_check_at:
                 return None
-            self._look = _Look(self._job, self._missing, watch.pods(), self._wanted(), now)
-            self._look.start()
-        self._look.join(0.1)
-        if self._look.is_alive():
+            reasons = self._missing.find_reasons(watch.pods(), self._wanted(), now)
+            self._check = _JobCheck(self._job, reasons)
+            self._check.start()
+        self._check.join(0.1)
+        if self._check.is_alive():
             return None
-        look, self._look = self._look, None
-        self._look_error = look.error
-        self._next_look_at = self._clock.monotonic() + READ_END_S
+        check, self._check = self._check, None
+        self._check_error = check.error
+        self._next_check_at = self._clock.monotonic() + READ_END_S
         runs = {pod.node_index for pod in watch.pods() if pod.state is NodeState.RUNNING}
-        for line in look.lines:
+        for line in check.lines:
             self._console.note(line)
             node = min(self._wanted() - runs, default=0)
             tell_moment(self._run, node, 0, at=self._clock.wall(), text=line)
-        if (end := look.end) is not None:
+        if (end := check.end) is not None:
             # Each node's last pod, even if it was deleted since.
             with contextlib.suppress(TargetError):
                 watch.refresh()
             watch.wait_endings(ENDINGS_LIMIT_S)
-            pods = newest_of_each(watch.seen())
+            pods = newest_of_each(watch.all_pods())
             well = {index for index, pod in pods.items() if pod.exit_code == 0}
             if end.exit_code is None and self._wanted() <= well:
                 # Deleted once it was done, as by a time to live.
@@ -154,7 +145,9 @@ class ClusterDriver:
             self._ends_it = not end.exit_code
             return judge_parts(find_parts(end, pods.values(), self._job.cluster.kubectl_there))
         least = self.plan.min_nodes
-        for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
+        for line in self._progress.describe_losses(
+            watch.all_pods(), watch.pods(), self._wanted(), least
+        ):
             self._console.note(line)
         return None
 
@@ -164,11 +157,12 @@ class ClusterDriver:
         return planned - read_withdrawn(self._run, self.plan)
 
     def scale(self, nodes: int) -> None:
+        """As ``Driver.scale``; the cluster's controllers start or end the pods later."""
         self._job.scale(nodes)
 
     def _print_news(self) -> None:
         """Prints what is new since the last turn: cluster, right to logs, pods."""
-        error = self._pods.watch.error or self._look_error
+        error = self._pods.watch.error or self._check_error
         if (error is not None) != self._silent:
             self._silent = error is not None
             # Only a person can help against a refusal.
@@ -178,9 +172,9 @@ class ClusterDriver:
         lasting = list(self._pods.find_losses())
         if refusal := self._pods.refusal:
             lasting.append(f"no output is shown: {refusal.what}; {refusal.hint}")
-        news = [line for line in lasting if line not in self._told]
-        self._told.update(news)
-        for line in (*news, *self._progress.tell(self._pods.watch.pods())):
+        news = [line for line in lasting if line not in self._reported]
+        self._reported.update(news)
+        for line in (*news, *self._progress.describe_changes(self._pods.watch.pods())):
             self._console.note(line)
 
     # -- the end ---------------------------------------------------------------------------------
@@ -250,13 +244,13 @@ class ClusterDriver:
                     self._is_over = True
                     return
                 except TargetError as error:
-                    is_told = why == error.what
+                    is_repeated = why == error.what
                     why = error.what
                     is_final = isinstance(error, ApiError) and error.status == FORBIDDEN
                     is_over = self._is_hurried or self._clock.monotonic() >= deadline
                     if is_final or is_over:
                         break
-                    if not is_told:
+                    if not is_repeated:
                         self._console.note(f"{why}; trying again")
                 self._clock.sleep(RETRY_S)
         what = f"STILL RUNNING: {self._run.run_id}: {why}"
@@ -275,7 +269,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
         end = job.read_end()
     if end is None or not job.pods.writes_output():
         return None
-    judged = judge_parts(find_parts(end, job.pods.read(), job.cluster.kubectl_there))
+    judged = judge_parts(find_parts(end, job.pods.read_pods(), job.cluster.kubectl_there))
     if end.cause is Cause.STOP_REQUESTED and run.launcher_death():
         with contextlib.suppress(TargetError):
             job.remove_left()
@@ -284,8 +278,8 @@ def find_end(run: RunFolder, job: ClusterJob) -> Ending | None:
         if judged.cause is Cause.COMPLETED and not run.is_borrowed:
             job.remove()
             job.wait_gone(0, is_done=True)
-    is_told = run.is_borrowed and end.ended_at < math.inf
-    return replace(judged, finished_at=end.ended_at if is_told else 0.0)
+    is_known = run.is_borrowed and end.ended_at < math.inf
+    return replace(judged, finished_at=end.ended_at if is_known else 0.0)
 
 
 def bring_output(
@@ -299,16 +293,16 @@ def bring_output(
     job = target.job(plan)
     pods = job.pods
     if not follow:
-        job.read()
+        job.read_object()
         pods.read_logs()
         return
-    pods.read()
-    next_look_at = float("-inf")
+    pods.read_pods()
+    next_check_at = float("-inf")
     while run.read_outcome() is None:
         pods.follow_logs()
         if pods.refusal is not None:
             raise pods.refusal
-        if clock.monotonic() >= next_look_at:
+        if clock.monotonic() >= next_check_at:
             try:
                 fold(run, target, clock.wall())
             except ApiError as error:
@@ -316,7 +310,7 @@ def bring_output(
                     raise
             except TargetError:
                 pass
-            next_look_at = clock.monotonic() + READ_END_S
+            next_check_at = clock.monotonic() + READ_END_S
         yield
     if pods.refusal is not None:
         raise pods.refusal  # also if the run had ended before the first answer

@@ -103,15 +103,15 @@ def plan_pods(job: JobSpec) -> PodSettings:
     _check(job)
     tolerations = [
         {
-            "key": one.key,
-            "operator": one.operator or ("Equal" if one.value else "Exists"),
-            "value": one.value,
-            "effect": one.effect,
+            "key": toleration.key,
+            "operator": toleration.operator or ("Equal" if toleration.value else "Exists"),
+            "value": toleration.value,
+            "effect": toleration.effect,
         }
-        for one in spec.tolerations
+        for toleration in spec.tolerations
     ]
     gpus = job.resources.gpus or 0
-    if gpus and GPU_RESOURCE not in {one["key"] for one in tolerations}:
+    if gpus and GPU_RESOURCE not in {fields["key"] for fields in tolerations}:
         tolerations.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
     run = None if checkpoint is None else Claim(name=checkpoint.name, folder=RUNS_FOLDER)
     if spec.run is not None:
@@ -132,7 +132,8 @@ def plan_pods(job: JobSpec) -> PodSettings:
         priority_class=spec.priority_class,
         node_selector=spec.node_selector,
         tolerations=tuple(
-            tuple((field, value) for field, value in one.items() if value) for one in tolerations
+            tuple((field, value) for field, value in fields.items() if value)
+            for fields in tolerations
         ),
         # Two pods of a job on one machine's network would want the same ports.
         whole_node=spec.whole_node or spec.host_network,
@@ -346,9 +347,9 @@ def wrap_json(value: object, indent: str = "", name: str = "") -> str:
     if len(indent + text) <= WIDTH or not isinstance(value, dict | list):
         return text
     deeper = indent + "  "
-    items = value.items() if isinstance(value, dict) else [("", one) for one in value]
+    items = value.items() if isinstance(value, dict) else [("", inner) for inner in value]
     lines = [""]
-    for item in (wrap_json(one, deeper, str(of)) for of, one in items):
+    for item in (wrap_json(inner, deeper, str(of)) for of, inner in items):
         if lines[-1] and len(f"{deeper}{lines[-1]}, {item}") <= WIDTH and "\n" not in item:
             lines[-1] += f", {item}"
         else:

@@ -92,7 +92,7 @@ class KubernetesRoom(Room):
             return find_runs.find_run(arguments, run_root)
         if "may be any of" in otherwise.what or arguments.run == protocol.LATEST_LINK:
             return None
-        return find_runs.look_for_run(arguments, run_root, otherwise)
+        return find_runs.find_run_briefly(arguments, run_root, otherwise)
 
     def list_runs(
         self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool

@@ -20,13 +20,17 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import is_own_image
-from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
+from launcher.targets.kubernetes.api.cluster import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
-from launcher.targets.kubernetes.code import check_size
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, describe_own_disks, plan_facts
-from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
-from launcher.targets.kubernetes.render_pod import TOKEN_VERBS, Object, render_token
+from launcher.targets.kubernetes.render.code import check_size
+from launcher.targets.kubernetes.render.manifest import (
+    RenderedManifest,
+    render_losses,
+    render_manifest,
+)
+from launcher.targets.kubernetes.render.pod import TOKEN_VERBS, Object, render_token
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -51,31 +55,31 @@ class KubernetesTarget(Target):
     def __init__(
         self,
         run_root: Path,
-        cluster: Cluster | None = None,
         clock: Clock | None = None,
         *,
         context: str | None = None,
         kubeconfig: str | None = None,
     ) -> None:
+        """``context`` and ``kubeconfig`` are for new runs; None: those that kubectl would use."""
         super().__init__()
         self._run_root = run_root
-        self._given = cluster
         self._context, self._kubeconfig = context, kubeconfig
         self._clock = clock or SystemClock()
+        self._cluster: Cluster | None = None
         self._job: ClusterJob | None = None
 
-    def _cluster(self, run_id: str, namespace: str | None) -> Cluster:
+    def _cluster_of(self, plan: LaunchPlan) -> Cluster:
         """The cluster that the run was submitted to, or else the one for new runs."""
-        if self._given is None:
-            known = read_cluster(self._run_root / run_id)
-            self._given = known or Cluster(self._context, namespace, self._kubeconfig)
-        return self._given
+        if self._cluster is None:
+            namespace = PodSettings.of(plan).namespace
+            new_runs = Cluster(self._context, namespace, self._kubeconfig)
+            self._cluster = read_cluster(self._run_root / plan.run_id) or new_runs
+        return self._cluster
 
     def job(self, plan: LaunchPlan) -> ClusterJob:
         """The run's job; a target is asked about one run only."""
         if self._job is None:
-            cluster = self._cluster(plan.run_id, PodSettings.of(plan).namespace)
-            self._job = ClusterJob(cluster, plan, self._clock)
+            self._job = ClusterJob(self._cluster_of(plan), plan, self._clock)
         return self._job
 
     # -- before a run ----------------------------------------------------------------------------
@@ -89,7 +93,7 @@ class KubernetesTarget(Target):
 
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: the cluster must answer; only a pod can check image and volumes."""
-        cluster = self._cluster("", PodSettings.of(plan).namespace)
+        cluster = self._cluster_of(plan)
         cluster.read_version()
         if cluster.skips_verification:
             self.notes.append(
@@ -97,7 +101,7 @@ class KubernetesTarget(Target):
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
         if plan.is_hold:
-            from launcher.targets.kubernetes.look import check_door
+            from launcher.targets.kubernetes.exec import check_door
 
             check_door(cluster, "runs in a hold are started in its pods")
             if PodSettings.of(plan).kind == "trainjob":
@@ -123,6 +127,7 @@ class KubernetesTarget(Target):
         return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
+        """As ``Target.preview``: the text of a manifest; the plan, not ``embed``, has the agent."""
         self.notes += render_losses(plan)
         return render_manifest(plan, code=self._code_of(plan), made_by=made_by).yaml()
 
@@ -162,12 +167,12 @@ class KubernetesTarget(Target):
     def look(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
-        from launcher.targets.kubernetes.look import look
+        from launcher.targets.kubernetes.exec import collect_looks
 
-        return look(self.job(plan), run, plan, request, limit_s)
+        return collect_looks(self.job(plan), run, plan, request, limit_s)
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
-        from launcher.targets.kubernetes.look import open_door
+        from launcher.targets.kubernetes.exec import open_door
 
         return open_door(self.job(plan), plan, node_index)
 

@@ -10,7 +10,7 @@ from launcher.code.place import find_code
 from launcher.code.record import read_code
 from launcher.job.spec import JobSpec
 from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import render_manifest
+from launcher.targets.kubernetes.render.manifest import render_manifest
 from tests.k8s.pods_on_docker import IMAGE, Pods
 from tests.launcher.own_script.project import make_project
 

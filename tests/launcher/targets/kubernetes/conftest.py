@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 
 from launcher.commands.cli import run_command
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.follow import loop
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes import (
-    collector,
-    follow,
-    kubeconfig,
-    logs,
-    missing_pods,
-    watch,
-)
+from launcher.targets.kubernetes import follow
+from launcher.targets.kubernetes.api import kubeconfig
+from launcher.targets.kubernetes.api.cluster import Cluster
+from launcher.targets.kubernetes.pods import collector, logs, progress, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
+from tests.launcher.cluster_run import INDEX, ClusterRun, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 
 
@@ -29,9 +26,14 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(follow, "READ_END_S", 0.2)
     monkeypatch.setattr(loop, "POLL_ALONE_S", 0.05)
-    monkeypatch.setattr(missing_pods, "MISSING_S", 0.5)
-    monkeypatch.setattr(missing_pods, "RARE_LOOK_S", 0.5)
+    monkeypatch.setattr(progress, "MISSING_S", 0.5)
+    monkeypatch.setattr(progress, "RARE_LOOK_S", 0.5)
     monkeypatch.setattr(collector, "LOG_LIMIT_S", 5.0)
+
+
+@pytest.fixture
+def cluster(server: FakeCluster) -> Cluster:
+    return Cluster()
 
 
 @pytest.fixture
@@ -47,6 +49,16 @@ def typed(
         return code, printed.out + printed.err
 
     return run
+
+
+def labelled(index: int = 0) -> dict[str, str]:
+    """Labels of a node's pod in the run ``digits-0a1b2c``."""
+    return {protocol.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
+
+
+def stamp(n: int) -> str:
+    """Half a second after the ``n``-th of a minute, as the server writes it."""
+    return f"2026-01-01T00:00:{n:02d}.5Z"
 
 
 def submit_run(folder: Path, **fields: Any) -> RunFolder:

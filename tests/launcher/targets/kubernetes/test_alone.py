@@ -14,9 +14,9 @@ from launcher.contract.hold import READY_SAYS, Ready
 from launcher.contract.records import dump_record
 from launcher.runs.folder import RunFolder
 from launcher.targets.held.hold import Hold
-from launcher.targets.kubernetes.api import Cluster, ObjectPlace
-from launcher.targets.kubernetes.cluster_job import API_OF_KIND
-from launcher.targets.kubernetes.collector import ConsoleWriter
+from launcher.targets.kubernetes.api.cluster import Cluster, ObjectPlace
+from launcher.targets.kubernetes.pods.logs import ConsoleWriter
+from launcher.targets.kubernetes.render.kinds import API_OF_KIND
 from tests.launcher.cluster_run import put_pod
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended
 from tests.launcher.targets.kubernetes.conftest import submit_run

@@ -14,10 +14,12 @@ from launcher.api.listing import read_state
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.targets.kubernetes import api, kubeconfig
 from launcher.targets.kubernetes import follow as follow_kubernetes
-from launcher.targets.kubernetes.api import ApiError, Cluster
-from launcher.targets.kubernetes.kubeconfig import open_client
+from launcher.targets.kubernetes.api import cluster as cluster_api
+from launcher.targets.kubernetes.api import kubeconfig
+from launcher.targets.kubernetes.api.cluster import Cluster
+from launcher.targets.kubernetes.api.kubeconfig import open_client
+from launcher.targets.kubernetes.api.refusals import ApiError
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import (
     INDEX,
@@ -94,7 +96,7 @@ def test_a_login_command_is_not_started_at_each_request(server, monkeypatch):
         opened.append("anew")
         return open_client(*given, **named)
 
-    monkeypatch.setattr(api, "open_client", open_anew)
+    monkeypatch.setattr(cluster_api, "open_client", open_anew)
     server.token = "another"
     for _ in range(4):
         with pytest.raises(ApiError, match="Unauthorized"):

@@ -9,7 +9,7 @@ import pytest
 from launcher.commands.cli import run_command
 from launcher.contract.errors import ExitCode, TargetError
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder
-from launcher.targets.kubernetes.api import Cluster
+from launcher.targets.kubernetes.api.cluster import Cluster
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import RUN_ID, ClusterRun, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object

@@ -17,7 +17,7 @@ from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
 from launcher.follow.loop import write_outcome
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.api import Cluster
+from launcher.targets.kubernetes.api.cluster import Cluster
 from tests.launcher.cluster_run import INDEX, RUN_ID, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 

@@ -19,16 +19,16 @@ from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder, process_space
 from launcher.runs.outcome import Outcome
 from launcher.targets.held.target import HeldSettings
-from launcher.targets.kubernetes import api
-from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster
+from launcher.targets.kubernetes.api import cluster as cluster_api
+from launcher.targets.kubernetes.api.cluster import IN_CLUSTER, Cluster
 from launcher.targets.kubernetes.find_runs import move_run
 from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.render import render_manifest
+from launcher.targets.kubernetes.render.manifest import render_manifest
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.runner import Runner
-from tests.launcher.targets.kubernetes.test_pod_progress import NO_ROOM
+from tests.launcher.targets.kubernetes.pods.test_progress import NO_ROOM
 
 JOB_FILE = """\
 name: digits
@@ -298,7 +298,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (account / name).write_text(text)
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(account / "ca.crt"))
-    monkeypatch.setattr(api, "NAMESPACE_FILE", account / "namespace")
+    monkeypatch.setattr(cluster_api, "NAMESPACE_FILE", account / "namespace")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")

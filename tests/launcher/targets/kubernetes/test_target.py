@@ -1,8 +1,7 @@
-"""Target ``kubernetes`` against a server that speaks the wire format: faults, watches, logs."""
+"""Target ``kubernetes`` against a server of the wire format: submitted, followed, changed."""
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,16 @@ from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
-from launcher.targets.kubernetes.kubeconfig import BUSY_TRIES
-from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
+from launcher.targets.kubernetes.api.cluster import Cluster, ObjectPlace
+from launcher.targets.kubernetes.api.kubeconfig import BUSY_TRIES
+from launcher.targets.kubernetes.api.refusals import ApiError
 from launcher.targets.kubernetes.target import KubernetesTarget
-from launcher.targets.kubernetes.watch import PodWatch
 from tests.launcher.cluster_run import plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
+from tests.launcher.targets.kubernetes.conftest import labelled, stamp
 from tests.waiting import StoppedClock
 
-ROOT = Path(__file__).parents[4]
-INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = ObjectPlace(api_version="batch/v1", kind="Job", name="digits")
-
-
-@pytest.fixture
-def cluster(server: FakeCluster) -> Cluster:
-    return Cluster()
 
 
 @pytest.fixture
@@ -39,14 +31,6 @@ def plan(tmp_path: Path) -> Callable[..., LaunchPlan]:
 @pytest.fixture
 def target(server: FakeCluster, tmp_path: Path) -> KubernetesTarget:
     return KubernetesTarget(tmp_path / "runs")
-
-
-def labelled(index: int = 0) -> dict[str, str]:
-    return {protocol.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
-
-
-def stamp(n: int) -> str:
-    return f"2026-01-01T00:00:{n:02d}.5Z"
 
 
 # -- where --------------------------------------------------------------------------------------
@@ -60,7 +44,7 @@ def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(status, hint, 
     # A new login is tried once.
     server.faults += [Fault("GET", "/jobs/", status, "jobs is forbidden: no")] * 2
     with pytest.raises(ApiError, match="jobs is forbidden: no") as told:
-        cluster.read(JOB)
+        cluster.read_object(JOB)
     assert hint in told.value.hint
     assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
 
@@ -76,9 +60,9 @@ def test_a_server_with_too_many_requests_is_asked_again_whatever_it_is_asked_for
     assert server.faults == []
     server.faults += [Fault("GET", "/jobs/", 429, busy)] * 20
     with pytest.raises(ApiError, match=busy):
-        cluster.read(JOB)
+        cluster.read_object(JOB)
     with cluster.answers_within(0.04), pytest.raises(ApiError, match=busy) as told:
-        cluster.read(JOB)
+        cluster.read_object(JOB)
     assert "wait a minute, then the same command" in told.value.hint
     assert len(server.faults) == 20 - BUSY_TRIES - 1
 
@@ -150,149 +134,6 @@ def test_a_cluster_without_volcano_is_told_how_to_do_without(server, target, pla
     with pytest.raises(TargetError, match="this cluster has no PodGroup") as told:
         target.submit(plan(kubernetes={"gang": "volcano"}))
     assert told.value.hint == "leave kubernetes.gang out, or install Volcano"
-
-
-# -- watching -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def watch(cluster: Cluster) -> Iterator[PodWatch]:
-    made = PodWatch(cluster, f"{protocol.LABEL_RUN_ID}=digits-0a1b2c")
-    yield made
-    made.stop()
-
-
-def names(watch: PodWatch) -> list[str]:
-    return [view.name for view in watch.pods()]
-
-
-def test_pods_come_change_and_go(server, watch):
-    server.put("pods", pod("d-0", labelled(0)))
-    server.put("pods", pod("other", {"app": "other"}))
-    watch.start()
-    server.until(lambda: names(watch) == ["d-0"])
-    server.put("pods", pod("d-1", labelled(1)))
-    server.until(lambda: names(watch) == ["d-0", "d-1"])
-    server.put("pods", pod("d-1", labelled(1), phase="Failed", state=ended(3)))
-    server.until(lambda: watch.pods()[1].exit_code == 3)
-    server.remove("pods", "d-0")
-    server.until(lambda: names(watch) == ["d-1"])
-    assert len(server.asked("GET", "/pods")) == 2, "one list, one watch"
-
-
-def test_a_watch_of_a_forgotten_version_is_answered_by_a_new_list(server, watch):
-    server.put("pods", pod("d-0", labelled(0)))
-    server.faults.append(Fault("GET", "watch=true", 410, "too old resource version"))
-    watch.start()
-    server.until(lambda: len([q for q in server.asked("GET", "/pods") if "watch" not in q]) == 2)
-    server.until(lambda: watch.error is None and names(watch) == ["d-0"])
-
-
-def test_a_watch_that_is_told_that_it_expired_lists_again(server, watch):
-    server.put("pods", pod("d-0", labelled(0)))
-    server.oldest_version = server.version + 1
-    watch.start()
-    server.until(lambda: len([q for q in server.asked("GET", "/pods") if "watch" not in q]) >= 2)
-    server.oldest_version = 0
-    server.put("pods", pod("d-1", labelled(1)))
-    server.until(lambda: names(watch) == ["d-0", "d-1"])
-
-
-def test_a_watch_that_is_cut_in_the_middle_goes_on_from_there(server, watch):
-    server.put("pods", pod("d-0", labelled(0)))
-    server.faults.append(Fault("GET", "watch=true", 0, after=15))
-    watch.start()
-    server.until(lambda: names(watch) == ["d-0"])
-    server.put("pods", pod("d-1", labelled(1)))
-    server.until(lambda: names(watch) == ["d-0", "d-1"])
-    assert len([q for q in server.asked("GET", "/pods") if "watch" not in q]) == 1
-
-
-def test_a_list_that_makes_no_sense_is_a_cluster_that_does_not_answer(cluster, monkeypatch):
-    monkeypatch.setattr(cluster, "list_objects", lambda *_: {"items": [], "metadata": {}})
-    with pytest.raises(TargetError, match="the cluster's answer makes no sense"):
-        PodWatch(cluster, "").refresh()
-
-
-def test_a_server_that_fails_for_a_while_is_asked_again(server, watch):
-    server.faults.append(Fault("GET", "/pods", 503, "overloaded"))
-    watch.start()
-    server.until(lambda: watch.error is not None)
-    server.put("pods", pod("d-0", labelled(0)))
-    server.until(lambda: names(watch) == ["d-0"] and watch.error is None)
-
-
-# -- logs ---------------------------------------------------------------------------------------
-
-
-class Reader:
-    """A follower of one pod's log, and what it wrote."""
-
-    def __init__(self, cluster: Cluster, restarts: int = 0) -> None:
-        self.lines: list[str] = []
-        self.fate = Fate(is_over=False, was_restarted=False)
-        source = LogSource(pod="d-0", uid="d-0", container="node", restarts=restarts)
-        self._lock = threading.Lock()
-        self.follower = LogFollower(cluster, source, lambda: self.fate, self._write)
-
-    def _write(self, line: bytes) -> None:
-        with self._lock:
-            self.lines.append(line.decode().rstrip("\n"))
-
-
-@pytest.mark.parametrize("after", [0, 10, 27, 28, 60, 90])
-def test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line(after, server, cluster):
-    server.put("pods", pod("d-0", labelled()))
-    # Three at one instant, two in one second, one in the next: all that a new request may repeat.
-    lines = [(stamp(1), "a"), (stamp(1), "a"), (stamp(1), "b"), ("2026-01-01T00:00:01.61Z", "c"),
-             ("2026-01-01T00:00:01.7Z", "d"), (stamp(2), "e")]  # fmt: skip
-    server.log("d-0", *lines, ended=True)
-    server.faults += [Fault("GET", "/log", 0, after=after), Fault("GET", "/log", 0, after=45)]
-    reader = Reader(cluster)
-    reader.follower.start()
-    server.until(lambda: not server.faults)
-    reader.fate = Fate(is_over=True, was_restarted=False)
-    reader.follower.finish(20)
-    assert reader.lines == ["a", "a", "b", "c", "d", "e"]
-
-
-def test_a_restarted_container_leaves_the_rest_of_its_log(server, cluster):
-    server.put("pods", pod("d-0", labelled()))
-    server.log("d-0", (stamp(1), "one"))
-    reader = Reader(cluster)
-    reader.follower.start()
-    server.until(lambda: reader.lines == ["one"])
-    server.log("d-0", (stamp(2), "last words"), ended=True)
-    server.put("pods", pod("d-0", labelled(), restarts=1, last=ended(1)))
-    server.log("d-0", (stamp(3), "again"), restart=1)
-    reader.fate = Fate(is_over=True, was_restarted=True)
-    reader.follower.finish(20)
-    assert reader.lines == ["one", "last words"]
-    assert any(q.get("previous") == "true" for q in server.asked("GET", "/log"))
-
-
-def test_a_log_that_is_gone_with_its_pod_ends_the_reading(server, cluster):
-    reader = Reader(cluster)
-    reader.fate = Fate(is_over=True, was_restarted=False)
-    reader.follower.start()
-    reader.follower.finish(20)
-    assert not reader.follower._thread.is_alive()
-    assert reader.lines == []
-
-
-@pytest.mark.parametrize(
-    ("earlier", "later"),
-    [
-        ("2026-01-01T00:00:01.1Z", "2026-01-01T00:00:01.12Z"),
-        ("2026-01-01T00:00:01Z", "2026-01-01T00:00:01.000000001Z"),
-        ("2026-01-01T01:00:01.5+01:00", "2026-01-01T00:00:01.6Z"),
-    ],
-)
-def test_timestamps_are_ordered_whatever_their_digits(earlier, later):
-    cursor = Cursor()
-    assert cursor.accept(f"{later} x".encode()) == b"x"
-    assert cursor.accept(f"{earlier} y".encode()) is None
-    assert cursor.accept(b"2026-99-99T99:99:99+02:00 no time") is None
 
 
 # -- a run from end to end ----------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.render import render_manifest
-from launcher.targets.kubernetes.render_pod import token_name
+from launcher.targets.kubernetes.render.manifest import render_manifest
+from launcher.targets.kubernetes.render.pod import token_name
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import plan_in
 from tests.launcher.fake_cluster import FakeCluster

@@ -17,12 +17,12 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.code import (
+from launcher.targets.kubernetes.plan import GPU_RESOURCE, PodSettings, render_kept_plan
+from launcher.targets.kubernetes.render.code import (
     render_code_mount,
     render_code_volumes,
     render_unpacking,
 )
-from launcher.targets.kubernetes.plan import GPU_RESOURCE, PodSettings, render_kept_plan
 
 Object = dict[str, Any]
 
@@ -60,8 +60,8 @@ def given(**fields: Any) -> Object:
 
 def render_metadata(plan: LaunchPlan, name: str | None = None) -> Object:
     """Name, namespace and labels of one of the job's objects."""
-    own = given(name=name or plan.job_name, namespace=PodSettings.of(plan).namespace)
-    return {**own, "labels": render_labels(plan)}
+    place = given(name=name or plan.job_name, namespace=PodSettings.of(plan).namespace)
+    return {**place, "labels": render_labels(plan)}
 
 
 def render_labels(plan: LaunchPlan) -> Object:
@@ -127,13 +127,13 @@ def render_template(plan: LaunchPlan, container: str, *, env: Env = (), **pod: A
 
 def render_trial_pod(plan: LaunchPlan) -> Object:
     """A pod as the job's controller would make one, for a dry run."""
-    template = render_template(plan, "node", env=told_by_hand(plan), restartPolicy="Never")
+    template = render_template(plan, "node", env=size_variables(plan), restartPolicy="Never")
     # A node's name may be a host name; a pod with dots in its name is warned of.
     metadata = render_metadata(plan, plan.nodes[0].name.partition(".")[0])
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-def told_by_hand(plan: LaunchPlan) -> Env:
+def size_variables(plan: LaunchPlan) -> Env:
     """The sizes, if no operator injects them; patched sizes reach the agent."""
     node = plan.nodes[0]
     sizes = dict.fromkeys((node.min_nodes, node.max_nodes))
@@ -185,7 +185,7 @@ def _placement(plan: LaunchPlan, pods: PodSettings) -> Object:
     return given(
         priorityClassName=pods.priority_class,
         nodeSelector=dict(pods.node_selector),
-        tolerations=[dict(one) for one in pods.tolerations],
+        tolerations=[dict(toleration) for toleration in pods.tolerations],
         affinity=anti if pods.whole_node else None,
         topologySpreadConstraints=[spread] if spreads else None,
     )
@@ -246,9 +246,9 @@ def _env(plan: LaunchPlan, pods: PodSettings, env: Env) -> list[Object]:
     paths = ((protocol.POD_NAME, "metadata.name"), (protocol.POD_IP, "status.podIP"))
     secrets = plan.nodes[0].secrets
     keys = ((name, {"secretKeyRef": {"name": pods.secret, "key": name}}) for name in secrets)
-    own = ((name, {"fieldRef": {"fieldPath": path}}) for name, path in paths)
+    fields = ((name, {"fieldRef": {"fieldPath": path}}) for name, path in paths)
     return [
-        *({"name": name, "valueFrom": source} for name, source in own),
+        *({"name": name, "valueFrom": source} for name, source in fields),
         *({"name": name, "value": value} for name, value in env),
         *({"name": name, "valueFrom": source} for name, source in keys),
     ]

@@ -1,5 +1,4 @@
-"""The Kubernetes API, by the official client alone: how long requests may take, and the fix for
-what the server refuses.
+"""The Kubernetes API, by the official client alone: how long requests may take.
 
 Contexts, namespaces and in-cluster configuration are those that kubectl would use.
 """
@@ -11,7 +10,6 @@ import functools
 import hashlib
 import json
 import math
-import re
 import shlex
 import threading
 import time
@@ -22,8 +20,7 @@ from typing import Any
 
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
-from launcher.targets.kubernetes.kubeconfig import (
-    BUSY,
+from launcher.targets.kubernetes.api.kubeconfig import (
     MALFORMED,
     Login,
     config_files,
@@ -31,9 +28,8 @@ from launcher.targets.kubernetes.kubeconfig import (
     is_in_pod,
     official_client,
     open_client,
-    parse_warning,
 )
-from launcher.targets.kubernetes.refusals import find_fix
+from launcher.targets.kubernetes.api.refusals import NOT_FOUND, ApiError, api_errors
 
 Object = dict[str, Any]
 
@@ -46,38 +42,15 @@ WATCH_S = 240
 STREAM_SILENCE_S = 330.0
 """How long a stream may bring nothing."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
 DRY_RUN = {"dryRun": "All"}
 IN_CLUSTER = "in-cluster"
 """The name of the context of a pod that has no kubeconfig."""
-OPERATORS = {
-    "PyTorchJob": "Kubeflow's training operator",
-    "TrainJob": "Kubeflow Trainer",
-    "TrainingRuntime": "Kubeflow Trainer",
-    "JobSet": "JobSet",
-    "PodGroup": "Volcano",
-}
-"""The operator that brings each kind."""
 
 
 def plural(kind: str) -> str:
     """A kind as paths of the API and rights name it: ``configmaps``."""
     return f"{kind.lower()}s"
-
-
-class ApiError(TargetError):
-    """The API server refused a request; ``status`` is HTTP's.
-
-    ``is_kind_missing``: the server does not know the object's kind, not only its name.
-    """
-
-    def __init__(
-        self, what: str, hint: str = "", *, status: int, is_kind_missing: bool = False
-    ) -> None:
-        super().__init__(what, hint)
-        self.status = status
-        self.is_kind_missing = is_kind_missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +138,8 @@ class Cluster:
         if self._namespace:
             return self._namespace
         if not self._in_cluster:
-            contexts = [one.value for one in self._config.get("contexts") or ()]
-            named = [one for one in contexts if one["name"] == self.context]
+            contexts = [entry.value for entry in self._config.get("contexts") or ()]
+            named = [entry for entry in contexts if entry["name"] == self.context]
             return str(named[0]["context"].get("namespace") or "default") if named else "default"
         with contextlib.suppress(OSError):
             return NAMESPACE_FILE.read_text().strip() or "default"
@@ -192,9 +165,9 @@ class Cluster:
         _, config = official_client()
         with contextlib.suppress(config.ConfigException, OSError, *MALFORMED):
             # The client's own list of contexts is empty if the current one does not exist.
-            held = config.kube_config.KubeConfigMerger(self._files).config
-            found: Object = held.value if held is not None else {}
-            return found
+            merged = config.kube_config.KubeConfigMerger(self._files).config
+            kubeconfig: Object = merged.value if merged is not None else {}
+            return kubeconfig
         return {}
 
     def read_identity(self) -> dict[str, str]:
@@ -210,8 +183,8 @@ class Cluster:
             "authority": hashlib.sha256(authority).hexdigest()[:16],
         }
         with contextlib.suppress(ApiError):
-            held = self.look("/api/v1/namespaces/kube-system")
-            identity |= {"uid": held["metadata"]["uid"]} if held else {}
+            system = self.get("/api/v1/namespaces/kube-system")
+            identity |= {"uid": system["metadata"]["uid"]} if system else {}
         return identity
 
     @contextlib.contextmanager
@@ -235,23 +208,29 @@ class Cluster:
         return str(self._call("GET", "/version")["gitVersion"])
 
     def create(self, item: Object, *, dry_run: bool = False) -> Object:
-        """Creates an object; ``dry_run`` has the server admit it and forget it."""
+        """Creates an object; ``dry_run`` has the server admit it and forget it.
+
+        Returns the object as the server keeps it. ``ApiError`` with status 409 if it is there.
+        """
         place, query = ObjectPlace.of(item), (DRY_RUN if dry_run else {}) | WRITTEN
         return self._call("POST", self._path(place, named=False), query, item, place=place)
 
     def apply(self, item: Object, *, dry_run: bool = False) -> Object:
-        """Server-side apply: creates the object, or changes it to ``item``."""
+        """Server-side apply: creates the object, or changes it to ``item``. Idempotent.
+
+        It takes over fields that others have set (``force``).
+        """
         place = ObjectPlace.of(item)
         query = (DRY_RUN if dry_run else {}) | WRITTEN | {"force": "true"}
         content = "application/apply-patch+yaml"
         return self._call("PATCH", self._path(place), query, item, content=content, place=place)
 
-    def read(self, place: ObjectPlace) -> Object | None:
+    def read_object(self, place: ObjectPlace) -> Object | None:
         """An object; None if there is none of that name."""
-        return self.look(self._path(place), place)
+        return self.get(self._path(place), place)
 
     def merge(self, place: ObjectPlace, patch: Object) -> Object:
-        """Changes some fields of an object."""
+        """Changes some fields of an object, which has to be there; lists are replaced whole."""
         content = "application/merge-patch+json"
         return self._call("PATCH", self._path(place), {}, patch, content=content, place=place)
 
@@ -275,14 +254,17 @@ class Cluster:
         query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
         answer = self._call("GET", self._path(place, named=False), query, place=place)
         answer["items"] = [
-            {"apiVersion": api_version, "kind": kind} | one for one in answer["items"]
+            {"apiVersion": api_version, "kind": kind} | item for item in answer["items"]
         ]
         return answer
 
     # -- what a diagnosis asks --------------------------------------------------------------------
 
-    def look(self, path: str, place: ObjectPlace | None = None) -> Object | None:
-        """What lies at a path of the API, such as ``/api/v1/nodes``; None if nothing does."""
+    def get(self, path: str, place: ObjectPlace | None = None) -> Object | None:
+        """What lies at a path of the API, such as ``/api/v1/nodes``; None if nothing does.
+
+        ``place`` is what the path leads to, for the error of a kind that the server does not know.
+        """
         try:
             return self._call("GET", path, place=place)
         except ApiError as error:
@@ -339,7 +321,10 @@ class Cluster:
             yield from chunks
 
     def execute(self, pod: str, container: str, argv: Sequence[str]) -> str:
-        """Runs a program without input; returns its stdout."""
+        """Runs a program without input; returns its stdout. Raises ``TargetError`` if it fails.
+
+        Blocks until it ends, for ``REQUEST_LIMIT_S`` at most.
+        """
         client, _ = official_client()
         from kubernetes.stream import stream
         from websocket import WebSocketException
@@ -402,7 +387,7 @@ class Cluster:
         with api_errors(doing.strip(), self, place):
             response = self._request(method, path, query or {}, headers, REQUEST_LIMIT_S, body)
             for value in response.headers.getlist("Warning"):
-                text = parse_warning(value)
+                text = _parse_warning(value)
                 if text not in self.warnings:
                     self.warnings.append(text)
             answer: Object = json.loads(response.data)
@@ -437,63 +422,8 @@ class Cluster:
         )
 
 
-# -- errors -------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -> Iterator[None]:
-    """Turns the client's errors into ``TargetError`` with the fix."""
-    client, _ = official_client()
-    import urllib3
-
-    try:
-        yield
-    except client.ApiException as error:
-        raise _api_error(error, doing, cluster, place) from error
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        why = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
-        why = why.rpartition("Failed to establish a new connection: ")[2]
-        # HTTPSConnectionPool(...): Read timed out. (read timeout=0.874989)
-        why = re.sub(r"^\w+Pool\(.*?\): |\.? \(\w+ timeout=.*\)$", "", why)
-        raise TargetError(
-            f"the cluster of context {cluster.context} does not answer: {why}",
-            f"{cluster.kubectl} cluster-info; kubectl config get-contexts lists others",
-        ) from error
-
-
-def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | None) -> ApiError:
-    status = int(error.status or 0)
-    message, reason = str(error.reason or ""), ""
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        body = json.loads(error.body)
-        message, reason = body.get("message") or message, body.get("reason") or ""
-    is_unknown = not reason or "could not find the requested resource" in message
-    if status == NOT_FOUND and place is not None and place.kind in OPERATORS and is_unknown:
-        what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
-        page = typed.command("docs", "kubernetes")
-        hint = f"--kind job needs no operator; {page} says how to install one"
-        if place.kind == "PodGroup":
-            hint = "leave kubernetes.gang out, or install Volcano"
-        return ApiError(what, hint, status=status, is_kind_missing=True)
-    what = f"the cluster of context {cluster.context} cannot {doing}: {message}"
-    return ApiError(what, _hint(status, message, cluster), status=status)
-
-
-def _hint(status: int, message: str, cluster: Cluster) -> str:
-    namespace, kubectl = cluster.namespace, cluster.kubectl
-    if status == FORBIDDEN:
-        look = f"{kubectl} auth can-i --list -n {namespace}"
-        rights = f"{look}; k8s/base/rbac.yaml grants what is needed"
-        return find_fix(message, namespace, kubectl) or rights
-    if status == NOT_FOUND and "namespaces" in message:
-        return f"{kubectl} create namespace {namespace}, or kubernetes.namespace of the job"
-    wrong = f"{typed.command('check')} says what is wrong with a manifest"
-    hints = {
-        400: wrong,
-        401: f"log in again ({kubectl} get pods shows whether it works)",
-        409: f"--set name=OTHER; or {typed.command('stop', 'RUN')} ends the run that has the name",
-        422: wrong,
-        BUSY: "its API server is overloaded: wait a minute, then the same command",
-    }
-    return hints.get(status, "")
+def _parse_warning(value: str) -> str:
+    """The text of a Warning header (RFC 7234): a code, an agent, and the text in quotes."""
+    _, _, quoted = value.partition('"')
+    text = quoted.rpartition('"')[0] or value
+    return text.replace('\\"', '"').replace("\\\\", "\\")

@@ -149,15 +149,8 @@ class Login:
 
 def _pause_s(error: Any) -> float:
     """How long the server wants to be left alone, in seconds."""
-    told = (error.headers or {}).get("Retry-After", "")
-    return min(float(told), LONGEST_BUSY_S) if told.isdecimal() else RETRY_S
-
-
-def parse_warning(value: str) -> str:
-    """The text of a Warning header (RFC 7234): a code, an agent, and the text in quotes."""
-    _, _, quoted = value.partition('"')
-    text = quoted.rpartition('"')[0] or value
-    return text.replace('\\"', '"').replace("\\\\", "\\")
+    retry_after = (error.headers or {}).get("Retry-After", "")
+    return min(float(retry_after), LONGEST_BUSY_S) if retry_after.isdecimal() else RETRY_S
 
 
 @contextlib.contextmanager

@@ -16,18 +16,18 @@ from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
 from launcher.targets.at_once import at_once
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
+from launcher.targets.kubernetes.pods.states import PodView, newest_of_each
 
 if TYPE_CHECKING:
     from launcher.contract.look import LookRequest
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
-    from launcher.targets.kubernetes.api import Cluster
+    from launcher.targets.kubernetes.api.cluster import Cluster
     from launcher.targets.kubernetes.cluster_job import ClusterJob
 
 EXEC_VERBS = ("create", "get")
 """Rights on pods/exec: a websocket is a GET, and since Kubernetes 1.35 it needs create too."""
-ASK = f"""
+LOOK_SCRIPT = f"""
 cd "$0" 2>/dev/null && cd "$(ls | sort -n | tail -n 1)" || exit 0
 printf %s "$2" >".look.$$" && mv ".look.$$" {protocol.LOOK_REQUEST} || exit
 left=$3
@@ -60,7 +60,7 @@ def _may_not(cluster: Cluster, what: str) -> InputError:
     return InputError(f"{what} in namespace {cluster.namespace}", "k8s/base/rbac.yaml grants it")
 
 
-def look(
+def collect_looks(
     job: ClusterJob, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float
 ) -> Mapping[int, str]:
     """As ``Target.look``. Raises ``InputError`` for a user who may not start programs in pods."""
@@ -69,12 +69,12 @@ def look(
     nodes = PurePosixPath(plan.nodes[0].log_dir).parents[1]
     tenths = str(int(limit_s * 10))
 
-    def ask(pod: PodView) -> str:
+    def look_into(pod: PodView) -> str:
         assert pod.node_index is not None, "newest_of_each has nodes alone"
         if pod.state is not NodeState.RUNNING:
             return f"{pod.name} has ended" if pod.state is NodeState.EXITED else NOT_STARTED
         folder = str(nodes / str(pod.node_index))
-        argv = ("sh", "-c", ASK, folder, request.id, dump_record(request), tenths)
+        argv = ("sh", "-c", LOOK_SCRIPT, folder, request.id, dump_record(request), tenths)
         try:
             lines = cluster.execute(pod.name, pod.container, argv).splitlines()
         except TargetError as error:
@@ -84,8 +84,8 @@ def look(
         files = dict(zip(lines[1::2], lines[2::2], strict=False))
         return keep_look(run, pod.node_index, request.id, files)
 
-    pods = newest_of_each(job.pods.read())
-    answers = dict(zip(pods, at_once(ask, pods.values()), strict=True))
+    pods = newest_of_each(job.pods.read_pods())
+    answers = dict(zip(pods, at_once(look_into, pods.values()), strict=True))
     absent = {node.node_index for node in plan.nodes} - pods.keys()
     return {i: why for i, why in answers.items() if why} | dict.fromkeys(absent, "it has no pod")
 
@@ -93,7 +93,7 @@ def look(
 def open_door(job: ClusterJob, plan: LaunchPlan, node_index: int) -> Door:
     """As ``Target.door``, by kubectl."""
     check_door(job.cluster, "programs are started in the pods")
-    pod = newest_of_each(job.pods.read()).get(node_index)
+    pod = newest_of_each(job.pods.read_pods()).get(node_index)
     if pod is None or pod.state is not NodeState.RUNNING:
         what = f"node {node_index} of {plan.run_id} does not run"
         raise TargetError(what, typed.command("status", plan.run_id))

@@ -65,11 +65,11 @@ _SAME = {
     "DisruptionTarget": ("Preempting", "NodeLost"),
 }
 WORDS: Mapping[str, Trouble] = {
-    word: one for one in _TROUBLES for word in (one.word, *_SAME.get(one.word, ()))
+    word: trouble for trouble in _TROUBLES for word in (trouble.word, *_SAME.get(trouble.word, ()))
 }
 """Troubles by Kubernetes' words. ``ContainerEnd.is_oom`` decides what counts as ``OOM``."""
 
-NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
+START_FAILURES = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
 
 
@@ -162,14 +162,14 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
     metadata, status, spec = section(pod, "metadata"), section(pod, "status"), section(pod, "spec")
     container = (spec.get("containers") or [{}])[0].get("name", "")
     named = (s for s in status.get("containerStatuses") or () if s.get("name") == container)
-    own: Object = next(named, {})
-    state = section(own, "state")
+    main: Object = next(named, {})
+    state = section(main, "state")
     # A container waits for ever behind an init container that fails.
     inits = status.get("initContainerStatuses") or ()
-    blocking = next(filter(_is_stuck, inits), own)
+    blocking = next(filter(_is_stuck, inits), main)
     ended = section(blocking, "state", "terminated")
     trouble, message = _trouble(pod, blocking)
-    restarts, phase = own.get("restartCount", 0), status.get("phase", "Pending")
+    restarts, phase = main.get("restartCount", 0), status.get("phase", "Pending")
     # The kubelet reports a container's end before it changes the pod's phase. If it starts the
     # container again, it next reports "waiting".
     has_ended = phase in ("Failed", "Succeeded") or "terminated" in state
@@ -188,7 +188,7 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         message=message,
         has_started="running" in state or "terminated" in state or restarts > 0,
         ending=_ending(ended),
-        ending_before=_ending(section(own, "lastState", "terminated")),
+        ending_before=_ending(section(main, "lastState", "terminated")),
         started=(section(state, "running") or ended).get("startedAt") or "",
         conditions=tuple(_conditions(pod)),
         preparing=next((s["name"] for s in inits if section(s, "state", "running")), ""),
@@ -197,8 +197,8 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
 
 
 def _unseen_by(spec: Object, status: Object) -> str:
-    seen = spec.get("nodeName") or status.get("conditions") or status.get("containerStatuses")
-    return "" if seen else spec.get("schedulerName") or ""
+    looked_at = spec.get("nodeName") or status.get("conditions") or status.get("containerStatuses")
+    return "" if looked_at else spec.get("schedulerName") or ""
 
 
 def _is_stuck(preparing: Object) -> bool:
@@ -254,11 +254,6 @@ def message_of(event: Object) -> str:
     return " ".join((event.get("message") or "").split())
 
 
-def sort_pods(pods: Iterable[PodView]) -> list[PodView]:
-    """Oldest first."""
-    return sorted(pods, key=lambda pod: (pod.created, pod.name))
-
-
 def newest_of_each(pods: Iterable[PodView]) -> dict[int, PodView]:
     """The pod that was made last for each node index, whatever the pods' names."""
     # Times of creation are whole seconds: of two equal ones, the pod that runs is the later one.
@@ -275,7 +270,7 @@ def _index(annotations: Object, labels: Object, masters: int) -> int | None:
     return None
 
 
-def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
+def _trouble(pod: Object, container: Object) -> tuple[Trouble | None, str]:
     """The first thing that is wrong, with the cluster's message."""
     status = section(pod, "status")
     for condition in status.get("conditions") or ():
@@ -283,14 +278,15 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
             return WORDS["Unschedulable"], condition.get("message", "")
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return WORDS["DisruptionTarget"], condition.get("message", "")
-    ended, before = section(own, "state", "terminated"), section(own, "lastState", "terminated")
+    ended = section(container, "state", "terminated")
+    before = section(container, "lastState", "terminated")
     if status.get("reason") in WORDS:
         return WORDS[status["reason"]], status.get("message", "")
     if any(end and end.is_oom for end in map(_ending, (ended, before))):
         return OOM, ""
-    waiting = section(own, "state", "waiting")
+    waiting = section(container, "state", "waiting")
     # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
-    if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
+    if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in START_FAILURES:
         return WORDS["StartError"], before.get("message", "")
     for state in (waiting, ended):
         if state.get("reason") in WORDS:
@@ -321,10 +317,10 @@ def parse_job_end(item: Object) -> JobEnd | None:
     """
     conditions = true_conditions(item)
     for kinds in (BAD_ENDS, GOOD_ENDS):
-        if told := [conditions[kind] for kind in kinds if kind in conditions]:
-            condition, is_good = told[0], kinds is GOOD_ENDS
+        if holding := [conditions[kind] for kind in kinds if kind in conditions]:
+            condition, is_good = holding[0], kinds is GOOD_ENDS
             word = condition.get("reason", "")
-            stamps = (seconds_of(one.get("lastTransitionTime") or "") for one in told)
+            stamps = (seconds_of(c.get("lastTransitionTime") or "") for c in holding)
             return JobEnd(
                 words="" if is_good else condition.get("message") or word,
                 cause=Cause.KILLED if "DeadlineExceeded" in word else None,
@@ -340,12 +336,13 @@ def count_wanted(item: Object) -> int:
     spec = section(item, "spec")
     match item["kind"]:
         case "PyTorchJob":
-            return sum(int(one.get("replicas", 1)) for one in spec["pytorchReplicaSpecs"].values())
+            replicas = spec["pytorchReplicaSpecs"].values()
+            return sum(int(replica.get("replicas", 1)) for replica in replicas)
         case "TrainJob":
             return int((spec.get("trainer") or {}).get("numNodes", 1))
         case "JobSet":
-            jobs = (one["template"]["spec"] for one in spec["replicatedJobs"])
-            return sum(int(one.get("parallelism", 1)) for one in jobs)
+            jobs = (replicated["template"]["spec"] for replicated in spec["replicatedJobs"])
+            return sum(int(job.get("parallelism", 1)) for job in jobs)
     return int(spec.get("parallelism", 1))
 
 
@@ -375,8 +372,8 @@ def _find_part(pod: PodView, job: Part, kubectl: str) -> Part | None:
             return None
         code, message, ended_at = end.exit_code, end.message, seconds_of(end.finished)
     outcome = end.outcome if end else None
-    said = outcome.detail if outcome and end and message == end.message else message
-    last = "".join(said.splitlines()[-1:])
+    text = outcome.detail if outcome and end and message == end.message else message
+    last = "".join(text.splitlines()[-1:])
     if not last and not (outcome and outcome.first):  # whose record says more
         last = f"ended with exit code {name_exit_code(code)}"
     is_named = pod.cause in (Cause.OUT_OF_MEMORY, Cause.CONTAINER_START)

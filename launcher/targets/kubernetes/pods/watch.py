@@ -9,17 +9,20 @@ import time
 from launcher.contract.errors import TargetError
 from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
-from launcher.targets.kubernetes.api import GONE, OPENED, ApiError, Cluster, Object
-from launcher.targets.kubernetes.pod_states import PodView, parse_pod, sort_pods
+from launcher.targets.kubernetes.api.cluster import OPENED, Cluster, Object
+from launcher.targets.kubernetes.api.refusals import GONE, ApiError
+from launcher.targets.kubernetes.pods.states import PodView, parse_pod
 
 NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
 """What reading an answer raises that is no server's: a proxy in between may answer anything."""
 
 
 class PodWatch:
-    """Holds the newest view of every pod seen, also of pods that are gone.
+    """Holds the newest view of every pod of a run, also of pods that are gone.
 
-    ``masters`` is 1 if the first node is a Master. Reads in a thread of its own.
+    ``masters`` is 1 if the first node is a Master. Reads in a thread of its own: a list, then each
+    change since that list's version. A server forgets versions after minutes; then it is a list
+    again.
     """
 
     def __init__(self, cluster: Cluster, selector: str, masters: int = 0) -> None:
@@ -47,21 +50,21 @@ class PodWatch:
         """Pods that are there, oldest first."""
         with self._lock:
             gone = set(self._gone)
-        return tuple(pod for pod in self.seen() if pod.uid not in gone)
+        return tuple(pod for pod in self.all_pods() if pod.uid not in gone)
 
-    def seen(self) -> tuple[PodView, ...]:
+    def all_pods(self) -> tuple[PodView, ...]:
         """All pods, also gone ones, by their last views, oldest first."""
         with self._lock:
             pods = list(self._pods.values())
-        return tuple(sort_pods(pods))
+        return tuple(sorted(pods, key=lambda pod: (pod.created, pod.name)))
 
     def wait_endings(self, limit_s: float) -> None:
         """Waits until the watch has reported the last states of pods that are no longer listed."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and self.error is None:
             with self._lock:
-                untold = self._gone - self._deleted
-                late = any(self._pods[uid].state is not NodeState.EXITED for uid in untold)
+                unreported = self._gone - self._deleted
+                late = any(self._pods[uid].state is not NodeState.EXITED for uid in unreported)
             if not late or not self._thread.is_alive():
                 return
             self._stopped.wait(0.05)
@@ -83,7 +86,7 @@ class PodWatch:
                 version = version or self._list()
                 for event in self._cluster.watch_pods(self._selector, version):
                     self.error = None
-                    version = self._take(event) or version
+                    version = self._apply(event) or version
                     if self._stopped.is_set():
                         return
             except TargetError as error:
@@ -110,7 +113,7 @@ class PodWatch:
             self._pods |= {view.uid: view for view in views}
         return version
 
-    def _take(self, event: Object) -> str:
+    def _apply(self, event: Object) -> str:
         item = event["object"]
         if event["type"] not in ("BOOKMARK", OPENED):
             view = parse_pod(item, self._masters)

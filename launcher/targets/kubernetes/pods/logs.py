@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
 
 from launcher.contract.errors import TargetError
 from launcher.contract.waits import RETRY_S
-from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster
-from launcher.targets.kubernetes.kubeconfig import UNAUTHORIZED
-from launcher.targets.kubernetes.pod_states import ContainerEnd, PodView
+from launcher.targets.kubernetes.api.cluster import Cluster
+from launcher.targets.kubernetes.api.kubeconfig import UNAUTHORIZED
+from launcher.targets.kubernetes.api.refusals import FORBIDDEN, ApiError
+from launcher.targets.kubernetes.pods.states import ContainerEnd, PodView
 
-GONE = (400, 404)
+NO_LOG = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""
 REFUSED = (UNAUTHORIZED, FORBIDDEN)
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 """The time (RFC 3339) that begins every line that a container wrote."""
-
-Write = Callable[[bytes], None]
-"""Takes whole lines, each with its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ class Cursor:
 
     def __init__(self) -> None:
         self._last = ""
-        self._seen = 0
+        self._at_last = 0
+        """How many lines have the last timestamp."""
         self._to_skip = 0
 
     @property
@@ -75,7 +77,7 @@ class Cursor:
 
     def since(self) -> dict[str, str]:
         """The query that asks for the rest."""
-        self._to_skip = self._seen
+        self._to_skip = self._at_last
         return {"sinceTime": f"{self._last[:19]}Z"} if self._last else {}
 
     def accept(self, line: bytes) -> bytes | None:
@@ -91,9 +93,9 @@ class Cursor:
             if self._to_skip:
                 self._to_skip -= 1
                 return None
-            self._seen += 1
+            self._at_last += 1
         else:
-            self._last, self._seen, self._to_skip = at, 1, 0
+            self._last, self._at_last, self._to_skip = at, 1, 0
         return text
 
 
@@ -112,7 +114,8 @@ def _sortable(stamp: bytes) -> str | None:
 class LogFollower:
     """Follows one source in a thread of its own until it is over.
 
-    ``once``: only up to the log's present end.
+    ``fate`` is asked before each connection; ``write`` gets whole lines, each with its end, in that
+    thread. ``once``: only up to the log's present end.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class LogFollower:
         cluster: Cluster,
         source: LogSource,
         fate: Callable[[], Fate],
-        write: Write,
+        write: Callable[[bytes], None],
         *,
         once: bool = False,
     ) -> None:
@@ -163,7 +166,7 @@ class LogFollower:
             except ApiError as error:
                 self.refusal = error if error.status in REFUSED else None
                 # While a run is followed, a person may log in again.
-                final = (*REFUSED, *GONE) if self._once else (FORBIDDEN, *GONE)
+                final = (*REFUSED, *NO_LOG) if self._once else (FORBIDDEN, *NO_LOG)
                 if (fate.is_over or self._once) and error.status in final:
                     return
             except TargetError:
@@ -198,3 +201,31 @@ class LogFollower:
         if is_foreign and not self._is_whole:
             self.loss = line.decode(errors="replace")
         return text
+
+
+class ConsoleWriter:
+    """Appends the lines of a log to a file that may hold a part of it from an earlier reader.
+
+    Lines that the file has are left out, even if the cluster has thrown away a log's beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: IO[bytes] | None = None
+        self._late: list[bytes] = []
+        with contextlib.suppress(OSError):
+            self._held = path.open("rb")
+
+    def __call__(self, line: bytes) -> None:
+        """Takes the next whole line of the log, from its beginning on."""
+        if self._held is not None:
+            # The search goes on after the line that was found last.
+            if line in self._held:
+                return
+            self._held.close()
+            self._held = None
+        self._late.append(line)
+        # If the file cannot be opened now, the next line tries again.
+        with contextlib.suppress(OSError), self._path.open("ab") as file:
+            lines, self._late = self._late, []
+            file.writelines(lines)

@@ -18,7 +18,7 @@ from launcher.contract.errors import ExitCode
 from launcher.doctor.finding import Status
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes.api import Cluster
+from launcher.targets.kubernetes.api.cluster import Cluster
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.k8s.manifests_table import GPUS, KINDS, manifest_of, pod_specs
 from tests.launcher.fake_cluster import FakeCluster

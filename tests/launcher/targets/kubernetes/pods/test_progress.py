@@ -6,10 +6,14 @@ import pytest
 
 from launcher.contract.causes import Cause
 from launcher.follow.endings import judge_part
-from launcher.targets.kubernetes.missing_pods import tell_reasons
-from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit, same_words
-from launcher.targets.kubernetes.pod_states import WORDS, PodView, parse_pod
-from launcher.targets.kubernetes.refusals import find_fix, is_for_good
+from launcher.targets.kubernetes.api.refusals import find_fix, is_for_good
+from launcher.targets.kubernetes.pods.progress import (
+    PodProgress,
+    StartLimit,
+    same_words,
+    tell_reasons,
+)
+from launcher.targets.kubernetes.pods.states import WORDS, PodView, parse_pod
 from tests.launcher.fake_cluster import ended, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -130,18 +134,18 @@ def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit():
 
 def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit():
     notes = PodProgress(600)
-    assert [*notes.tell((view(phase="Pending", state={}),))] == ["d-0-a is starting"]
+    assert [*notes.describe_changes((view(phase="Pending", state={}),))] == ["d-0-a is starting"]
     init = {"name": "init-pytorch", "state": {"running": {"startedAt": "t"}}}
     waiting = view(phase="Pending", state={}, initContainerStatuses=[init])
     told = "d-0-a is starting: its init container init-pytorch runs"
-    assert [*notes.tell((waiting,))] == [told]
-    assert [*notes.tell((view(),))] == ["d-0-a runs"]
-    assert [*notes.tell((view(),))] == []
+    assert [*notes.describe_changes((waiting,))] == [told]
+    assert [*notes.describe_changes((view(),))] == ["d-0-a runs"]
+    assert [*notes.describe_changes((view(),))] == []
     crashed = view(state={"waiting": {"reason": "CrashLoopBackOff"}}, restarts=1)
-    (told,) = notes.tell((crashed,))
+    (told,) = notes.describe_changes((crashed,))
     assert told.startswith("d-0-a: CrashLoopBackOff")
     assert "the run ends" not in told
-    (told,) = PodProgress(600).tell((waits(NO_IMAGE),))
+    (told,) = PodProgress(600).describe_changes((waits(NO_IMAGE),))
     assert told.endswith("the run ends if this lasts 600 s (kubernetes.start_limit_s)")
 
 
@@ -150,7 +154,7 @@ def test_a_trouble_is_told_once_for_a_pod_whatever_its_words_are_later():
 
     def tell(reason: str, message: str) -> list[str]:
         state = {"waiting": {"reason": reason, "message": message}}
-        return [*notes.tell((waits(state), waits(state, index=1, uid="b")))]
+        return [*notes.describe_changes((waits(state), waits(state, index=1, uid="b")))]
 
     told = tell("ErrImagePull", "no such host")
     assert told[0].startswith("d-0-a: ImagePullBackOff: no such host; make push IMAGE")
@@ -180,10 +184,10 @@ DRAINED = [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]
 def test_a_node_that_is_lost_is_told_once_with_what_the_others_do(lost, there, nodes, told):
     notes, other, wanted = PodProgress(600), view(index=1, uid="b"), frozenset({0, 1, 2})
     left = (other, lost) if there else (other,)
-    said = [*notes.tell_losses((lost, other), left, wanted, nodes - 1)]
+    said = [*notes.describe_losses((lost, other), left, wanted, nodes - 1)]
     assert "".join(said).endswith(told)
     assert len(said) == bool(told)
-    assert [*notes.tell_losses((lost, other), left, wanted, nodes - 1)] == []
+    assert [*notes.describe_losses((lost, other), left, wanted, nodes - 1)] == []
 
 
 def test_messages_that_differ_by_names_and_numbers_alone_are_the_same():

@@ -15,10 +15,14 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import code_map_names, render_code_maps, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.render_kinds import RENDERERS
-from launcher.targets.kubernetes.render_pod import (
+from launcher.targets.kubernetes.render.code import (
+    code_map_names,
+    render_code_maps,
+    tell_code,
+)
+from launcher.targets.kubernetes.render.kinds import RENDERERS
+from launcher.targets.kubernetes.render.pod import (
     Object,
     has_own_agent,
     render_metadata,
@@ -59,7 +63,7 @@ class RenderedManifest:
         """The text of a file for ``kubectl apply``."""
         lines = "\n".join(self.opening).splitlines()
         comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
-        return comment + "---\n".join(_dump(one) for one in self.objects)
+        return comment + "---\n".join(_dump(item) for item in self.objects)
 
     def shell(self, *, embed: bool = False) -> str:
         """A script that applies the manifest; the plan, not ``embed``, puts the agent into it."""
@@ -119,8 +123,8 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
         *(["", f"Code: {tell_code(code)}.", _tell_maps(plan)] if code else []),
         "",
         "Needs:",
-        *(f"- {one}" for one in _needs(plan, pods)),
-        *(line for one in _notes(plan, pods) for line in ("", f"Note: {one}.")),
+        *(f"- {need}" for need in _needs(plan, pods)),
+        *(line for note in _notes(plan, pods) for line in ("", f"Note: {note}.")),
         "",
         f"  {apply}",
         # Before its pods have started, kubectl finds nothing to follow, or refuses to.
@@ -187,7 +191,7 @@ class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  
         return super().represent_mapping(tag, mapping, flow_style=short)
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: Any = None) -> Any:
-        short = not any(isinstance(one, dict) for one in sequence) and _fits(sequence)
+        short = not any(isinstance(item, dict) for item in sequence) and _fits(sequence)
         return super().represent_sequence(tag, sequence, flow_style=short)
 
     def represent_text(self, value: str) -> Any:
@@ -201,7 +205,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
 
 
-def _dump(one: Object) -> str:
+def _dump(item: Object) -> str:
     return str(
-        yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=10_000_000, allow_unicode=True)
+        yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=10_000_000, allow_unicode=True)
     )

@@ -34,16 +34,6 @@ LABEL = "launcher.code"
 PARTS = f"{protocol.CONTAINER_CODE}-parts"
 
 
-def tell_other_ways() -> str:
-    """How more code comes to a cluster than objects can carry."""
-    build = typed.command("build", "--base", "IMAGE", "--tag", "REF", "--push")
-    return (
-        f"an image that holds it ({build}, then --image REF --code image), "
-        "or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], workdir: /code); "
-        ".launcherignore leaves out what is not code"
-    )
-
-
 def check_size(code: PackedCode) -> None:
     """Raises ``InputError`` if ConfigMaps cannot carry the code."""
     if len(code.data) <= MAX_BYTES:
@@ -51,10 +41,13 @@ def check_size(code: PackedCode) -> None:
     with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
         largest = sorted(archive.getmembers(), key=lambda file: -file.size)[:3]
     named = "".join(f"\n  {_kilobytes(file.size):>10}  {file.name}" for file in largest)
+    build = typed.command("build", "--base", "IMAGE", "--tag", "REF", "--push")
     raise InputError(
         f"the code in {code.record.root}, {_sizes(code)}, is too large for ConfigMaps, which take "
         f"{_kilobytes(MAX_BYTES)} packed; the largest files:{named}",
-        tell_other_ways(),
+        f"an image that holds it ({build}, then --image REF --code image), "
+        "or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], workdir: /code); "
+        ".launcherignore leaves out what is not code",
     )
 
 

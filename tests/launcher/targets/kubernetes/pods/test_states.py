@@ -10,7 +10,8 @@ from launcher.contract.ending import Ending
 from launcher.contract.states import NodeState
 from launcher.follow.endings import judge_parts
 from launcher.targets import kubernetes
-from launcher.targets.kubernetes.pod_states import (
+from launcher.targets.kubernetes import api, pods, render
+from launcher.targets.kubernetes.pods.states import (
     OOM,
     WORDS,
     ContainerEnd,
@@ -106,12 +107,13 @@ def test_the_newest_pod_of_a_node_is_that_made_last_and_of_two_of_one_second_the
     later = pod("digits-0-aaa", {INDEX: "0"})
     for item, second in ((lost, "01"), (later, made)):
         item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{second}Z"
-    for pods in ((lost, later), (later, lost)):
-        assert newest_of_each(map(parse_pod, pods))[0].name == "digits-0-aaa"
+    for both in ((lost, later), (later, lost)):
+        assert newest_of_each(map(parse_pod, both))[0].name == "digits-0-aaa"
 
 
 def test_a_record_of_a_cluster_is_a_value_and_is_built_by_name():
-    assert (changeable(kubernetes), by_place(kubernetes)) == (set(), set())
+    for room in (kubernetes, api, pods, render):
+        assert (changeable(room), by_place(room)) == (set(), set())
 
 
 def test_an_object_that_is_hardly_there_is_pending():

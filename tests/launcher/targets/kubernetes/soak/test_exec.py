@@ -4,7 +4,7 @@ from launcher.api.stacks import take_stacks
 from launcher.contract.clock import SystemClock
 from launcher.follow.look import NO_ANSWER
 from tests.launcher.looks import answering
-from tests.launcher.targets.kubernetes.test_look import start_pods
+from tests.launcher.targets.kubernetes.test_exec import start_pods
 
 
 def test_a_pod_whose_agent_says_nothing_is_named(server, tmp_path):

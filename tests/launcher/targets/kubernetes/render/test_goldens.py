@@ -22,7 +22,7 @@ from launcher.targets.agent_archive import (
     render_agent_archive,
 )
 from launcher.targets.kubernetes.plan import parse_kept_plan
-from launcher.targets.kubernetes.render import RenderedManifest
+from launcher.targets.kubernetes.render.manifest import RenderedManifest
 from tests.k8s.manifests_table import (
     TABLE,
     main_object,
@@ -32,7 +32,7 @@ from tests.k8s.manifests_table import (
     without_archive,
 )
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 GOLDEN = ROOT / "tests/golden"
 WHOLE = (
     *("pytorchjob-plain", "pytorchjob-elastic", "pytorchjob-static", "pytorchjob-everything"),

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.contract.errors import InputError
 from launcher.targets.kubernetes.plan import HEALTH_PORT
-from launcher.targets.kubernetes.render_pod import PROBE_FAILURES, PROBE_PERIOD_S
+from launcher.targets.kubernetes.render.pod import PROBE_FAILURES, PROBE_PERIOD_S
 from tests.k8s.manifests_table import (
     DURABLE,
     ELASTIC,

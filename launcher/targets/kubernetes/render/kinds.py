@@ -15,13 +15,13 @@ from launcher.contract.errors import ExitCode
 from launcher.contract.node_plan import Elastic
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.render_pod import (
+from launcher.targets.kubernetes.render.pod import (
     Object,
     given,
     render_config_map,
     render_metadata,
     render_template,
-    told_by_hand,
+    size_variables,
 )
 
 PYTORCH = "pytorch"
@@ -29,11 +29,19 @@ PYTORCH = "pytorch"
 NODE = "node"
 """The container of all other kinds; the trainer injects its variables into it."""
 TRAINER = "trainer.kubeflow.org"
-NOT_STARTED = (126, 127, 128)
+START_FAILURES = (126, 127, 128)
 """Exit codes for a program that a shell or the container runtime cannot start; 128 is the kubelet's
 for StartError."""
 LOSSES_PER_NODE = 3
 """How many pods may fail for each node of the job, for causes that are worth a retry."""
+
+API_OF_KIND = {
+    "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
+    "trainjob": (f"{TRAINER}/v1alpha1", "TrainJob"),
+    "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    "job": ("batch/v1", "Job"),
+}
+"""API version and kind of a job's own object, by ``kubernetes.kind``."""
 
 VOLCANO = "volcano"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -41,6 +49,10 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Object:
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _job(plan: LaunchPlan, spec: Object) -> Object:
+    return _object(*API_OF_KIND[PodSettings.of(plan).kind], _gang_metadata(plan), spec)
 
 
 # -- PyTorchJob of Kubeflow's training operator (v1) ----------------------------------------------
@@ -62,8 +74,7 @@ def render_pytorchjob(plan: LaunchPlan) -> tuple[Object, ...]:
         "runPolicy": _run_policy(plan),
         "pytorchReplicaSpecs": replicas,
     }
-    job = _object("kubeflow.org/v1", "PyTorchJob", _gang_metadata(plan), spec)
-    return render_config_map(plan), job
+    return render_config_map(plan), _job(plan, spec)
 
 
 def _replica(plan: LaunchPlan, replicas: int, restart_policy: str) -> Object:
@@ -106,7 +117,7 @@ def _run_policy(plan: LaunchPlan) -> Object:
 
 def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     """The agent's ConfigMap, the runtime that holds the pod, and the TrainJob that names it."""
-    pods, api = PodSettings.of(plan), f"{TRAINER}/v1alpha1"
+    pods, (api_version, _) = PodSettings.of(plan), API_OF_KIND["trainjob"]
     nodes, workers = len(plan.nodes), plan.nproc_per_node
     in_queue = pods.gang == VOLCANO and pods.queue is not None
     annotations = {"scheduling.volcano.sh/queue-name": pods.queue}
@@ -125,8 +136,8 @@ def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     }
     return (
         render_config_map(plan),
-        _object(api, "TrainingRuntime", metadata, runtime),
-        _object(api, "TrainJob", _gang_metadata(plan), job),
+        _object(api_version, "TrainingRuntime", metadata, runtime),
+        _job(plan, job),
     )
 
 
@@ -183,8 +194,7 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
         "failurePolicy": {"maxRestarts": LOSSES_PER_NODE * len(plan.nodes), "rules": [permanent]},
         "replicatedJobs": [_replicated({"spec": job})],
     }
-    jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", _gang_metadata(plan), spec)
-    return render_config_map(plan), *_pod_group(plan), jobset
+    return render_config_map(plan), *_pod_group(plan), _job(plan, spec)
 
 
 def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
@@ -203,13 +213,13 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
         render_config_map(plan),
         _object("v1", "Service", render_metadata(plan), service),
         *_pod_group(plan),
-        _object("batch/v1", "Job", _gang_metadata(plan), spec),
+        _job(plan, spec),
     )
 
 
 def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
     """A Job's spec with a pod for each node; ``replaces``: it replaces lost pods one by one."""
-    template = render_template(plan, NODE, env=told_by_hand(plan), **pod, restartPolicy="Never")
+    template = render_template(plan, NODE, env=size_variables(plan), **pod, restartPolicy="Never")
     # An elastic job is done when MIN pods are: a pod that starts later would wait for a group.
     done = {"rules": [{"succeededCount": plan.min_nodes}]}
     return {
@@ -226,10 +236,10 @@ def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
 
 def _failure_policy(*, replaces: bool) -> Object:
     """A permanent exit code ends the job; with ``replaces``, a disrupted pod does not count."""
-    own = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
+    ours = [int(code) for code in ExitCode if 0 < code < RETRY_FROM]
     condition = {"type": "DisruptionTarget", "status": "True"}
     disrupted = {"action": "Ignore", "onPodConditions": [condition]}
-    codes = {"containerName": NODE, "operator": "In", "values": [*own, *NOT_STARTED]}
+    codes = {"containerName": NODE, "operator": "In", "values": [*ours, *START_FAILURES]}
     permanent = {"action": "FailJob", "onExitCodes": codes}
     return {"rules": [disrupted, permanent] if replaces else [permanent]}
 

@@ -1,0 +1,1 @@
+"""A plan as the objects that a cluster gets, and as the text of a manifest."""
