@@ -13,11 +13,12 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder, find_run, list_runs
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program import requests
 from launcher.targets.hosts.program.messages import LeftOnHost, RunOnHost
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.hosts.ssh.client import Ssh, joined
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.room import Left
 

@@ -22,16 +22,18 @@ from launcher.contract.waits import RETRY_S
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program.messages import (
+    BEAT,
     IDLE_LIMIT_S,
     Answered,
     FilePart,
     NodeSeen,
     NodesSeen,
+    Record,
 )
 from launcher.targets.hosts.program.watch import send_run, watch_run
-from launcher.targets.hosts.program.wire import BEAT, Record
 from launcher.targets.hosts.settings import HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import Session
 
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 8.0

@@ -33,13 +33,14 @@ from launcher.targets.docker_options import plan_containers
 from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in, render_run
 from launcher.targets.held_child import TAKEN_LIMIT_S
 from launcher.targets.hosts import nodes
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.plan import find_caller, plan_facts, run_dir_on, shared_folder
 from launcher.targets.hosts.program.messages import RUNS_DIR, HeldNode, KeeperSpec
 from launcher.targets.hosts.program.requests import read_newest
 from launcher.targets.hosts.render import HostNode, render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.hosts.survey import check_folder
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS

@@ -29,7 +29,8 @@ from launcher.targets.hosts.program.requests import (
 from launcher.targets.hosts.program.session import take_lease
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import REQUEST_LIMIT_S, Session
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.contract.errors import TargetError
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.agent_files import OWN_IMAGE
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.plan import (
     check_clocks,
     check_shared,
@@ -28,7 +28,8 @@ from launcher.targets.hosts.program import facts, reach
 from launcher.targets.hosts.program.messages import Address, HostReport
 from launcher.targets.hosts.program.session import leave_token, read_clock
 from launcher.targets.hosts.settings import Host, HostFacts
-from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.hosts.ssh.client import Ssh, joined
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.machine import PORTS
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from launcher.targets.hosts.program.facts import read_host
 from launcher.targets.hosts.program.messages import HostReport, Lease
 from launcher.targets.hosts.room import read_hosts
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.hosts.survey import free_gpus, own_gpus
 
 

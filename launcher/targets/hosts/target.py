@@ -32,7 +32,7 @@ from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
-from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.inventory.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.nodes import provide_image, read_image
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
@@ -40,7 +40,8 @@ from launcher.targets.hosts.program.requests import ask_launcher, take_look
 from launcher.targets.hosts.program.session import start_node
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.hosts.ssh.client import Ssh, joined
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 

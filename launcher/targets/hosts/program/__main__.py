@@ -11,10 +11,13 @@ import sys
 from signal import alarm
 
 from launcher.targets.hosts.program import messages, session
-from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Refusal, RequestError
-from launcher.targets.hosts.program.wire import (
+from launcher.targets.hosts.program.messages import (
+    IDLE_LIMIT_S,
     MAGIC,
+    Answered,
     Record,
+    Refusal,
+    RequestError,
     parse_json,
     read_frame,
     write_frame,

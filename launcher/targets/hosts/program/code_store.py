@@ -11,8 +11,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import new_number, write_atomically
 from launcher.contract import protocol
-from launcher.targets.hosts.program.messages import RequestError
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
+from launcher.targets.hosts.program.messages import TYPE_CHECKING, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,8 @@ from pathlib import Path
 from launcher.agent.addresses import addresses_of
 from launcher.contract.process_stat import name_machine
 from launcher.targets.hosts.program import leases, processes
-from launcher.targets.hosts.program.messages import Address, HostReport
+from launcher.targets.hosts.program.messages import TYPE_CHECKING, Address, HostReport
 from launcher.targets.hosts.program.reach import nearest_folder
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.machine import is_free, read_gpus
 from launcher.targets.short_command import read_output
 

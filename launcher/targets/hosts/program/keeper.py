@@ -21,9 +21,8 @@ from launcher.contract.waits import SOON_S
 from launcher.targets import children
 from launcher.targets.held_child import HeldChild, write
 from launcher.targets.hosts.program import leases, processes
-from launcher.targets.hosts.program.messages import KeeperSpec
+from launcher.targets.hosts.program.messages import TYPE_CHECKING, KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 

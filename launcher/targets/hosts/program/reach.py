@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from launcher.contract.waits import POLL_S
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
+from launcher.targets.hosts.program.messages import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

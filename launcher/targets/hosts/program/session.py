@@ -13,7 +13,7 @@ from importlib import import_module
 
 from launcher.contract import protocol
 from launcher.contract.waits import SLOW_LOOK_S
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
+from launcher.targets.hosts.program.messages import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,9 +18,14 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD
 from launcher.contract.waits import POLL_S
-from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
+from launcher.targets.hosts.program.messages import (
+    TYPE_CHECKING,
+    FilePart,
+    NodeSeen,
+    NodesSeen,
+    write_frame,
+)
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
-from launcher.targets.hosts.program.wire import TYPE_CHECKING, write_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

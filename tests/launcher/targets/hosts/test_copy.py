@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
-from launcher.targets.hosts.program.messages import FilePart
+from launcher.targets.hosts.program.messages import BEAT, FilePart, read_frame
 from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
-from launcher.targets.hosts.program.wire import BEAT, read_frame
 from tests.disks import mounted
 
 

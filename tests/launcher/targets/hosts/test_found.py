@@ -19,7 +19,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets import hosts
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, localise
-from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.inventory.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.program import code_store, facts, reach, requests
 from launcher.targets.hosts.program.messages import (
     Address,
@@ -32,7 +32,7 @@ from launcher.targets.hosts.program.session import leave_token, read_clock, take
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Ssh, make_control_dir
+from launcher.targets.hosts.ssh.client import Ssh, make_control_dir
 from launcher.targets.hosts.survey import find_twins, meet, survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget

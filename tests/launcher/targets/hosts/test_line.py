@@ -13,14 +13,8 @@ import pytest
 from launcher.contract.errors import TargetError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import HostLine, copy_once, send_beats
-from launcher.targets.hosts.program.messages import (
-    Answered,
-    FilePart,
-    NodeSeen,
-    NodesSeen,
-)
+from launcher.targets.hosts.program.messages import BEAT, Answered, FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.watch import send_run, watch_run
-from launcher.targets.hosts.program.wire import BEAT
 from tests.waiting import StoppedClock, wait_until
 
 RUNNING, MISSING = NodeSeen(state="running"), NodeSeen(state="missing")

@@ -33,7 +33,7 @@ from launcher.targets.hosts.plan import (
 from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh.client import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.agent_sources import sources_in
 from tests.launcher.targets.hosts.conftest import TWO, host

@@ -27,9 +27,9 @@ from launcher.targets.hosts.program.messages import (
     Lease,
     NodeSeen,
     RunOnHost,
+    read_frame,
 )
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
-from launcher.targets.hosts.program.wire import read_frame
 from tests.disks import mounted
 from tests.waiting import wait_until
 

@@ -16,7 +16,7 @@ from launcher.contract.look import LookRequest
 from launcher.follow.target import Door
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts import doctor, nodes
-from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.inventory.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.nodes import Image
 from launcher.targets.hosts.program import facts, requests
 from launcher.targets.hosts.program.messages import HostReport, NodeSeen
@@ -24,7 +24,7 @@ from launcher.targets.hosts.program.session import read_clock
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import HostsSettings
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh.client import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.targets.hosts.conftest import TWO
 

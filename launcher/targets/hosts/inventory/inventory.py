@@ -168,7 +168,7 @@ def _slots(word: str, where: str) -> int:
 def parse_hosts_yaml(text: str, file: str) -> Inventory:
     """Reads ``hosts:``, a list of names and mappings, with ``defaults:`` for all of them."""
     # Imported only here: a list of names needs no pydantic, which takes long to import.
-    from launcher.targets.hosts.hosts_yaml import parse_hosts_file
+    from launcher.targets.hosts.inventory.hosts_yaml import parse_hosts_file
 
     found, source = parse_hosts_file(text, file)
     hosts: list[Host] = []
