@@ -58,7 +58,7 @@ class HostLine:
     def __init__(
         self, ssh: Ssh, plan: LaunchPlan, index: int, clock: Clock, *, follows: bool = False
     ) -> None:
-        self.has_told = threading.Event()
+        self.has_reported = threading.Event()
         self._ssh, self._plan, self._index, self._follows = ssh, plan, index, follows
         self._host = HostsSettings.of(plan).hosts[index]
         self._states: Mapping[str, NodeSeen] = {}
@@ -139,11 +139,11 @@ class HostLine:
             while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = self._clock.monotonic()
-                copy.take(message, blob)
+                copy.write(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes
                     self._started.difference_update(message.nodes)
-                    self.has_told.set()
+                    self.has_reported.set()
         finally:
             with self._lock:
                 self._session = None
@@ -163,7 +163,7 @@ class HostCopy:
         """Files whose bytes were dropped, and why."""
         self._failed_at: float | None = None
 
-    def take(self, message: Record, blob: bytes) -> None:
+    def write(self, message: Record, blob: bytes) -> None:
         """Writes a part of a file; other messages are ignored."""
         if not isinstance(message, FilePart) or message.file in self.missing:
             return
@@ -206,7 +206,7 @@ def copy_once(
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if isinstance(message, Answered):
             break
-        copy.take(message, blob)
+        copy.write(message, blob)
     if is_last and copy.missing:
         name, why = next(iter(copy.missing.items()))
         raise TargetError(
@@ -219,12 +219,12 @@ def copy_once(
 
 def read_sizes(run_dir: Path) -> dict[str, int]:
     """Sizes of the files in the run folder that hosts may write."""
-    found = {}
+    sizes = {}
     for path in run_dir.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # another line may be replacing it
             if path.is_file() and not path.is_symlink() and path.name not in NOT_COPIED_BACK:
-                found[path.relative_to(run_dir).as_posix()] = path.stat().st_size
-    return found
+                sizes[path.relative_to(run_dir).as_posix()] = path.stat().st_size
+    return sizes
 
 
 def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:

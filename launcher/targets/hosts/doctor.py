@@ -55,13 +55,13 @@ PAIRS_AT_ONCE = 8
 class HostAnswer:
     """One host's answer; ``error`` says why there is none.
 
-    ``found`` is what a start needs to know, ``node`` what the probe reports of the host's Python
+    ``report`` is what a start needs to know, ``node`` what the probe reports of the host's Python
     and machine, ``node_error`` why the probe reports nothing.
     """
 
     host: Host
     error: TargetError | None = None
-    found: HostReport = field(default_factory=HostReport)
+    report: HostReport = field(default_factory=HostReport)
     node: NodeAnswer | None = None
     node_error: str = ""
 
@@ -73,12 +73,12 @@ def diagnose_hosts(
     findings: list[Finding] = []
     ssh = Ssh(inventory)
     port = job.rdzv.port or random.SystemRandom().choice(PORTS)
-    told = ssh.try_each(lambda session: _examine(session, job, port), inventory.hosts)
+    answered = ssh.try_each(lambda session: _examine(session, job, port), inventory.hosts)
     answers = [
-        HostAnswer(host=host, error=one) if isinstance(one, TargetError) else one
-        for host, one in zip(inventory.hosts, told, strict=True)
+        HostAnswer(host=host, error=answer) if isinstance(answer, TargetError) else answer
+        for host, answer in zip(inventory.hosts, answered, strict=True)
     ]
-    for finding in _look(ssh, answers, job, port):
+    for finding in _judge_before(ssh, answers, job, port):
         findings.append(finding)
         yield finding
     why = ""
@@ -98,29 +98,31 @@ def diagnose_hosts(
 
 
 def _examine(session: Session, job: JobSpec, port: int) -> HostAnswer:
-    found, bare = read_host(session, job, [port]), job.hosts.runtime == "python"
-    answer = HostAnswer(host=session.host, found=found)
-    own = f"{found.state_dir}/{CHECKPOINTS_DIR}"
+    report, bare = read_host(session, job, [port]), job.hosts.runtime == "python"
+    answer = HostAnswer(host=session.host, report=report)
+    folder = f"{report.state_dir}/{CHECKPOINTS_DIR}"
     try:
-        told = session.call(
+        printed = session.call(
             run_probe,
             program=run.PROGRAM.read_bytes(),
-            python=(found.python if bare else "") or "python3",
+            python=(report.python if bare else "") or "python3",
             arguments=["node"],
             env=dict(job.env) if bare else {},
-            checkpoint_dir=shared_folder(job, str(Path.cwd())) or own,
+            checkpoint_dir=shared_folder(job, str(Path.cwd())) or folder,
             wait_s=PROBE_LIMIT_S,
         )
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    return replace(answer, node=parse_record(NodeAnswer, told))
+    return replace(answer, node=parse_record(NodeAnswer, printed))
 
 
-def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> Iterator[Finding]:
+def _judge_before(
+    ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int
+) -> Iterator[Finding]:
     for answer in answers:
         yield judge_reachable(answer)
     fit = [answer for answer in answers if answer.error is None]
-    offsets_s = {answer.host.name: answer.found.clock_offset_s for answer in fit}
+    offsets_s = {answer.host.name: answer.report.clock_offset_s for answer in fit}
     yield from judge_clocks(offsets_s, plan_backend(job))
     yield from _judge_each(ssh, fit, job)
     yield from judge_leases(fit, job)
@@ -145,8 +147,8 @@ def _judge_each(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec) -> Iterat
             yield from judge.judge_environment(answer.node, answer.host.name, OTHER_PYTHON)
         yield from judge.judge_machine(answer.node, answer.host.name)
     if not bare and answers:
-        own = read_image(answers[0].found.image or "")
-        yield from judge_images(answers, own, ssh.entering)
+        image = read_image(answers[0].report.image or "")
+        yield from judge_images(answers, image, ssh.entering)
     nodes = {answer.host.name: answer.node for answer in answers if answer.node is not None}
     if bare:
         yield from judge.judge_equal(nodes)
@@ -157,7 +159,7 @@ def _judge_together(
     ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int
 ) -> Iterator[Finding]:
     hosts = [answer.host for answer in answers]
-    candidates = [wanted_addresses(a.host, a.found.interfaces) for a in answers]
+    candidates = [wanted_addresses(a.host, a.report.interfaces) for a in answers]
     folder = shared_folder(job, str(Path.cwd()))
     with ssh.sessions(hosts) as sessions:
         opened = [sessions[host.name] for host in hosts]
@@ -215,12 +217,12 @@ class _HostsProbe:
             return plan, run.run_probe(plan, target, limit_s)
         finally:
             if job.checkpoint_dir is not None:
-                own = Path(plan.checkpoint_dir)
-                assert own.name == run.OWN_FOLDER, "as_probe has named it"
+                folder = Path(plan.checkpoint_dir)
+                assert folder.name == run.OWN_FOLDER, "as_probe has named it"
                 hosts = [facts.host for facts in HostsSettings.of(plan).hosts]
                 Ssh(inventory).try_each(
                     lambda session: session.call(
-                        remove_run, run_dir=str(own), checkpoint_dir="", outputs_dir=""
+                        remove_run, run_dir=str(folder), checkpoint_dir="", outputs_dir=""
                     ),
                     hosts,
                 )
@@ -240,7 +242,7 @@ class _HostsProbe:
         # Groups of pairs in which no host is twice, so that no pair slows another one down.
         odd = [ring.pop()] if len(ring) % 2 else []
         for pairs in filter(None, (ring[::2], ring[1::2], odd)):
-            names = [(one.name, other.name) for one, other in pairs]
+            names = [(first.name, second.name) for first, second in pairs]
             with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
                 slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
         yield from judge_neighbours([host.name for host in hosts], slow)
@@ -254,8 +256,8 @@ def judge_reachable(answer: HostAnswer) -> Finding:
     check, name = "reachable", answer.host.name
     if answer.error is not None:
         return failed(check, name, answer.error.what.removeprefix(f"{name}: "), answer.error.hint)
-    found = answer.found
-    return ok(check, name, f"ssh, Python {found.python_version}, {found.cpu_count} CPU cores")
+    report = answer.report
+    return ok(check, name, f"ssh, Python {report.python_version}, {report.cpu_count} CPU cores")
 
 
 def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Finding]:
@@ -270,23 +272,23 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
         if spread_s <= CLOCK_LIMIT_S or abs(apart_s) <= CLOCK_LIMIT_S / 2:
             yield ok("clock", name, f"{apart_s:+.3f} s")
         elif backend == "c10d":
-            found = f"{apart_s:+.1f} s, and the rendezvous c10d allows {CLOCK_LIMIT_S:g} s"
-            yield failed("clock", name, found, f"{fix}, or remove engine: torchrun")
+            what = f"{apart_s:+.1f} s, and the rendezvous c10d allows {CLOCK_LIMIT_S:g} s"
+            yield failed("clock", name, what, f"{fix}, or remove engine: torchrun")
         else:
             yield warning("clock", name, f"{apart_s:+.1f} s", fix)
 
 
 def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     """Whether a Docker engine answers, and can give GPUs to containers."""
-    name, version = answer.host.name, answer.found.docker
+    name, version = answer.host.name, answer.report.docker
     if not version:
         fix = f"on {name}: docker version; start it, or add the user to the group docker"
         yield failed("Docker", name, "no engine answers", fix)
         return
     yield ok("Docker", name, version)
-    if not answer.found.gpus:
+    if not answer.report.gpus:
         return
-    runtimes = ", ".join(answer.found.runtimes)
+    runtimes = ", ".join(answer.report.runtimes)
     if "nvidia" in runtimes:
         yield ok("NVIDIA runtime", name, runtimes)
         return
@@ -298,30 +300,30 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
 
 
 def judge_images(
-    answers: Sequence[HostAnswer], own: Image, entering: Callable[[Host], str]
+    answers: Sequence[HostAnswer], ours: Image, entering: Callable[[Host], str]
 ) -> Iterator[Finding]:
-    """Compares each host's image with ``own``, which a run would send.
+    """Compares each host's image with ``ours``, which a run would send.
 
     ``entering`` gives the command with which a person looks into a host.
     """
-    known = [answer.found.image_id for answer in answers if answer.found.image_id]
-    right = own.id or max(known, key=known.count, default="")
+    known = [answer.report.image_id for answer in answers if answer.report.image_id]
+    right = ours.id or max(known, key=known.count, default="")
     for answer in answers:
-        if answer.found.docker:
-            yield _judge_image(answer, own, right, entering(answer.host))
+        if answer.report.docker:
+            yield _judge_image(answer, ours, right, entering(answer.host))
 
 
-def _judge_image(answer: HostAnswer, own: Image, right: str, enter: str) -> Finding:
-    name, id = answer.host.name, answer.found.image_id
-    told = f"{own.name}: {_short(id)}"
+def _judge_image(answer: HostAnswer, ours: Image, right: str, enter: str) -> Finding:
+    name, id = answer.host.name, answer.report.image_id
+    named = f"{ours.name}: {_short(id)}"
     if id and id == right:
-        return ok(IMAGE, name, told)
-    found = f"{told}, others have {_short(right)}" if id else f"{own.name} is not there"
-    if own.id:
-        load = f"docker save {own.name} | {enter} docker load"
+        return ok(IMAGE, name, named)
+    what = f"{named}, others have {_short(right)}" if id else f"{ours.name} is not there"
+    if ours.id:
+        load = f"docker save {ours.name} | {enter} docker load"
         fix = f"{load}, or leave it to {typed.command('run')}"
-        return warning(IMAGE, name, found, fix)
-    return (failed if id else warning)(IMAGE, name, found, f"{enter} docker pull {own.name}")
+        return warning(IMAGE, name, what, fix)
+    return (failed if id else warning)(IMAGE, name, what, f"{enter} docker pull {ours.name}")
 
 
 def _short(id: str) -> str:
@@ -330,15 +332,15 @@ def _short(id: str) -> str:
 
 def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
     """Who holds what the job needs: only a warning if the other hosts are enough."""
-    held = {answer.host.name: why_held(answer.host, answer.found, job) for answer in answers}
+    held = {answer.host.name: why_held(answer.host, answer.report, job) for answer in answers}
     enough = sum(not why for why in held.values()) >= job.nnodes.min
     for answer in answers:
-        name, found = answer.host.name, answer.found
+        name, report = answer.host.name, answer.report
         if not (why := held[name]):
-            free = ",".join(free_gpus(answer.host, found))
-            yield ok("leases", name, f"GPUs {free} free" if found.gpus else "free")
+            free = ",".join(free_gpus(answer.host, report))
+            yield ok("leases", name, f"GPUs {free} free" if report.gpus else "free")
             continue
-        runs = sorted({lease.run_id for lease in found.leases})
+        runs = sorted({lease.run_id for lease in report.leases})
         fix = "lower --nproc-per-node, or correct gpus: or slots: of the host"
         if runs:
             stop = typed.command("stop", runs[0], "--hosts", name)
@@ -348,7 +350,7 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
 
 def judge_ports(answers: Sequence[HostAnswer], port: int) -> Iterator[Finding]:
     """Whether the rendezvous port is free on every host: any of them may serve it."""
-    taken = [answer.host.name for answer in answers if port not in answer.found.free_ports]
+    taken = [answer.host.name for answer in answers if port not in answer.report.free_ports]
     for name in taken:
         fix = f"on {name}: ss -ltnp sport = :{port} shows by whom; or --set rdzv.port=N"
         yield failed("port", name, f"{port}, of the rendezvous, is taken", fix)
@@ -378,9 +380,9 @@ def judge_ways(
             ports = "1024:65535"
             line = f"iptables -I INPUT -s {callers} -p tcp --dport {ports} -j ACCEPT"
             sources = ", ".join(hosts[other].name for other in lost)
-            found = f"{host.name} cannot be reached at an ephemeral port"
+            what = f"{host.name} cannot be reached at an ephemeral port"
             fix = f"on {host.name}, and between: {line}"
-            yield failed("pair", f"{sources} -> {host.name}", found, fix)
+            yield failed("pair", f"{sources} -> {host.name}", what, fix)
     if not is_open:
         return
     yield ok("pairs", "all hosts", f"{len(hosts) * (len(hosts) - 1)} ways")
@@ -395,16 +397,16 @@ def judge_folder(hosts: Sequence[Host], met: Reachability, folder: str | None) -
     """Whether all hosts see one checkpoint folder; ``folder`` is None if each has its own."""
     check = "shared checkpoints"
     if folder is None:
-        found = "checkpoint_dir is not set: each host has a folder of its own"
-        yield warning(check, "job", found, "set checkpoint_dir to a folder that all hosts mount")
+        what = "checkpoint_dir is not set: each host has a folder of its own"
+        yield warning(check, "job", what, "set checkpoint_dir to a folder that all hosts mount")
         return
     for place, error in met.unwritten.items():
         name = hosts[place].name
-        found = f"{folder} cannot be written: {error.what.removeprefix(f'{name}: ')}"
+        what = f"{folder} cannot be written: {error.what.removeprefix(f'{name}: ')}"
         yield failed(
-            check, name, found, "mount it there, or chown it for the user that you log in as"
+            check, name, what, "mount it there, or chown it for the user that you log in as"
         )
-    alone = [place for place in decide_unshared(met.seen) if place not in met.unwritten]
+    alone = [place for place in decide_unshared(met.sees) if place not in met.unwritten]
     for name in (hosts[place].name for place in alone):
         fix = f"on {name}: mount what the others have there: df {folder}"
         yield failed(check, name, f"{folder} there is not the folder of the others", fix)
@@ -419,8 +421,8 @@ def judge_neighbours(names: Sequence[str], slow: Mapping[tuple[str, str], bool])
     check = "all-reduce of two"
     if len(bad) in (0, len(names)):
         pairs = ", ".join(" - ".join(pair) for pair, is_slow in slow.items() if is_slow)
-        found = f"slow or hanging: {pairs}" if pairs else "every pair is fast by itself"
-        return [warning(check, "all hosts", found, "look at what all of them share: the switch")]
+        what = f"slow or hanging: {pairs}" if pairs else "every pair is fast by itself"
+        return [warning(check, "all hosts", what, "look at what all of them share: the switch")]
     fix = "look at its cable, port and MTU: ip -s link; or leave it out: --exclude {name}"
-    found = "slow or hanging with each of its neighbours; others are not"
-    return [failed(check, name, found, fix.format(name=name)) for name in bad]
+    what = "slow or hanging with each of its neighbours; others are not"
+    return [failed(check, name, what, fix.format(name=name)) for name in bad]

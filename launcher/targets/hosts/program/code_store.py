@@ -77,13 +77,13 @@ def prepare_run(
         folder.mkdir(parents=True, exist_ok=True)
     if agent and not (run / protocol.AGENT_ARCHIVE).exists():
         write_atomically(run / protocol.AGENT_ARCHIVE, agent)
-    own = run / protocol.CODE_DIR
-    if code and not own.exists():
+    place = run / protocol.CODE_DIR
+    if code and not place.exists():
         temporary = run / f".code.{new_number()}"
         with tarfile.open(_archive(state_dir, code)) as archive:
             archive.extractall(temporary)
         with suppress(OSError):
-            temporary.rename(own)
+            temporary.rename(place)
         shutil.rmtree(temporary, ignore_errors=True)
     if token:
         write_atomically(run / protocol.TOKEN_FILE, token, mode=0o600)

@@ -66,7 +66,9 @@ class Record:
 
     def to_json(self) -> str:
         """As JSON: each record is an object that also names its kind."""
-        return json.dumps(self, default=lambda one: {_KIND: type(one).__name__, **vars(one)})
+        return json.dumps(
+            self, default=lambda record: {_KIND: type(record).__name__, **vars(record)}
+        )
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -83,10 +85,10 @@ class Record:
 
 def parse_json(text: bytes) -> Any:
     """JSON in which objects that name a kind are records. Raises ``ValueError``."""
-    return json.loads(text, object_hook=_read)
+    return json.loads(text, object_hook=_read_record)
 
 
-def _read(data: dict[str, Any]) -> Any:
+def _read_record(data: dict[str, Any]) -> Any:
     kind = _KINDS.get(str(data.get(_KIND)))
     return kind.from_json(data) if kind else data
 

@@ -54,8 +54,8 @@ def call_hosts(*, calls: Sequence[Sequence[Any]], wait_s: float) -> dict[str, st
         with suppress(OSError), socket.create_connection((address, port), wait_s) as peer:
             # Ended by the limit of the connection.
             if peer.recv(256) == token.encode():
-                own: str = peer.getsockname()[0]
-                return own
+                caller: str = peer.getsockname()[0]
+                return caller
         return ""
 
     if not calls:
@@ -63,8 +63,8 @@ def call_hosts(*, calls: Sequence[Sequence[Any]], wait_s: float) -> dict[str, st
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(len(calls), MOST_CALLS)) as pool:
-        found = list(pool.map(lambda words: call(*words), calls))
-    return {str(place): own for place, own in enumerate(found) if own}
+        callers = list(pool.map(lambda words: call(*words), calls))
+    return {str(place): caller for place, caller in enumerate(callers) if caller}
 
 
 # -- files that hosts leave in a folder --------------------------------------------------------
@@ -93,7 +93,7 @@ def find_tokens(*, folder: str, names: Sequence[str], wait_s: float) -> list[str
         with suppress(OSError):
             path.touch(exist_ok=False)
             path.unlink()
-        found = [name for name in names if (place / name).exists()]
-        if len(found) == len(names) or time.monotonic() > deadline:
-            return found
+        left = [name for name in names if (place / name).exists()]
+        if len(left) == len(names) or time.monotonic() > deadline:
+            return left
         time.sleep(POLL_S)

@@ -117,8 +117,8 @@ class Watch:
         """
         node = self._run_dir / protocol.NODES_DIR / str(self._node)
         # A node that was not started yet has no record.
-        found = (record.parent for record in node.glob(f"[0-9]*/{RECORD}"))
-        states = {f"{node.name}.{one.name}": read_state(one) for one in found}
+        started = (record.parent for record in node.glob(f"[0-9]*/{RECORD}"))
+        states = {f"{node.name}.{folder.name}": read_state(folder) for folder in started}
         for path in sorted(_files(self._run_dir, LEFT_OUT)):
             is_request = path.parent == self._run_dir and path.name in protocol.RUN_REQUESTS
             with suppress(OSError):
@@ -170,32 +170,32 @@ def split_outputs(code: Path, limit_bytes: int) -> tuple[list[Path], list[Path]]
 
     It gets the smallest, less than ``limit_bytes`` in all. The code's own files have the time 0.
     """
-    found = []
+    outputs = []
     for folder, folders, names in os.walk(code):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in (Path(folder, name) for name in names):
             # Hosts that share a home remove one folder at once.
             with suppress(FileNotFoundError):
-                told = path.lstat()
-                if stat.S_ISREG(told.st_mode) and told.st_mtime > 0:
-                    found.append((told.st_size, path))
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_mtime > 0:
+                    outputs.append((status.st_size, path))
     brought: list[Path] = []
     left: list[Path] = []
     total = 0
-    for size, path in sorted(found):
+    for size, path in sorted(outputs):
         total += size
         (brought if total < limit_bytes and os.access(path, os.R_OK) else left).append(path)
     return brought, left
 
 
 def _files(folder: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     with suppress(OSError):
         for entry in os.scandir(folder):
             if entry.name in left_out or entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                found += _files(Path(entry.path))
+                files += _files(Path(entry.path))
             elif entry.is_file(follow_symlinks=False):
-                found.append(Path(entry.path))
-    return found
+                files.append(Path(entry.path))
+    return files

@@ -1,5 +1,5 @@
-"""One conversation with the program on a host: how it is started there and its functions are called,
-and how long the host may be silent."""
+"""One conversation with the program on a host: how it is started there, how its functions are
+called, and how long the host may be silent."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ class Session:
         """Waits for the host's first word. Raises ``TargetError``."""
         with self._talk.limit(OPEN_LIMIT_S):
             self._write(hello(self.host))
-            seen = b""
-            while not seen.endswith(MAGIC):
+            heard = b""
+            while not heard.endswith(MAGIC):
                 byte = self._talk.stdout.read(1)
-                seen += byte
+                heard += byte
                 # A login shell may print something before the host's first word.
-                if not byte or len(seen) > 1 << 16:
-                    self._fail(seen.replace(WANTED, b""))
-                if seen.endswith(WANTED):
+                if not byte or len(heard) > 1 << 16:
+                    self._fail(heard.replace(WANTED, b""))
+                if heard.endswith(WANTED):
                     archive, _ = host_program()
                     self._write(b"%d\n%s" % (len(archive), archive))
 
@@ -149,7 +149,7 @@ class Session:
 
     def _send(self, limit_s: float, function: Callable[..., object], given: dict[str, Any]) -> None:
         blob = next((name for name, value in given.items() if isinstance(value, bytes)), "")
-        asked = FunctionCall(
+        call = FunctionCall(
             function=f"{function.__module__.rpartition('.')[2]}.{function.__name__}",
             arguments={name: value for name, value in given.items() if name != blob},
             blob=blob,
@@ -157,7 +157,7 @@ class Session:
             machine=self._machine,
         )
         try:
-            write_frame(self._talk.stdin, asked, given.get(blob, b""))
+            write_frame(self._talk.stdin, call, given.get(blob, b""))
         except (OSError, ValueError):
             self._fail()
 
@@ -185,11 +185,11 @@ class Session:
 
     def _fail(self, printed: bytes = b"") -> NoReturn:
         """``printed`` is what came in place of an answer: nologin tells its reason there."""
-        code, said = self._talk.end()
-        said = said.strip() or printed.decode(errors="replace")
+        code, errors = self._talk.end()
+        errors = errors.strip() or printed.decode(errors="replace")
         if code == -9:
-            said, code = f"{said}\ntimed out", 255
-        raise TargetError(*explain(self.host.name, code, said, self._entering))
+            errors, code = f"{errors}\ntimed out", 255
+        raise TargetError(*explain(self.host.name, code, errors, self._entering))
 
     def kill(self) -> None:
         """Ends the conversation from another thread."""

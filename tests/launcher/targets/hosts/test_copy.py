@@ -106,7 +106,7 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
             pair.watch.send_new()
             pair.wire.seek(0)
             while (frame := read_frame(pair.wire)) is not None:
-                copies[-1].take(*frame)
+                copies[-1].write(*frame)
             if len(copies) == 1:
                 assert copies[0].is_due()
                 assert disk.leftovers() == []

@@ -33,7 +33,7 @@ def tell(findings: Any) -> list[str]:
 
 def answer(host: Host, **found: Any) -> HostAnswer:
     usual = HostReport(gpus=["0", "1"], docker="27.1", runtimes=["nvidia", "runc"])
-    return HostAnswer(host=host, found=usual.having(**found))
+    return HostAnswer(host=host, report=usual.having(**found))
 
 
 SET_NTP = "sudo timedatectl set-ntp true"
@@ -63,7 +63,7 @@ def test_clocks_are_held_against_the_middle_one(offsets_s, backend, told):
 
 
 def test_a_host_is_reachable_or_what_ssh_says_of_it():
-    well = HostAnswer(host=HOSTS[0], found=HostReport(python_version="3.9.2", cpu_count=4))
+    well = HostAnswer(host=HOSTS[0], report=HostReport(python_version="3.9.2", cpu_count=4))
     away = HostAnswer(host=HOSTS[1], error=TargetError("gpu2: it does not answer", "is it on?"))
     assert tell(doctor.judge_reachable(one) for one in (well, away)) == [
         "ok | gpu1 | ssh, Python 3.9.2, 4 CPU cores",
@@ -223,7 +223,7 @@ def test_a_taken_rendezvous_port_is_named():
 
 
 def met(**fields: Any) -> Reachability:
-    given = {"reached": EVERY_WAY, "seen": ({0, 1, 2},) * 3, "unwritten": {}}
+    given = {"reached": EVERY_WAY, "sees": ({0, 1, 2},) * 3, "unwritten": {}}
     return Reachability(**{**given, **fields})
 
 
@@ -246,13 +246,13 @@ def test_the_largest_group_that_sees_one_folder_is_right(seen, alone):
         f"failed | gpu{n + 1} | /c there is not the folder of the others | {mount.format(n + 1)}"
         for n in alone
     ]
-    told = tell(doctor.judge_folder(HOSTS, met(seen=seen), "/c"))
+    told = tell(doctor.judge_folder(HOSTS, met(sees=seen), "/c"))
     assert told == (outside or ["ok | all hosts | /c is one folder"])
 
 
 def test_a_folder_that_cannot_be_written_is_told_once():
     unwritten = {1: TargetError("gpu2: /c: Permission denied")}
-    met_ = met(unwritten=unwritten, seen=({0, 2}, set(), {0, 2}))
+    met_ = met(unwritten=unwritten, sees=({0, 2}, set(), {0, 2}))
     assert tell(doctor.judge_folder(HOSTS, met_, "/c")) == [
         "failed | gpu2 | /c cannot be written: /c: Permission denied"
         " | mount it there, or chown it for the user that you log in as"

@@ -84,7 +84,7 @@ def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line
     (tmp_path / "plan.json").write_text("{}")
     talk = Talk((PART, b"hello"), (NodesSeen(nodes={"0.0": RUNNING}), b""))
     line, _ = make_line(talk)
-    wait_until(line.has_told.is_set)
+    wait_until(line.has_reported.is_set)
     have = {"ledger.jsonl": 3}
     asked = {"run_dir": RUN_DIR, "node": 0, "have": have, "follows": True}
     assert talk.did == [(8.0, watch_run, asked)]
@@ -112,7 +112,7 @@ def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tm
 
     line, _ = make_line(Slow())
     says.put((NodesSeen(nodes={"0.0": RUNNING}), b""))
-    wait_until(line.has_told.is_set)
+    wait_until(line.has_reported.is_set)
     line.started("0.1")
     # What the earlier one has left is still on its way.
     says.put((PART, b"a large file"))
@@ -128,7 +128,7 @@ def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tm
 def test_a_silent_connection_is_replaced_and_a_dead_one_is_shared_no_more(make_line, clock):
     first, second = Talk((NodesSeen(nodes={}), b"")), Talk()
     line, cut = make_line(first, second)
-    wait_until(line.has_told.is_set)
+    wait_until(line.has_reported.is_set)
     clock.now = 8.0
     line.beat()
     assert first.did[1:] == [BEAT]

@@ -277,7 +277,7 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
     plan = replace(make_host_plan(engine="agent"), run_dir=str(tmp_path))
     seen = NodeSeen(state="exited", exit_code=1, out_of_memory=True)
     told = {f"{index}.0": seen for index in (0, 1)}
-    monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False, None))
+    monkeypatch.setattr(HostsTarget, "_copy", lambda self, plan: (told, False, None))
     for index, exit_code in ((0, 1), (1, -9)):
         end = worker_end(index, exit_code=exit_code)
         cause = Cause.TRAINING_FAILED

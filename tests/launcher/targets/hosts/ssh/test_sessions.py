@@ -137,7 +137,7 @@ def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
             containers=False,
         )
         assert not in_the_way
-        assert [held.run_id for held in leases.read(lease_dir)] == ["r"]
+        assert [held.run_id for held in leases.read_leases(lease_dir)] == ["r"]
         assert answers(session)
         # As after a loss of power: the connection stays, and nothing comes.
         long_ago_ns = time.monotonic_ns() - int(HELD_LIMIT_S * 1e9)
@@ -146,7 +146,7 @@ def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
         )
         with pytest.raises(TargetError):
             session.receive(limit_s=20.0)
-        assert leases.read(lease_dir) == []
+        assert leases.read_leases(lease_dir) == []
 
 
 # -- what is said of a session --------------------------------------------------------------------
