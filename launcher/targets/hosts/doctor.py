@@ -91,7 +91,7 @@ def diagnose_hosts(
         fix = f"{why}, then call doctor again"
         yield warning("all-reduce", f"{len(inventory.hosts)} hosts", "not tried", fix)
         return
-    yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
+    yield from _judge_run(job, inventory, run_root, limit_s)
 
 
 # -- before anything runs -------------------------------------------------------------------------
@@ -172,80 +172,75 @@ def _judge_together(
 # -- a run of the probe ---------------------------------------------------------------------------
 
 
-class _HostsProbe:
+def _judge_run(
+    job: JobSpec, inventory: Inventory, run_root: Path, limit_s: float
+) -> Iterator[Finding]:
     """Runs the probe on the job's hosts, and on pairs of them to find a slow host."""
+    try:
+        plan, answers = _run_probe(job, inventory, run_root, limit_s)
+    except LauncherError as error:
+        yield failed("start", f"{len(inventory.hosts)} hosts", error.what, error.hint)
+        return
+    yield from run.judge_start(answers, limit_s)
+    if job.hosts.runtime == "docker":
+        for where, facts in answers.nodes.items():
+            yield from judge.judge_environment(facts, where)
+        yield from judge.judge_equal(answers.nodes)
+    yield run.judge_speed(answers)
+    if not judge.is_slow(answers.all_reduce) or len(plan.nodes) <= 2:
+        return
+    hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
+    job = job.model_copy(update={"nnodes": replace(job.nnodes, min=2, max=2)})
 
-    def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
-        self._inventory, self._run_root = inventory, run_root
-        # The probe is the only file to copy, instead of the job's code.
-        name = run.PROGRAM.name
-        self._place = CodePlace(root=run.PROGRAM.parent, command=(name,))
-        self._code = pack_code(self._place, [CodeFile(name, 0, None, False)])
-        self._job = run.as_probe(job, name)
+    def is_slow(pair: tuple[Host, Host]) -> bool:
+        of_two = replace(inventory, hosts=pair)
+        with contextlib.suppress(LauncherError):
+            _, answers = _run_probe(job, of_two, run_root, min(limit_s, PAIR_LIMIT_S))
+            return judge.is_slow(answers.all_reduce)
+        return True
 
-    def diagnose(self, limit_s: float) -> Iterator[Finding]:
-        """The findings of the run."""
-        try:
-            plan, answers = self._run(self._inventory, self._job, limit_s)
-        except LauncherError as error:
-            yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
-            return
-        yield from run.judge_start(answers, limit_s)
-        if self._job.hosts.runtime == "docker":
-            for where, facts in answers.nodes.items():
-                yield from judge.judge_environment(facts, where)
-            yield from judge.judge_equal(answers.nodes)
-        yield run.judge_speed(answers)
-        if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
-            hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
-            yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
+    yield from judge_neighbours([host.name for host in hosts], _try_pairs(hosts, is_slow))
 
-    def _run(
-        self, inventory: Inventory, job: JobSpec, limit_s: float
-    ) -> tuple[LaunchPlan, run.ProbeAnswers]:
-        target = HostsTarget(self._run_root, inventory)
-        target.code = self._code
-        facts = target.facts(job)
-        plan = plan_run(
-            job,
-            facts,
-            run_id=new_run_id(run.RUN_NAME),
-            place=self._place,
-            code_hash=self._code.hash,
-        )
-        try:
-            return plan, run.run_probe(plan, target, limit_s)
-        finally:
-            if job.checkpoint_dir is not None:
-                folder = Path(plan.checkpoint_dir)
-                assert folder.name == run.OWN_FOLDER, "as_probe has named it"
-                hosts = [facts.host for facts in HostsSettings.of(plan).hosts]
-                Ssh(inventory).try_each(
-                    lambda session: session.call(
-                        remove_run, run_dir=str(folder), checkpoint_dir="", outputs_dir=""
-                    ),
-                    hosts,
-                )
 
-    def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
-        """Measures each host with its two neighbours: one that is slow with both is the cause."""
-        job = self._job.model_copy(update={"nnodes": replace(self._job.nnodes, min=2, max=2)})
+def _run_probe(
+    job: JobSpec, inventory: Inventory, run_root: Path, limit_s: float
+) -> tuple[LaunchPlan, run.ProbeAnswers]:
+    # The probe is the only file to copy, instead of the job's code.
+    name = run.PROGRAM.name
+    place = CodePlace(root=run.PROGRAM.parent, command=(name,))
+    target, job = HostsTarget(run_root, inventory), run.as_probe(job, name)
+    target.code = pack_code(place, [CodeFile(name, 0, None, False)])
+    facts, code_hash = target.facts(job), target.code.hash
+    run_id = new_run_id(run.RUN_NAME)
+    plan = plan_run(job, facts, run_id=run_id, place=place, code_hash=code_hash)
+    try:
+        return plan, run.run_probe(plan, target, limit_s)
+    finally:
+        if job.checkpoint_dir is not None:
+            folder = plan.checkpoint_dir
+            assert folder.endswith(f"/{run.OWN_FOLDER}"), "as_probe has named it"
+            hosts = [facts.host for facts in HostsSettings.of(plan).hosts]
+            Ssh(inventory).try_each(
+                lambda session: session.call(
+                    remove_run, run_dir=folder, checkpoint_dir="", outputs_dir=""
+                ),
+                hosts,
+            )
 
-        def is_slow(pair: tuple[Host, Host]) -> bool:
-            with contextlib.suppress(LauncherError):
-                _, answers = self._run(replace(self._inventory, hosts=pair), job, limit_s)
-                return judge.is_slow(answers.all_reduce)
-            return True
 
-        ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
-        slow: dict[tuple[str, str], bool] = {}
-        # Groups of pairs in which no host is twice, so that no pair slows another one down.
-        odd = [ring.pop()] if len(ring) % 2 else []
-        for pairs in filter(None, (ring[::2], ring[1::2], odd)):
-            names = [(first.name, second.name) for first, second in pairs]
-            with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
-                slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
-        yield from judge_neighbours([host.name for host in hosts], slow)
+def _try_pairs(
+    hosts: Sequence[Host], is_slow: Callable[[tuple[Host, Host]], bool]
+) -> dict[tuple[str, str], bool]:
+    """Tries each host with its two neighbours: one that is slow with both is the cause."""
+    ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+    slow: dict[tuple[str, str], bool] = {}
+    # Groups of pairs in which no host is twice, so that no pair slows another one down.
+    odd = [ring.pop()] if len(ring) % 2 else []
+    for pairs in filter(None, (ring[::2], ring[1::2], odd)):
+        names = [(first.name, second.name) for first, second in pairs]
+        with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
+            slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
+    return slow
 
 
 # -- what answers mean: pure ----------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -31,7 +30,7 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hosts import nodes
-from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
+from launcher.targets.hosts.connection import MISSING, HostLine, copy_once
 from launcher.targets.hosts.inventory.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.nodes import provide_image, read_image
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
@@ -46,7 +45,6 @@ from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
-    from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.contract.ending import Ending
     from launcher.contract.look import LookRequest
@@ -84,7 +82,6 @@ class HostsTarget(Target):
         self._filters = filters or {}
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
-        self._beats: threading.Event | None = None
         self._refused: dict[int, str] = {}
         """Nodes that could not be started again, and why."""
 
@@ -187,7 +184,7 @@ class HostsTarget(Target):
             # Take leases before sending anything, which may take minutes.
             each(lambda node, session: self._acquire_lease(plan, node, session))
             self._open_lines(plan)
-            code = self._read_code(plan)
+            code = self.code or (read_kept_code(Path(plan.run_dir)) if plan.code else None)
             agent = artifact.files.archive if artifact.files else None
             token = make_token(Path(plan.run_dir)) if artifact.files else ""
             each(lambda node, session: nodes.prepare(plan, node, agent, code, token, session))
@@ -220,11 +217,6 @@ class HostsTarget(Target):
         lines = {name: self._lines.get(index) for name, index in index_of.items()}
         silent = [n for n, line in lines.items() if line and line.silent_s() >= LOST_AFTER_S / 2]
         return {name: TargetError(f"{name}: it does not answer") for name in silent}
-
-    def _read_code(self, plan: LaunchPlan) -> PackedCode | None:
-        if self.code is None and plan.code is not None:
-            self.code = read_kept_code(Path(plan.run_dir))
-        return self.code
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -305,8 +297,6 @@ class HostsTarget(Target):
                 line = HostLine(ssh, plan, index, self.clock, follows=follows)
                 self._lines[index] = line
                 line.open()
-        if self._beats is None:
-            self._beats = send_beats(lambda: tuple(self._lines.values()))
 
     def observe(self, plan: LaunchPlan) -> Observation:
         observed, error = self.observe_reachable(plan)
@@ -323,8 +313,10 @@ class HostsTarget(Target):
         self, plan: LaunchPlan, node: NodePlan, states: Mapping[str, NodeSeen]
     ) -> NodeObservation:
         index, key = node.node_index, nodes.key_of(node)
-        line = self._lines.get(index)
-        known = line.state(key) if line else states.get(key, MISSING)
+        known = states.get(key, MISSING)
+        if line := self._lines.get(index):
+            line.drop_if_silent()
+            known = line.state(key)
         if index in self._refused:
             known = NodeSeen(state="missing", detail=self._refused[index])
         elif line and line.silent_s() > LOST_AFTER_S and known.state == "running":
@@ -394,10 +386,8 @@ class HostsTarget(Target):
             self._end(plan, only, grace_s)
         finally:
             if only is None:
-                if self._beats is not None:
-                    self._beats.set()
                 self._connect(plan).each(lambda line: line.close(), self._lines.values())
-                self._lines, self._beats = {}, None
+                self._lines = {}
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)

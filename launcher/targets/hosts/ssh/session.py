@@ -8,7 +8,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import NoReturn, ParamSpec, TypeVar, cast
 
 from launcher.contract.errors import TargetError
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
@@ -126,10 +126,8 @@ class Session:
         Raises ``TargetError`` if the host refuses, or if the connection is gone, or silent for
         ``limit_s``.
         """
-        assert not args, "arguments have names on the wire"
-        with self._talk.limit(limit_s):
-            self._send(limit_s, function, kwargs)
-            answer, _ = self.receive()
+        self.ask(limit_s, function, *args, **kwargs)
+        answer, _ = self.receive(limit_s)
         return cast(Result, cast(Answered, answer).value)
 
     def ask(
@@ -144,22 +142,19 @@ class Session:
         Raises ``TargetError`` if the connection is gone, or is stuck.
         """
         assert not args, "arguments have names on the wire"
-        with self._talk.limit(limit_s):
-            self._send(limit_s, function, kwargs)
-
-    def _send(self, limit_s: float, function: Callable[..., object], given: dict[str, Any]) -> None:
-        blob = next((name for name, value in given.items() if isinstance(value, bytes)), "")
+        blob = next((name for name, value in kwargs.items() if isinstance(value, bytes)), "")
         call = FunctionCall(
             function=f"{function.__module__.rpartition('.')[2]}.{function.__name__}",
-            arguments={name: value for name, value in given.items() if name != blob},
+            arguments={name: value for name, value in kwargs.items() if name != blob},
             blob=blob,
             limit_s=limit_s,
             machine=self._machine,
         )
-        try:
-            write_frame(self._talk.stdin, call, given.get(blob, b""))
-        except (OSError, ValueError):
-            self._fail()
+        with self._talk.limit(limit_s):
+            try:
+                write_frame(self._talk.stdin, call, cast(bytes, kwargs.get(blob, b"")))
+            except (OSError, ValueError):
+                self._fail()
 
     def say(self, byte: bytes) -> None:
         """Sends ``BEAT`` to a host that watches; a cut connection is no error."""
