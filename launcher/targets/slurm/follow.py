@@ -70,7 +70,7 @@ class SlurmDriver:
         self._console, self._clock = console, clock
         self._watch = QueueWatch(run)
         self._folder = FolderWatch(run, console, clock)
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._is_away = False
         self._decided_at: float | None = None
 
@@ -95,8 +95,8 @@ class SlurmDriver:
 
     def _note(self, about: str, text: str, of_node: int | None = None) -> None:
         """Prints a text once; with ``of_node``, also adds it to the run's timeline."""
-        if self._told.get(about) != text:
-            self._told[about] = text
+        if self._printed.get(about) != text:
+            self._printed[about] = text
             self._console.note(text)
             if of_node is not None:
                 tell_moment(self._run, of_node, 0, at=self._clock.wall(), text=text)

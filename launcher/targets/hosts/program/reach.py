@@ -76,13 +76,6 @@ def nearest_folder(path: str) -> Path:
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
-def leave_token(folder: str, name: str) -> Path:
-    """Makes a token. Raises ``OSError`` if nothing can be written there."""
-    token = nearest_folder(folder) / name
-    token.touch()
-    return token
-
-
 def find_tokens(*, folder: str, names: Sequence[str], wait_s: float) -> list[str]:
     """Which of these tokens are there; waits for all of them, ``wait_s`` at most."""
     place = nearest_folder(folder)

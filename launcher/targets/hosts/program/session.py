@@ -105,8 +105,10 @@ def leave_token(*, folder: str, name: str) -> None:
     """Makes a file in ``folder``, which stays as long as the conversation.
 
     If the folder is missing, the file goes into the nearest one above it: hosts that share that
-    one will share the folder.
+    one will share the folder. Raises ``OSError`` if nothing can be written there.
     """
-    from launcher.targets.hosts.program import reach
+    from launcher.targets.hosts.program.reach import nearest_folder
 
-    _tokens.append(reach.leave_token(folder, name))
+    token = nearest_folder(folder) / name
+    token.touch()
+    _tokens.append(token)

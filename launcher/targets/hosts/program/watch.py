@@ -79,13 +79,13 @@ class Watch:
         """By ``index.incarnation``."""
         self._run_dir, self._node, self._follows = Path(run_dir), node, follows
         self._out = sys.stdout.buffer
-        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._marks: dict[str, tuple[int, int, int]] = {}
         self._sent = dict(have)
         self._stdin: int | None = None
         self._goes_on = True
 
     def run(self) -> None:
-        """Blocks until the launcher, which beats, ends the connection."""
+        """Blocks until the launcher, which answers each message, ends the connection."""
         beat_at = float("-inf")
         # Python's own buffer, which select does not see, holds at most beats: others follow.
         self._stdin = sys.stdin.buffer.fileno()
@@ -136,7 +136,7 @@ class Watch:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            before = self._seen.get(name)
+            before = self._marks.get(name)
             if mark == before:
                 return
             offset = self._offset(name, before, mark)
@@ -151,7 +151,7 @@ class Watch:
                 write_frame(self._out, part, data)
                 offset += len(data)
                 first = False
-        self._seen[name] = mark
+        self._marks[name] = mark
         self._sent[name] = offset
 
     def _offset(
