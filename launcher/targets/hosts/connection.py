@@ -57,6 +57,7 @@ class HostLine:
     def __init__(
         self, ssh: Ssh, plan: LaunchPlan, index: int, clock: Clock, *, follows: bool = False
     ) -> None:
+        """``follows``: this launcher drives the run, whose node ends once it is not heard."""
         self.has_reported = threading.Event()
         self._ssh, self._plan, self._index, self._follows = ssh, plan, index, follows
         self._host = HostsSettings.of(plan).hosts[index]
