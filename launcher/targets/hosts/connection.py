@@ -22,7 +22,6 @@ from launcher.contract.waits import RETRY_S
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program.messages import (
-    BEAT,
     IDLE_LIMIT_S,
     Answered,
     FilePart,
@@ -70,9 +69,6 @@ class HostLine:
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def open(self) -> None:
-        """Does not block."""
         self._thread.start()
 
     def close(self) -> None:
@@ -136,7 +132,7 @@ class HostLine:
                 message, blob = session.receive()
                 self._heard_at = self._clock.monotonic()
                 # An answer to each message: without one for a while, the node ends.
-                session.say(BEAT)
+                session.beat()
                 copy.write(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes

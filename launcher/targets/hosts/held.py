@@ -75,10 +75,6 @@ class Doors(Ssh):
         enter = self.door(self._index_of[host.name]).words
         return f"{shlex.join((*enter, 'tar', '-cC', folder, '.'))} | tar -x"
 
-    def observe(self) -> tuple[NodeObservation, ...]:
-        """The hold's own nodes. Raises ``TargetError`` if its target cannot be asked."""
-        return self._target.observe(self._held).nodes
-
     def _open(self, host: Host, argv: tuple[str, ...]) -> Session:
         try:
             return super()._open(host, argv)
@@ -241,12 +237,14 @@ class HeldPodsTarget(HeldHostsTarget):
             self._doors = Doors(self.hold.plan, self._target)
         return self._doors
 
+    def _observe_held(self) -> tuple[NodeObservation, ...]:
+        """The hold's own nodes. Raises ``TargetError`` if its target cannot be asked."""
+        return self._target.observe(self.hold.plan).nodes
+
     def _wait_there(self, plan: LaunchPlan) -> None:
         """Waits for the hold's nodes: its target may just be replacing one."""
         end = time.monotonic() + TAKEN_LIMIT_S
-        while away := [
-            n for n in self._connect(plan).observe() if n.state is not NodeState.RUNNING
-        ]:
+        while away := [n for n in self._observe_held() if n.state is not NodeState.RUNNING]:
             if time.monotonic() > end:
                 why = f": {away[0].detail}" if away[0].detail else ""
                 what = f"node {away[0].node_index} of {plan.job_name} does not run{why}"
@@ -289,7 +287,7 @@ class HeldPodsTarget(HeldHostsTarget):
         if not is_lost or not self._lines or self.hold.run.read_outcome():
             return observation
         if time.monotonic() - self._looked_at > SLOW_LOOK_S:
-            self._held, self._looked_at = self._connect(plan).observe(), time.monotonic()
+            self._held, self._looked_at = self._observe_held(), time.monotonic()
         return replace(observation, nodes=tuple(map(self._judge, observation.nodes)))
 
     def _judge(self, node: NodeObservation) -> NodeObservation:

@@ -294,9 +294,7 @@ class HostsTarget(Target):
         ssh = self._connect(plan)
         for index in (node.node_index for node in plan.nodes):
             if index not in self._lines:
-                line = HostLine(ssh, plan, index, self.clock, follows=follows)
-                self._lines[index] = line
-                line.open()
+                self._lines[index] = HostLine(ssh, plan, index, self.clock, follows=follows)
 
     def observe(self, plan: LaunchPlan) -> Observation:
         observed, error = self.observe_reachable(plan)

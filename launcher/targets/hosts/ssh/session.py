@@ -14,6 +14,7 @@ from launcher.contract.errors import TargetError
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.program.messages import (
+    BEAT,
     MAGIC,
     Answered,
     FunctionCall,
@@ -156,10 +157,10 @@ class Session:
             except (OSError, ValueError):
                 self._fail()
 
-    def say(self, byte: bytes) -> None:
-        """Sends ``BEAT`` to a host that watches; a cut connection is no error."""
+    def beat(self) -> None:
+        """Tells a host that watches that this launcher lives; a cut connection is no error."""
         with contextlib.suppress(OSError, ValueError):
-            self._talk.stdin.write(byte)
+            self._talk.stdin.write(BEAT)
             self._talk.stdin.flush()
 
     def receive(self, limit_s: float | None = None) -> tuple[Record, bytes]:

@@ -13,7 +13,7 @@ import pytest
 from launcher.contract.errors import TargetError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import HostLine, copy_once
-from launcher.targets.hosts.program.messages import BEAT, Answered, FilePart, NodeSeen, NodesSeen
+from launcher.targets.hosts.program.messages import Answered, FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.watch import send_run, watch_run
 from tests.waiting import StoppedClock, wait_until
 
@@ -38,8 +38,8 @@ class Talk:
             raise TargetError("gpu1: it is gone")
         return self._told.pop(0)
 
-    def say(self, words: bytes) -> None:
-        self.did.append(words)
+    def beat(self) -> None:
+        self.did.append("beat")
 
     def kill(self) -> None:
         self.did.append("kill")
@@ -73,7 +73,6 @@ def make_line(plan: LaunchPlan, clock: StoppedClock) -> Callable[..., Any]:
 
         ssh: Any = Namespace(open=open_next, disconnect=lambda host: cut.append(host.name))
         line = HostLine(ssh, plan, 0, clock, follows=True)
-        line.open()
         return line, cut
 
     return make
@@ -88,7 +87,7 @@ def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line
     have = {"ledger.jsonl": 3}
     asked = {"run_dir": RUN_DIR, "node": 0, "have": have, "follows": True}
     # The host is told of each message that this launcher lives.
-    assert talk.did == [(8.0, watch_run, asked), BEAT, BEAT]
+    assert talk.did == [(8.0, watch_run, asked), "beat", "beat"]
     assert (tmp_path / PART.file).read_bytes() == b"hello"
     assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, MISSING]
     clock.now = 4.9
@@ -133,7 +132,7 @@ def test_a_silent_connection_is_replaced_and_a_dead_one_is_shared_no_more(make_l
     wait_until(line.has_reported.is_set)
     clock.now = 8.0
     line.drop_if_silent()
-    assert first.did[1:] == [BEAT]
+    assert first.did[1:] == ["beat"]
     clock.now = 8.1
     line.drop_if_silent()
     wait_until(lambda: second.did)
