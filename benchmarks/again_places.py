@@ -15,7 +15,7 @@ from benchmarks.commands import find_torchrun, free_port, read
 from benchmarks.machines import find_machines
 from benchmarks.measure import BenchmarkError
 from benchmarks.own_script import IMAGE, ONE, in_container
-from launcher.targets.hosts.inventory import read_inventory
+from launcher.targets.hosts.inventory.inventory import read_inventory
 
 NAME, SCRIPT = "again", "x.py"
 NODES = 2

@@ -15,7 +15,7 @@ from benchmarks.commands import ROOT, TIMEOUT_S, find_launcher, read, run
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.start import TRAINING, read_first_step
 from benchmarks.trials import Trial, compare
-from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.inventory.inventory import Inventory, read_inventory
 from launcher.targets.hosts.settings import Host
 
 NODES = 2

@@ -18,10 +18,10 @@ from benchmarks import memory_watch
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Comparison, Round, Trial
 from launcher.contract.errors import TargetError
-from launcher.targets.hosts.inventory import Inventory, read_inventory
+from launcher.targets.hosts.inventory.inventory import Inventory, read_inventory
 from launcher.targets.hosts.program.code_store import has_code
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh.client import Ssh
 
 SESSIONS = (4, 16, 64, 128)
 FEW, MANY = 16, 128

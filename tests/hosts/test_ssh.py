@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program.code_store import has_code, store_code
 from launcher.targets.hosts.program.facts import read_host
 from launcher.targets.hosts.program.messages import HostReport
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Session, Ssh, make_control_dir
+from launcher.targets.hosts.ssh.client import Ssh, make_control_dir
+from launcher.targets.hosts.ssh.session import Session
 from tests.hosts.places import HOME, Network
 
 pytestmark = pytest.mark.hosts

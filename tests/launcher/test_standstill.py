@@ -27,13 +27,14 @@ from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.hosts import connection as host_line
-from launcher.targets.hosts import ssh
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program import messages, requests
 from launcher.targets.hosts.program.code_store import store_code
 from launcher.targets.hosts.program.session import read_clock
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh import session as ssh_session
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import Session
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +135,7 @@ def host(tmp_path: Path) -> Host:
 def test_an_interrupt_does_not_wait_for_a_host_that_says_nothing(
     tmp_path, monkeypatch, host, shared
 ):
-    monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 300.0)
+    monkeypatch.setattr(ssh_session, "OPEN_LIMIT_S", 300.0)
     # One through a connection that is shared is tried once more, but not after an interrupt.
     client = open_ssh(tmp_path, monkeypatch, f"[ $1 = -O ] && exit {shared}; exec sleep 600")
     before = threading.active_count()

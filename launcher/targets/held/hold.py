@@ -72,7 +72,7 @@ class Hold:
     def python(self) -> str:
         """The Python of this machine that runs its nodes; empty if they run another, or left."""
         with contextlib.suppress(InputError):
-            return own.own_python if (own := self.plan.own) else ""
+            return settings.own_python if (settings := self.plan.own) else ""
         return ""
 
     def read_user(self) -> User | None:
@@ -96,9 +96,9 @@ class Hold:
         for _ in range(TRIES):
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                own = User(run_id=run_id, owner=f"{getpass.getuser()}@{socket.gethostname()}")
+                me = User(run_id=run_id, owner=f"{getpass.getuser()}@{socket.gethostname()}")
                 self._file = file
-                self._write(dump_record(own))
+                self._write(dump_record(me))
                 return
             if (user := self.read_user()) is not None:
                 break
@@ -156,15 +156,15 @@ class Hold:
     def wait_ready(self, limit_s: float = TAKEN_LIMIT_S) -> list[Ready]:
         """Waits until all nodes take runs. Raises ``TargetError`` if one does not."""
         end = time.monotonic() + limit_s
-        while None in (found := [self.read_ready(n.node_index) for n in self.plan.nodes]):
+        while None in (answers := [self.read_ready(n.node_index) for n in self.plan.nodes]):
             if (outcome := self.run.read_outcome()) is not None:
                 what = f"{self.run.run_id} has ended ({outcome.cause}): {outcome.detail}"
                 raise TargetError(what, typed.command("logs", "-v", self.run.run_id))
             if time.monotonic() > end:
-                what = f"node {found.index(None)} of {self.plan.job_name} does not come up"
+                what = f"node {answers.index(None)} of {self.plan.job_name} does not come up"
                 raise TargetError(what, typed.command("status", self.run.run_id))
             time.sleep(READY_POLL_S)
-        return [ready for ready in found if ready]
+        return [ready for ready in answers if ready]
 
 
 def in_hold(folder: Path, target: Target, *, fresh: bool = False) -> Target:

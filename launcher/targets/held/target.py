@@ -92,8 +92,8 @@ class HeldTarget(Target):
                 address=ready.address,
                 loopback=MachineFacts.loopback if is_here else None,
             )
-            own = None if is_here else folders
-            nodes.append(NodeFacts(name=node.name, machine=machine, folders=own))
+            there = None if is_here else folders
+            nodes.append(NodeFacts(name=node.name, machine=machine, folders=there))
         meets = plan.agent is not None and plan.agent.meet_dir != ""
         if is_here:
             self.notes += filter(None, (describe_ignored(os.environ),))
@@ -145,7 +145,7 @@ class HeldTarget(Target):
             what = f"the hold {hold.plan.job_name} has ended"
             raise TargetError(what, typed.command("status", hold.run.run_id))
         there = {n.node_index: hold.read_ready(n.node_index) for n in plan.nodes}
-        plan = plan_moved(plan, {index: told.address for index, told in there.items() if told})
+        plan = plan_moved(plan, {index: ready.address for index, ready in there.items() if ready})
         nodes = [node for node in plan.nodes if only is None or node.node_index in only]
         make_folders((plan.run_dir, plan.checkpoint_dir, *(node.log_dir for node in nodes)))
         code = Path(plan.run_dir, protocol.CODE_DIR)
@@ -153,7 +153,7 @@ class HeldTarget(Target):
             unpack(self.code.data, code)
         write_agent_files(render_agent_files(plan, tuple(nodes)))
         for node in nodes:
-            asked = StartRun(
+            request = StartRun(
                 task=f"{node.log_dir}/{protocol.NODE_TASK_FILE}",
                 node_dir=node.log_dir,
                 record_dir=node.log_dir,
@@ -162,7 +162,7 @@ class HeldTarget(Target):
                 adds_env=not self._python,
                 fresh=hold.fresh,
             )
-            self._child(run_id, node).ask(dump_record(asked))
+            self._child(run_id, node).ask(dump_record(request))
 
     def _child(self, run_id: str, node: NodePlan) -> HeldChild:
         """The run's node, which this launcher or another one has asked for."""

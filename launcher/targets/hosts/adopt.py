@@ -13,11 +13,12 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder, find_run, list_runs
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program import requests
 from launcher.targets.hosts.program.messages import LeftOnHost, RunOnHost
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.hosts.ssh.client import Ssh, joined
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.room import Left
 
@@ -40,13 +41,13 @@ def find_named(inventory: Inventory | None, run_root: Path, name: str) -> RunFol
     except InputError:
         if inventory is None:
             raise
-    found = read_runs(inventory, "" if name == protocol.LATEST_LINK else name)
-    if len(found) != 1:
-        fits = f"{name!r} may be any of {', '.join(sorted(found))}" if found else f"no run {name!r}"
+    by_id = read_runs(inventory, "" if name == protocol.LATEST_LINK else name)
+    if len(by_id) != 1:
+        fits = f"{name!r} may be any of {', '.join(sorted(by_id))}" if by_id else f"no run {name!r}"
         raise InputError(
             f"{fits}, on these hosts", f"{typed.command('hosts')} shows the runs that hold them"
         )
-    ((run_id, copies),) = found.items()
+    ((run_id, copies),) = by_id.items()
     plan = localise(copies, str(run_root.absolute() / run_id), inventory)
     run = RunFolder(Path(plan.run_dir))
     target = HostsTarget(run_root, inventory)
@@ -62,18 +63,18 @@ def read_runs(inventory: Inventory, wanted: str = "") -> dict[str, Copies]:
     Raises ``TargetError`` if none answers.
     """
 
-    def read(session: Session) -> Sequence[RunOnHost]:
+    def list_there(session: Session) -> Sequence[RunOnHost]:
         return session.call(requests.list_runs, state_dir=session.host.state_dir, run_id=wanted)
 
-    answers = Ssh(inventory).try_each(read, inventory.hosts)
+    answers = Ssh(inventory).try_each(list_there, inventory.hosts)
     errors = [answer for answer in answers if isinstance(answer, TargetError)]
     if len(errors) == len(answers):
         raise joined(errors)
-    found: dict[str, Copies] = {}
+    by_id: dict[str, Copies] = {}
     for host, answer in zip(inventory.hosts, answers, strict=True):
         for run in () if isinstance(answer, TargetError) else answer:
-            found.setdefault(run.run_id, []).append((host, run))
-    return found
+            by_id.setdefault(run.run_id, []).append((host, run))
+    return by_id
 
 
 def list_on_hosts(inventory: Inventory, run_root: Path) -> list[ListedRun]:
@@ -99,22 +100,24 @@ def list_on_hosts(inventory: Inventory, run_root: Path) -> list[ListedRun]:
 def find_left(inventory: Inventory, note: Callable[[str], None]) -> list[Left]:
     """What runs that do not live have left on the hosts; ``note`` is told of those away."""
 
-    def find(session: Session, remove: str = "") -> Sequence[LeftOnHost]:
+    def find_there(session: Session, remove: str = "") -> Sequence[LeftOnHost]:
         return session.call(requests.find_left, state_dir=session.host.state_dir, remove=remove)
 
     def remove(host: Host, run_id: str) -> None:
         with ssh.open(host) as session:
-            find(session, run_id)
+            find_there(session, run_id)
 
-    ssh, found = Ssh(inventory), list[Left]()
-    for host, told in zip(inventory.hosts, ssh.try_each(find, inventory.hosts), strict=True):
-        if isinstance(told, TargetError):
-            note(told.what)
+    ssh, left = Ssh(inventory), list[Left]()
+    for host, answer in zip(
+        inventory.hosts, ssh.try_each(find_there, inventory.hosts), strict=True
+    ):
+        if isinstance(answer, TargetError):
+            note(answer.what)
             continue
-        for one in told:
-            gone = functools.partial(remove, host, one.run_id)
-            found.append(Left(place=host.name, remove=gone, **vars(one)))
-    return found
+        for leftover in answer:
+            gone = functools.partial(remove, host, leftover.run_id)
+            left.append(Left(place=host.name, remove=gone, **vars(leftover)))
+    return left
 
 
 def began_at(copies: Copies) -> float:
@@ -131,7 +134,7 @@ def plan_in_force(copies: Copies) -> LaunchPlan:
 def localise(copies: Copies, run_dir: str, inventory: Inventory) -> LaunchPlan:
     """The plan with this machine's folder and names of hosts; the hosts' own folders stay. Pure."""
     plan = plan_in_force(copies)
-    own = HostsSettings.of(plan)
+    settings = HostsSettings.of(plan)
 
     def find_holder(index: int, known: Host) -> Host:
         holders = {host.name: host for host, run in copies for held in run.nodes if held == index}
@@ -139,7 +142,8 @@ def localise(copies: Copies, run_dir: str, inventory: Inventory) -> LaunchPlan:
         return holders.get(known.name) or next(iter(holders.values()), known)
 
     hosts = tuple(
-        replace(facts, host=find_holder(index, facts.host)) for index, facts in enumerate(own.hosts)
+        replace(facts, host=find_holder(index, facts.host))
+        for index, facts in enumerate(settings.hosts)
     )
-    own = replace(own, hosts=hosts, ssh_config=inventory.ssh_config)
-    return replace(plan, run_dir=run_dir, own=own)
+    settings = replace(settings, hosts=hosts, ssh_config=inventory.ssh_config)
+    return replace(plan, run_dir=run_dir, own=settings)

@@ -1,5 +1,5 @@
-"""A line to each host of a run: it sends beats, and brings the run's files and its node's states;
-which files are not copied.
+"""A line to each host of a run: it brings the run's files and its node's states, and says with each
+that this launcher lives; which files are not copied.
 
 What the run writes on the hosts is copied into the run folder here, each byte at its own offset:
 after a cut the copy continues where it broke, and bytes that come twice change nothing.
@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from launcher.agent.atomic_write import write_atomically
@@ -27,15 +27,15 @@ from launcher.targets.hosts.program.messages import (
     FilePart,
     NodeSeen,
     NodesSeen,
+    Record,
 )
 from launcher.targets.hosts.program.watch import send_run, watch_run
-from launcher.targets.hosts.program.wire import BEAT, Record
 from launcher.targets.hosts.settings import HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import Session
 
-BEAT_S = 1.0
 SILENCE_LIMIT_S = 8.0
-"""A host beats every second; after this silence the connection is replaced."""
+"""A host reports every second; after this silence the connection is replaced."""
 FULL_RETRY_S = 10.0
 """How long after a failed write here, as on a full disk, the host is asked for missing bytes."""
 COPY_SILENCE_S = 60.0
@@ -56,7 +56,8 @@ class HostLine:
     def __init__(
         self, ssh: Ssh, plan: LaunchPlan, index: int, clock: Clock, *, follows: bool = False
     ) -> None:
-        self.has_told = threading.Event()
+        """``follows``: this launcher drives the run, whose node ends once it is not heard."""
+        self.has_reported = threading.Event()
         self._ssh, self._plan, self._index, self._follows = ssh, plan, index, follows
         self._host = HostsSettings.of(plan).hosts[index]
         self._states: Mapping[str, NodeSeen] = {}
@@ -68,9 +69,6 @@ class HostLine:
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def open(self) -> None:
-        """Does not block."""
         self._thread.start()
 
     def close(self) -> None:
@@ -94,17 +92,13 @@ class HostLine:
         """Seconds since the host was last heard."""
         return self._clock.monotonic() - self._heard_at
 
-    def beat(self) -> None:
-        """Tells the host that this launcher lives; ends a silent connection."""
+    def drop_if_silent(self) -> None:
+        """Ends a silent connection, which another one then replaces."""
         with self._lock:
-            if self._session is None:
-                return
             # A connection that took long to open has not been silent for as long.
             open_s = self._clock.monotonic() - self._opened_at
-            if min(self.silent_s(), open_s) > SILENCE_LIMIT_S:
+            if self._session is not None and min(self.silent_s(), open_s) > SILENCE_LIMIT_S:
                 self._session.kill()
-            else:
-                self._session.say(BEAT)
 
     def _run(self) -> None:
         while not self._closed:
@@ -137,11 +131,13 @@ class HostLine:
             while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = self._clock.monotonic()
-                copy.take(message, blob)
+                # An answer to each message: without one for a while, the node ends.
+                session.beat()
+                copy.write(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes
                     self._started.difference_update(message.nodes)
-                    self.has_told.set()
+                    self.has_reported.set()
         finally:
             with self._lock:
                 self._session = None
@@ -161,7 +157,7 @@ class HostCopy:
         """Files whose bytes were dropped, and why."""
         self._failed_at: float | None = None
 
-    def take(self, message: Record, blob: bytes) -> None:
+    def write(self, message: Record, blob: bytes) -> None:
         """Writes a part of a file; other messages are ignored."""
         if not isinstance(message, FilePart) or message.file in self.missing:
             return
@@ -204,7 +200,7 @@ def copy_once(
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if isinstance(message, Answered):
             break
-        copy.take(message, blob)
+        copy.write(message, blob)
     if is_last and copy.missing:
         name, why = next(iter(copy.missing.items()))
         raise TargetError(
@@ -217,12 +213,12 @@ def copy_once(
 
 def read_sizes(run_dir: Path) -> dict[str, int]:
     """Sizes of the files in the run folder that hosts may write."""
-    found = {}
+    sizes = {}
     for path in run_dir.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # another line may be replacing it
             if path.is_file() and not path.is_symlink() and path.name not in NOT_COPIED_BACK:
-                found[path.relative_to(run_dir).as_posix()] = path.stat().st_size
-    return found
+                sizes[path.relative_to(run_dir).as_posix()] = path.stat().st_size
+    return sizes
 
 
 def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
@@ -248,16 +244,3 @@ def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
         os.utime(descriptor, (part.at, part.at))
     finally:
         os.close(descriptor)
-
-
-def send_beats(lines: Callable[[], Iterable[HostLine]]) -> threading.Event:
-    """Sends beats on all lines of a run, from one thread, until the event is set."""
-    is_over = threading.Event()
-
-    def beat() -> None:
-        while not is_over.wait(BEAT_S):
-            for line in lines():
-                line.beat()
-
-    threading.Thread(target=beat, daemon=True).start()
-    return is_over

@@ -33,13 +33,14 @@ from launcher.targets.docker_options import plan_containers
 from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in, render_run
 from launcher.targets.held_child import TAKEN_LIMIT_S
 from launcher.targets.hosts import nodes
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.plan import find_caller, plan_facts, run_dir_on, shared_folder
 from launcher.targets.hosts.program.messages import RUNS_DIR, HeldNode, KeeperSpec
 from launcher.targets.hosts.program.requests import read_newest
 from launcher.targets.hosts.render import HostNode, render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.hosts.survey import check_folder
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
@@ -74,10 +75,6 @@ class Doors(Ssh):
         enter = self.door(self._index_of[host.name]).words
         return f"{shlex.join((*enter, 'tar', '-cC', folder, '.'))} | tar -x"
 
-    def observe(self) -> tuple[NodeObservation, ...]:
-        """The hold's own nodes. Raises ``TargetError`` if its target cannot be asked."""
-        return self._target.observe(self._held).nodes
-
     def _open(self, host: Host, argv: tuple[str, ...]) -> Session:
         try:
             return super()._open(host, argv)
@@ -106,12 +103,12 @@ class HeldHostsTarget(HostsTarget):
             # The others would be idle, and end.
             what = f"a run in {plan.job_name} takes all of its {count} nodes"
             raise InputError(f"nnodes is {job.nnodes}: {what}", f"--nnodes {count}")
-        job, own = self._read_nodes(job, plan)
+        job, settings = self._read_nodes(job, plan)
         facts = plan_facts(
             job,
-            own,
+            settings,
             # In pods keepers run inside of the containers.
-            image=plan.image if own.hosts[0].runtime == "docker" else None,
+            image=plan.image if settings.hosts[0].runtime == "docker" else None,
             torch_version=plan.torch_version,
             port=random.SystemRandom().choice(PORTS),
             run_root=str(self._run_root.absolute()),
@@ -130,19 +127,18 @@ class HeldHostsTarget(HostsTarget):
         Raises ``TargetError`` if they do not share the checkpoint folder of a job, if it has one,
         and ``InputError`` for a job that they cannot run.
         """
-        ssh, own = self._connect(plan), HostsSettings.of(plan)
-        folder = shared_folder(job, str(Path.cwd()))
-        runtime = own.hosts[0].runtime
+        settings, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
+        runtime = settings.hosts[0].runtime
         if "runtime" in job.hosts.model_fields_set and job.hosts.runtime != runtime:
             what = f"{job.hosts.runtime}, but the nodes of {plan.job_name} are {runtime}"
             fix = f"leave it out, or {typed.command('release', plan.job_name)}, then hold this job"
             raise KeyInputError(("hosts", "runtime"), what, fix)
-        check_reach(job, plan, f"{own.hosts[0].state_dir}/{RUNS_DIR}", str(Path.cwd()))
-        if folder and len(own.hosts) > 1:
-            check_folder(ssh, own.hosts, folder)
-        held = zip(own.hosts, plan.nodes, strict=True)
+        check_reach(job, plan, f"{settings.hosts[0].state_dir}/{RUNS_DIR}", str(Path.cwd()))
+        if folder and len(settings.hosts) > 1:
+            check_folder(self._connect(plan), settings.hosts, folder)
+        held = zip(settings.hosts, plan.nodes, strict=True)
         hosts = tuple(replace(host, device_ids=ids_in(plan, node)) for host, node in held)
-        return job, replace(own, hosts=hosts, hold=plan.run_id)
+        return job, replace(settings, hosts=hosts, hold=plan.run_id)
 
     def has_image(self, job: JobSpec) -> bool:
         return self.hold.plan.image is not None
@@ -160,7 +156,7 @@ class HeldHostsTarget(HostsTarget):
         self.hold.enter(plan.run_id)
         super().submit(plan, only)
 
-    def _take(self, plan: LaunchPlan, node: HostNode, session: Session) -> None:
+    def _acquire_lease(self, plan: LaunchPlan, node: HostNode, session: Session) -> None:
         # The hold has the lease. An earlier incarnation may still run.
         if node.node.incarnation:
             index = node.node.node_index
@@ -173,7 +169,7 @@ class HeldHostsTarget(HostsTarget):
         """With what the held node is asked."""
         is_contained = plan.image is not None
         assert node.task is not None, "a run in a hold has the agent"
-        asked = StartRun(
+        request = StartRun(
             task=node.task.path,
             node_dir=node.spec.node_dir,
             record_dir=f"{node.spec.node_dir}/.held",
@@ -184,7 +180,7 @@ class HeldHostsTarget(HostsTarget):
         )
         held = HeldNode(
             run_dir=self._hold_dir(node),
-            request=dump_record(asked),
+            request=dump_record(request),
             user=(self.hold.run.path / protocol.HOLD_USER).read_text(),
         )
         return node.spec.having(held=held)
@@ -218,10 +214,10 @@ class HeldPodsTarget(HeldHostsTarget):
         if job.checkpoint_dir:
             what = f"{job.checkpoint_dir}: nodes of {plan.job_name} see no folders of this machine"
             raise KeyInputError(("checkpoint_dir",), what, "leave it out: the hold has a folder")
-        told = zip(plan.nodes, self.hold.wait_ready(), strict=True)
+        ready = self.hold.wait_ready()
         self._wait_there(plan)
-        own = HostsSettings(
-            hosts=tuple(_describe(plan, node, ready) for node, ready in told),
+        settings = HostsSettings(
+            hosts=tuple(_describe(plan, *pair) for pair in zip(plan.nodes, ready, strict=True)),
             ssh_config=None,
             containers=plan_containers(job, None),
             hold=plan.run_id,
@@ -231,7 +227,7 @@ class HeldPodsTarget(HeldHostsTarget):
             # All nodes see this folder, and it outlives them. Jobs of one name share it.
             folder = f"{dict(plan.nodes[0].env)[protocol.CHECKPOINT_DIR]}/{job.name}"
             job = job.model_copy(update={"checkpoint_dir": folder})
-        return job, own
+        return job, settings
 
     def _hold_dir(self, node: HostNode) -> str:
         return dict(self.hold.plan.nodes[node.node.node_index].env)[protocol.RUN_DIR]
@@ -241,12 +237,14 @@ class HeldPodsTarget(HeldHostsTarget):
             self._doors = Doors(self.hold.plan, self._target)
         return self._doors
 
+    def _observe_held(self) -> tuple[NodeObservation, ...]:
+        """The hold's own nodes. Raises ``TargetError`` if its target cannot be asked."""
+        return self._target.observe(self.hold.plan).nodes
+
     def _wait_there(self, plan: LaunchPlan) -> None:
         """Waits for the hold's nodes: its target may just be replacing one."""
         end = time.monotonic() + TAKEN_LIMIT_S
-        while away := [
-            n for n in self._connect(plan).observe() if n.state is not NodeState.RUNNING
-        ]:
+        while away := [n for n in self._observe_held() if n.state is not NodeState.RUNNING]:
             if time.monotonic() > end:
                 why = f": {away[0].detail}" if away[0].detail else ""
                 what = f"node {away[0].node_index} of {plan.job_name} does not run{why}"
@@ -258,7 +256,7 @@ class HeldPodsTarget(HeldHostsTarget):
     ) -> tuple[LaunchPlan, list[HostNode]]:
         """At the addresses that the held nodes have now; waits until they take runs."""
 
-        def read(node: HostNode) -> None:
+        def wait_ready(node: HostNode) -> None:
             index, end = node.node.node_index, time.monotonic() + TAKEN_LIMIT_S
             while (ready := self._read_ready(sessions[node.host.name], index)) is None:
                 if time.monotonic() > end:
@@ -267,7 +265,7 @@ class HeldPodsTarget(HeldHostsTarget):
                 time.sleep(POLL_S)
             self._addresses[index] = ready.address
 
-        self._connect(plan).each(read, nodes)
+        self._connect(plan).each(wait_ready, nodes)
         moved = plan_moved(plan, self._addresses)
         chosen = tuple(node.node.node_index for node in nodes)
         return moved, list(render_hosts(moved, chosen).nodes)
@@ -284,13 +282,13 @@ class HeldPodsTarget(HeldHostsTarget):
 
         Raises ``TargetError`` while the hold's own target cannot be asked about a silent node.
         """
-        seen = super().observe(plan)
-        is_lost = any(node.state is NodeState.MISSING for node in seen.nodes)
+        observation = super().observe(plan)
+        is_lost = any(node.state is NodeState.MISSING for node in observation.nodes)
         if not is_lost or not self._lines or self.hold.run.read_outcome():
-            return seen
+            return observation
         if time.monotonic() - self._looked_at > SLOW_LOOK_S:
-            self._held, self._looked_at = self._connect(plan).observe(), time.monotonic()
-        return replace(seen, nodes=tuple(map(self._judge, seen.nodes)))
+            self._held, self._looked_at = self._observe_held(), time.monotonic()
+        return replace(observation, nodes=tuple(map(self._judge, observation.nodes)))
 
     def _judge(self, node: NodeObservation) -> NodeObservation:
         """A node, by what is known of the held one."""

@@ -29,7 +29,8 @@ from launcher.targets.hosts.program.requests import (
 from launcher.targets.hosts.program.session import take_lease
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import REQUEST_LIMIT_S, Session
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -45,7 +46,7 @@ ENGINE_SILENCE_S = 300.0
 """How long an engine may take to give the next part of an image, and a host to take it."""
 
 
-def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
+def acquire_lease(plan: LaunchPlan, node: HostNode, session: Session) -> None:
     """Takes the node's lease, or raises ``TargetError`` saying who holds what it needs."""
     host, gpus = node.host.host, node.node.device_ids
     lease = messages.Lease(
@@ -99,13 +100,12 @@ def end(
     )
 
 
-def bring_last(
-    ssh: Ssh, session: Session, plan: LaunchPlan, host: HostFacts, index: int
-) -> list[str]:
+def bring_last(ssh: Ssh, session: Session, plan: LaunchPlan, index: int) -> list[str]:
     """Copies here what a run has written on a host, and removes it there; returns notes.
 
     Checkpoints stay, and so does what the training wrote beside its code and is not copied here.
     """
+    host = HostsSettings.of(plan).hosts[index]
     # All nodes have the same code, and most write the same beside it.
     limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
     here = Path(plan.run_dir)
@@ -183,12 +183,6 @@ def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Sess
     )
 
 
-def hosts_of(plan: LaunchPlan) -> list[tuple[HostFacts, int]]:
-    """Each host of a plan with the index of its node. Pure."""
-    hosts = HostsSettings.of(plan).hosts
-    return [(hosts[node.node_index], node.node_index) for node in plan.nodes]
-
-
 def key_of(node: NodePlan | NodeObservation) -> str:
     """A node's name among a host's states. Pure."""
     return f"{node.node_index}.{node.incarnation}"
@@ -235,12 +229,12 @@ def _send(image: Image, ssh: Ssh, host: Host) -> str:
                 while chunk := save.read(CHUNK_BYTES, ENGINE_SILENCE_S):
                     with load.limit(ENGINE_SILENCE_S):
                         load.stdin.write(chunk)
-                code, said = save.end()
+                code, errors = save.end()
                 if code:
-                    return said.strip() or f"docker save ended with exit code {code}"
+                    return errors.strip() or f"docker save ended with exit code {code}"
                 load.stdin.close()
             load.read(1 << 16, PROVIDE_LIMIT_S)  # until it has ended
-            code, said = load.end()
+            code, errors = load.end()
     finally:
         save.end()
-    return "" if code == 0 else said.strip() or f"docker load ended with exit code {code}"
+    return "" if code == 0 else errors.strip() or f"docker load ended with exit code {code}"

@@ -43,8 +43,8 @@ def decide_addresses(
     for place in others:
         if not wanted[place]:
             raise _unreached(hosts, place, wanted[place], reached)
-        own = reached[place, 0, first.address]
-        chosen.append(next((a for a in wanted[place] if a.address == own), wanted[place][0]))
+        caller = reached[place, 0, first.address]
+        chosen.append(next((a for a in wanted[place] if a.address == caller), wanted[place][0]))
     return chosen
 
 
@@ -61,7 +61,7 @@ def _unreached(
     hosts: Sequence[Host],
     place: int,
     wanted: Sequence[Address],
-    found: Collection[tuple[int, int, str]],
+    reached: Collection[tuple[int, int, str]],
 ) -> TargetError:
     host, name = hosts[place], hosts[place].name
     if not wanted:
@@ -71,7 +71,7 @@ def _unreached(
         )
     listed = ", ".join(f"{a.address} ({a.interface})" for a in wanted)
     others = [i for i in range(len(hosts)) if i != place]
-    silent = [i for i in others if not any((i, place, a.address) in found for a in wanted)]
+    silent = [i for i in others if not any((i, place, a.address) in reached for a in wanted)]
     missing = ", ".join(hosts[i].name for i in (silent or others)[:4])
     return TargetError(
         f"{name}: {missing} cannot reach it at {listed}",
@@ -81,15 +81,15 @@ def _unreached(
 
 
 def decide_hosts(
-    found: Sequence[HostFacts], busy: Mapping[str, str], job: JobSpec
+    known: Sequence[HostFacts], busy: Mapping[str, str], job: JobSpec
 ) -> tuple[HostFacts, ...]:
     """The first hosts of the inventory that are free; an elastic job may get fewer than its MAX.
 
-    ``busy`` says why a host cannot be used, also of hosts that are not ``found``. Raises
+    ``busy`` says why a host cannot be used, also of hosts that are not ``known``. Raises
     ``TargetError`` if too few are left.
     """
-    free = [facts for facts in found if facts.host.name not in busy]
-    named = {*busy, *(facts.host.name for facts in found)}
+    free = [facts for facts in known if facts.host.name not in busy]
+    named = {*busy, *(facts.host.name for facts in known)}
     if len(free) < job.nnodes.min:
         reasons = "".join(f"\n  {name}: {why}" for name, why in busy.items())
         raise TargetError(
@@ -127,19 +127,19 @@ def check_versions(hosts: Sequence[HostFacts]) -> None:
         )
 
 
-def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
+def decide_unshared(sees: Sequence[Collection[int]]) -> tuple[int, ...]:
     """The hosts outside the largest group of hosts that see each other's files."""
     groups = [
-        {other for other in range(len(seen)) if place in seen[other] and other in seen[place]}
-        for place in range(len(seen))
+        {other for other in range(len(sees)) if place in sees[other] and other in sees[place]}
+        for place in range(len(sees))
     ]
     largest = max(groups, key=len, default=set())
-    return tuple(place for place in range(len(seen)) if place not in largest)
+    return tuple(place for place in range(len(sees)) if place not in largest)
 
 
-def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: str) -> None:
+def check_shared(names: Sequence[str], sees: Sequence[Collection[int]], folder: str) -> None:
     """Raises ``TargetError`` if hosts do not see each other's files in the checkpoint folder."""
-    alone = decide_unshared(seen)
+    alone = decide_unshared(sees)
     if alone:
         listed = ", ".join(names[place] for place in alone)
         fix = "mount one there, or leave checkpoint_dir out: each host then keeps its own"
@@ -159,7 +159,7 @@ def shared_folder(job: JobSpec, cwd: str) -> str | None:
 
 def plan_facts(
     job: JobSpec,
-    own: HostsSettings,
+    settings: HostsSettings,
     *,
     image: str | None,
     torch_version: str | None,
@@ -175,7 +175,7 @@ def plan_facts(
     ``port`` is free on all hosts; ``inner`` is the caller's folder in the code that is sent, None
     if none is sent. For a run in a hold, ``names`` are the names of the held nodes.
     """
-    hosts, shared = own.hosts, shared_folder(job, cwd)
+    hosts, shared = settings.hosts, shared_folder(job, cwd)
     runs = {host.name: run_dir_on(host, RUN_ID) for host in hosts}
     caller = "" if inner is None else f"/{protocol.CODE_DIR}/{inner}".rstrip("/")
     return TargetFacts(
@@ -202,12 +202,12 @@ def plan_facts(
                     cwd=f"{runs[host.name]}{caller}",
                     code=f"{runs[host.name]}/{protocol.CODE_DIR}",
                     # Containers of a hold see these folders under their own names.
-                    in_container=own.hold != "",
+                    in_container=settings.hold != "",
                 ),
             )
             for host, name in zip(hosts, names or [None] * len(hosts), strict=True)
         ),
-        own=own,
+        own=settings,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import NodePlan
-from launcher.plan.launch_plan import CodePlan, LaunchPlan
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import (
     MAKE_TOKEN,
     AgentFiles,
@@ -41,22 +41,12 @@ class HostNode:
     task: TaskFile | None
     spec: KeeperSpec
 
-    @property
-    def agent_path(self) -> str:
-        """Where the agent's archive lies on the host."""
-        return f"{self.run_dir}/{protocol.AGENT_ARCHIVE}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class HostsArtifact:
-    """A plan as nodes on hosts. ``files`` are the agent's, if any.
+    """A plan as nodes on hosts. ``files`` are the agent's, if any."""
 
-    ``run_dir`` is the run's folder on the launcher's machine, with the training code's archive.
-    """
-
-    code: CodePlan | None
-    run_dir: str
-    ssh_config: str | None
+    plan: LaunchPlan
     files: AgentFiles | None
     nodes: tuple[HostNode, ...]
 
@@ -83,12 +73,12 @@ class HostsArtifact:
         return "\n".join(lines) + "\n"
 
     def _find_code(self) -> list[str]:
-        if self.code is None:
+        if self.plan.code is None:
             return []
-        make = render_line(("tar", "-czf", "code.tar.gz", "-C", self.code.root, "."))
+        make = render_line(("tar", "-czf", "code.tar.gz", "-C", self.plan.code.root, "."))
         missing = quote(f"set CODE=code.tar.gz, made with: {make}")
         return [
-            '[ -n "$CODE" ] || CODE=' + quote(f"{self.run_dir}/code.tar.gz"),
+            '[ -n "$CODE" ] || CODE=' + quote(f"{self.plan.run_dir}/code.tar.gz"),
             f'[ -r "$CODE" ] || {{ echo {missing} >&2; exit 2; }}',
         ]
 
@@ -96,19 +86,20 @@ class HostsArtifact:
         ssh = self._ssh(node.host)
         secrets = f"; set there: {' '.join(node.node.secrets)}" if node.node.secrets else ""
         unpack = []
-        if self.code:
+        if self.plan.code:
             code = quote(f"{node.run_dir}/{protocol.CODE_DIR}")
             command = f"mkdir -p {code} && tar -xz --no-same-owner -C {code}"
             unpack = [f'{ssh} {quote(command)} <"$CODE"']
         files = []
         if self.files and node.task:
             path = f"{node.run_dir}/{protocol.TOKEN_FILE}"
-            own = replace(self.files, archive_path=node.agent_path, tasks=(node.task,))
-            files = [*(own.shell_archive(embed=True) if embed else ()), *own.shell_tasks()]
+            agent = f"{node.run_dir}/{protocol.AGENT_ARCHIVE}"
+            sent = replace(self.files, archive_path=agent, tasks=(node.task,))
+            files = [*(sent.shell_archive(embed=True) if embed else ()), *sent.shell_tasks()]
             take = quote(f"mkdir -p {quote(node.run_dir)} && umask 077 && cat >{quote(path)}")
             unpack.append(f'printf %s "$TOKEN" | {ssh} {take}')
             if not embed:
-                copy = f"mkdir -p {quote(node.run_dir)} && cat >{quote(node.agent_path)}"
+                copy = f"mkdir -p {quote(node.run_dir)} && cat >{quote(agent)}"
                 unpack.append(f"{ssh} {quote(copy)} <{quote(self.files.archive_path)}")
         return [
             "",
@@ -130,7 +121,8 @@ class HostsArtifact:
         ]
 
     def _ssh(self, host: HostFacts) -> str:
-        return render_line((*host.host.ssh(self.ssh_config), host.name))
+        config = HostsSettings.of(self.plan).ssh_config
+        return render_line((*host.host.ssh(config), host.name))
 
 
 def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
@@ -138,30 +130,23 @@ def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Hosts
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
     files = render_agent_files(plan, chosen)
     texts = [task.text for task in files.tasks] if files else [None] * len(chosen)
-    own = HostsSettings.of(plan)
-    nodes = tuple(
-        _host_node(plan, own, node, text) for node, text in zip(chosen, texts, strict=True)
-    )
-    return HostsArtifact(
-        code=plan.code,
-        run_dir=plan.run_dir,
-        ssh_config=own.ssh_config,
-        files=files,
-        nodes=nodes,
-    )
+    nodes = (_host_node(plan, *pair) for pair in zip(chosen, texts, strict=True))
+    return HostsArtifact(plan=plan, files=files, nodes=tuple(nodes))
 
 
-def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str | None) -> HostNode:
-    host = own.hosts[node.node_index]
+def _host_node(plan: LaunchPlan, node: NodePlan, task: str | None) -> HostNode:
+    settings = HostsSettings.of(plan)
+    host = settings.hosts[node.node_index]
     run_dir = run_dir_on(host, plan.run_id)
     node_dir = f"{run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
     task_path = f"{node_dir}/{protocol.NODE_TASK_FILE}"
     inside = dict(node.env)[protocol.CHECKPOINT_DIR]
     checkpoint_dir = next((m.source for m in node.mounts if m.target == inside), inside)
     in_container, env = plan.image is not None, dict(env_of(plan, node))
-    starts_container = in_container and not own.hold
+    starts_container = in_container and not settings.hold
     if starts_container:
-        argv, env = _docker_argv(plan, node, replace(own.containers, user=host.user)), {}
+        containers = replace(settings.containers, user=host.user)
+        argv, env = _docker_argv(plan, node, containers), {}
     else:
         argv = start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}")
     spec = KeeperSpec(
@@ -177,7 +162,7 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
         container=node.name if starts_container else "",
         detached=plan.detached,
         stop_grace_s=plan.stop_grace_s,
-        followed_s=own.followed_s,
+        followed_s=settings.followed_s,
     )
     return HostNode(
         node=node,
@@ -189,9 +174,11 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
     )
 
 
-def _docker_argv(plan: LaunchPlan, node: NodePlan, own: ContainerSettings) -> tuple[str, ...]:
+def _docker_argv(
+    plan: LaunchPlan, node: NodePlan, containers: ContainerSettings
+) -> tuple[str, ...]:
     """Runs a node's container in the foreground, on the host's network with its addresses."""
-    shared = shared_options(plan, own, "host")
+    shared = shared_options(plan, containers, "host")
     container = Container(plan=plan, node=node, shared=tuple(shared))
     options = (word for option in container.options for word in option.words)
     return (*DOCKER_RUN_ATTACHED, *options, container.image, *container.arguments)

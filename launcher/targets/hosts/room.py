@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.follow.target import ListedRun, Target
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
-    from launcher.targets.hosts.inventory import Inventory
+    from launcher.targets.hosts.inventory.inventory import Inventory
 
 FILTERS = ("include", "exclude", "accept_new_host_keys")
 """Options that say which of the named hosts are taken, and how."""
@@ -38,7 +38,7 @@ class HostsRoom(Room):
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
     ) -> Iterator[Finding]:
         from launcher.targets.hosts.doctor import diagnose_hosts
-        from launcher.targets.hosts.inventory import read_inventory_of
+        from launcher.targets.hosts.inventory.inventory import read_inventory_of
 
         inventory = read_hosts(arguments) or read_inventory_of(job, **_filters(arguments))
         return diagnose_hosts(job, inventory, folder, limit_s)
@@ -120,7 +120,7 @@ def _sample_job(arguments: Namespace) -> str:
 
 def read_hosts(arguments: Namespace | None) -> Inventory | None:
     """The machines that the command line names; None if it names none."""
-    from launcher.targets.hosts.inventory import read_inventory
+    from launcher.targets.hosts.inventory.inventory import read_inventory
 
     if arguments is None or arguments.hosts is None:
         return None

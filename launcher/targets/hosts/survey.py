@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.contract.errors import TargetError
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.agent_files import OWN_IMAGE
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.plan import (
     check_clocks,
     check_shared,
@@ -28,7 +28,8 @@ from launcher.targets.hosts.program import facts, reach
 from launcher.targets.hosts.program.messages import Address, HostReport
 from launcher.targets.hosts.program.session import leave_token, read_clock
 from launcher.targets.hosts.settings import Host, HostFacts
-from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.hosts.ssh.client import Ssh, joined
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.machine import PORTS
 
 if TYPE_CHECKING:
@@ -55,20 +56,20 @@ def survey_hosts(
     with ssh.sessions(inventory.hosts, away=away) as opened:
         there = [host for host in inventory.hosts if host.name in opened]
         proposed = random.SystemRandom().sample(PORTS, PROPOSED_PORTS)
-        found = ssh.each(lambda host: read_host(opened[host.name], job, proposed), there)
-        told = dict(zip(there, found, strict=True))
-        reasons = {host.name: why_not(host, report, job) for host, report in told.items()}
+        read = ssh.each(lambda host: read_host(opened[host.name], job, proposed), there)
+        reports = dict(zip(there, read, strict=True))
+        reasons = {host.name: why_not(host, report, job) for host, report in reports.items()}
         busy = {name: why for name, why in reasons.items() if why}
-        busy |= find_twins({host.name: told[host] for host in told if host.name not in busy})
+        busy |= find_twins({host.name: reports[host] for host in reports if host.name not in busy})
         usable = len(there) - len(busy)
         if usable < job.nnodes.min <= usable + len(away):
             raise joined(list(away.values()))
         busy |= {name: away[name].what.removeprefix(f"{name}: ") for name in sorted(away)}
-        chosen = decide_hosts([to_facts(host, told[host], job) for host in told], busy, job)
+        chosen = decide_hosts([to_facts(host, reports[host], job) for host in reports], busy, job)
         check_clocks(chosen, plan_backend(job))
         if job.hosts.runtime == "python":
             check_versions(chosen)
-        ports = [told[facts.host].free_ports for facts in chosen]
+        ports = [reports[facts.host].free_ports for facts in chosen]
         common = [port for port in proposed if all(port in free for free in ports)]
         if not common and job.rdzv.port is None:
             raise TargetError(
@@ -76,8 +77,8 @@ def survey_hosts(
                 "--set rdzv.port=N with a port that is free on all hosts",
             )
         if len(chosen) > 1:
-            own = [opened[facts.name] for facts in chosen]
-            chosen = _with_addresses(ssh, own, chosen, told, shared_folder(job, str(Path.cwd())))
+            sessions, shared = [opened[f.name] for f in chosen], shared_folder(job, str(Path.cwd()))
+            chosen = _with_addresses(ssh, sessions, chosen, reports, shared)
         notes = [f"{error.what}; the run begins without it" for error in away.values()]
         return chosen, common[0] if common else None, notes
 
@@ -86,17 +87,17 @@ def _with_addresses(
     ssh: Ssh,
     sessions: list[Session],
     chosen: tuple[HostFacts, ...],
-    told: dict[Host, HostReport],
+    reports: dict[Host, HostReport],
     folder: str | None,
 ) -> tuple[HostFacts, ...]:
     hosts = [facts.host for facts in chosen]
-    candidates = [wanted_addresses(host, told[host].interfaces) for host in hosts]
+    candidates = [wanted_addresses(host, reports[host].interfaces) for host in hosts]
     met = meet(ssh, sessions, candidates, folder, called=(0,))
-    found = decide_addresses(hosts, candidates, met.reached)
+    addresses = decide_addresses(hosts, candidates, met.reached)
     _check_met(hosts, met, folder)
     return tuple(
         replace(facts, address=a.address, interface=a.interface)
-        for facts, a in zip(chosen, found, strict=True)
+        for facts, a in zip(chosen, addresses, strict=True)
     )
 
 
@@ -112,7 +113,7 @@ def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> 
     for error in met.unwritten.values():
         raise error
     if folder:
-        check_shared([host.name for host in hosts], met.seen, folder)
+        check_shared([host.name for host in hosts], met.sees, folder)
 
 
 def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
@@ -123,7 +124,7 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         there = session.call(read_clock)
         took_s = time.monotonic() - started
         looks.append((took_s, there - (asked_at + took_s / 2)))
-    found = session.call(
+    report = session.call(
         facts.read_host,
         state_dir=host.state_dir,
         lease_dir=host.lease_dir,
@@ -135,88 +136,88 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         own_image=OWN_IMAGE,
     )
     # The offset is exact to half of the shortest round trip.
-    return found.having(clock_offset_s=min(looks)[1])
+    return report.having(clock_offset_s=min(looks)[1])
 
 
-def find_twins(found: Mapping[str, HostReport]) -> dict[str, str]:
+def find_twins(reports: Mapping[str, HostReport]) -> dict[str, str]:
     """The names that lead to the machine of an earlier name, and why they are no host. Pure."""
     first: dict[tuple[str, frozenset[str]], str] = {}
     twins = {}
-    for name, report in found.items():
+    for name, report in reports.items():
         # With the addresses: machines that are copies of one disk may call themselves alike.
-        own = report.machine, frozenset(one.address for one in report.interfaces)
-        if report.machine and (other := first.setdefault(own, name)) != name:
+        identity = report.machine, frozenset(address.address for address in report.interfaces)
+        if report.machine and (other := first.setdefault(identity, name)) != name:
             twins[name] = f"is the machine of {other} too"
     return twins
 
 
-def why_not(host: Host, found: HostReport, job: JobSpec) -> str:
+def why_not(host: Host, report: HostReport, job: JobSpec) -> str:
     """Why a host cannot take a node now; empty if it can."""
     if job.hosts.runtime == "python":
-        if not found.python:
+        if not report.python:
             return f"has no {host.python or job.hosts.python or 'python3'}: set python: for it"
-        if not found.torch_version:
-            return f"{found.python} has no torch: name one that has, --set hosts.python=PATH"
-    elif not found.docker:
+        if not report.torch_version:
+            return f"{report.python} has no torch: name one that has, --set hosts.python=PATH"
+    elif not report.docker:
         return "no Docker engine answers: docker version there; or --set hosts.runtime=python"
-    if job.resources.rdma and not found.has_rdma:
+    if job.resources.rdma and not report.has_rdma:
         return (
             "has no RDMA device (/dev/infiniband/uverbs*), and resources.rdma is set: modprobe "
             "ib_uverbs there, or --set resources.rdma=false"
         )
-    return why_held(host, found, job)
+    return why_held(host, report, job)
 
 
-def why_held(host: Host, found: HostReport, job: JobSpec) -> str:
+def why_held(host: Host, report: HostReport, job: JobSpec) -> str:
     """Why a host lacks GPUs or slots that the job needs, and who holds them; empty if it has."""
     nproc = job.nproc_per_node if isinstance(job.nproc_per_node, int) else None
-    if found.gpus:
-        kind, own, free = "GPUs", len(own_gpus(host, found)), len(free_gpus(host, found))
+    if report.gpus:
+        kind, total, free = "GPUs", len(allowed_gpus(host, report)), len(free_gpus(host, report))
         wanted = nproc or job.resources.gpus or 1
     elif host.slots is not None:
-        taken = sum(lease.slots for lease in found.leases)
-        kind, own, free = "slots", host.slots, host.slots - taken
+        taken = sum(lease.slots for lease in report.leases)
+        kind, total, free = "slots", host.slots, host.slots - taken
         wanted = nproc or host.slots
     else:
         return ""
-    if wanted > own:
+    if wanted > total:
         allowed = " that gpus: of the inventory allows" if host.gpus else ""
-        return f"has {own} {kind}{allowed}, and the job wants {wanted} of each node"
+        return f"has {total} {kind}{allowed}, and the job wants {wanted} of each node"
     if wanted <= free:
         return ""
-    holders = ", ".join(sorted({f"{lease.owner} with {lease.run_id}" for lease in found.leases}))
-    return f"{own - free} of its {own} {kind} are held by {holders}; the job wants {wanted}"
+    holders = ", ".join(sorted({f"{lease.owner} with {lease.run_id}" for lease in report.leases}))
+    return f"{total - free} of its {total} {kind} are held by {holders}; the job wants {wanted}"
 
 
-def own_gpus(host: Host, found: HostReport) -> tuple[str, ...]:
+def allowed_gpus(host: Host, report: HostReport) -> tuple[str, ...]:
     """The GPUs that the inventory allows."""
-    return tuple(id for id in found.gpus if host.gpus is None or id in host.gpus)
+    return tuple(id for id in report.gpus if host.gpus is None or id in host.gpus)
 
 
-def free_gpus(host: Host, found: HostReport) -> tuple[str, ...]:
+def free_gpus(host: Host, report: HostReport) -> tuple[str, ...]:
     """The GPUs that the inventory allows and no lease holds."""
-    held = {gpu for lease in found.leases for gpu in lease.gpus}
-    return tuple(id for id in own_gpus(host, found) if id not in held)
+    held = {gpu for lease in report.leases for gpu in lease.gpus}
+    return tuple(id for id in allowed_gpus(host, report) if id not in held)
 
 
-def to_facts(host: Host, found: HostReport, job: JobSpec) -> HostFacts:
+def to_facts(host: Host, report: HostReport, job: JobSpec) -> HostFacts:
     """The host as the planner sees it, before its address is known."""
     return HostFacts(
         host=host,
         address="127.0.0.1",
         interface="lo",
-        cpu_count=found.cpu_count,
+        cpu_count=report.cpu_count,
         slots=host.slots,
-        device_ids=free_gpus(host, found),
+        device_ids=free_gpus(host, report),
         # A container has the image's own Python.
-        python=found.python if job.hosts.runtime == "python" else "python3",
-        torch_version=found.torch_version or None,
-        state_dir=found.state_dir,
+        python=report.python if job.hosts.runtime == "python" else "python3",
+        torch_version=report.torch_version or None,
+        state_dir=report.state_dir,
         runtime=job.hosts.runtime,
-        user=found.user,
-        image=found.image,
-        machine=found.machine,
-        clock_offset_s=round(found.clock_offset_s, 3),
+        user=report.user,
+        image=report.image,
+        machine=report.machine,
+        clock_offset_s=round(report.clock_offset_s, 3),
     )
 
 
@@ -230,13 +231,13 @@ Way = tuple[int, int, str]
 class Reachability:
     """The result of ``meet``; hosts by their place in its ``sessions``.
 
-    ``reached`` holds each way that was open, and the caller's own address on it. ``seen`` holds,
+    ``reached`` holds each way that was open, and the caller's own address on it. ``sees`` holds,
     for each host, the hosts whose files it saw in the folder. ``unwritten`` are the hosts that
     could not write to the folder, each with its error.
     """
 
     reached: Mapping[Way, str]
-    seen: tuple[frozenset[int], ...]
+    sees: tuple[frozenset[int], ...]
     unwritten: dict[int, TargetError]
 
 
@@ -260,8 +261,8 @@ def meet(
     # First calls, then files: a host that looks for files does not greet callers.
     wanted = range(len(sessions)) if called is None else called
     reached = _call(ssh, sessions, candidates, tokens, wanted)
-    seen, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})
-    return Reachability(reached=reached, seen=tuple(seen), unwritten=unwritten)
+    sees, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})
+    return Reachability(reached=reached, sees=tuple(sees), unwritten=unwritten)
 
 
 def _call(
@@ -280,10 +281,10 @@ def _call(
         ways = [(to, a.address) for to in wanted if to != place for a in candidates[to]]
         calls = [(address, opened[to], tokens[to]) for to, address in ways]
         answered = sessions[place].call(reach.call_hosts, calls=calls, wait_s=REACH_LIMIT_S)
-        return {(place, *ways[int(i)]): own for i, own in answered.items()}
+        return {(place, *ways[int(i)]): caller for i, caller in answered.items()}
 
-    found = ssh.each(call, range(len(sessions)))
-    return {way: own for ways in found for way, own in ways.items()}
+    open_ways = ssh.each(call, range(len(sessions)))
+    return {way: caller for ways in open_ways for way, caller in ways.items()}
 
 
 def _share(
@@ -301,8 +302,8 @@ def _share(
     ssh.each(leave, places)
     wanted = [names[place] for place in places if place not in unwritten]
 
-    def find(session: Session) -> list[str]:
+    def find_tokens(session: Session) -> list[str]:
         return session.call(reach.find_tokens, folder=folder, names=wanted, wait_s=TOKEN_LIMIT_S)
 
-    found = ssh.each(find, sessions)
-    return [frozenset(map(names.index, seen)) for seen in found], unwritten
+    left_there = ssh.each(find_tokens, sessions)
+    return [frozenset(map(names.index, left)) for left in left_there], unwritten

@@ -14,8 +14,9 @@ from launcher.targets.hosts.program.facts import read_host
 from launcher.targets.hosts.program.messages import HostReport, Lease
 from launcher.targets.hosts.room import read_hosts
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import free_gpus, own_gpus
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import Session
+from launcher.targets.hosts.survey import allowed_gpus, free_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +42,14 @@ def show_hosts(arguments: Namespace) -> tuple[str, int]:
     if inventory is None:
         raise InputError("no hosts are named", typed.command("hosts", "--hosts", "hosts.yaml"))
 
-    def read(session: Session) -> HostReport:
+    def read_report(session: Session) -> HostReport:
         host = session.host
         return session.call(
             read_host, state_dir=host.state_dir, lease_dir=host.lease_dir, python=host.python
         )
 
-    found = Ssh(inventory).try_each(read, inventory.hosts)
-    rows = [_row(host, told) for host, told in zip(inventory.hosts, found, strict=True)]
+    answers = Ssh(inventory).try_each(read_report, inventory.hosts)
+    rows = [_row(host, answer) for host, answer in zip(inventory.hosts, answers, strict=True)]
     text = render_hosts_table(rows)
     if arguments.json:
         text = json.dumps(rows, indent=2, default=vars) + "\n"
@@ -56,19 +57,19 @@ def show_hosts(arguments: Namespace) -> tuple[str, int]:
     return text, int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
 
 
-def _row(host: Host, found: HostReport | TargetError) -> HostRow:
-    if isinstance(found, TargetError):
-        return HostRow(host=host.name, error=found.what, hint=found.hint)
-    gpus = own_gpus(host, found)
+def _row(host: Host, answer: HostReport | TargetError) -> HostRow:
+    if isinstance(answer, TargetError):
+        return HostRow(host=host.name, error=answer.what, hint=answer.hint)
+    gpus = allowed_gpus(host, answer)
     slots = 0 if gpus else host.slots
-    held = sum(lease.slots for lease in found.leases)
+    held = sum(lease.slots for lease in answer.leases)
     return HostRow(
         host=host.name,
         gpus=gpus,
-        free_gpus=free_gpus(host, found),
+        free_gpus=free_gpus(host, answer),
         slots=slots,
         free_slots=None if slots is None else max(0, slots - held),
-        leases=found.leases,
+        leases=answer.leases,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -31,21 +30,21 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hosts import nodes
-from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
-from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.connection import MISSING, HostLine, copy_once
+from launcher.targets.hosts.inventory.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.nodes import provide_image, read_image
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
 from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
 from launcher.targets.hosts.program.requests import ask_launcher, take_look
 from launcher.targets.hosts.program.session import start_node
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
-from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.hosts.settings import HostsSettings
+from launcher.targets.hosts.ssh.client import Ssh, joined
+from launcher.targets.hosts.ssh.session import Session
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
-    from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.contract.ending import Ending
     from launcher.contract.look import LookRequest
@@ -83,7 +82,6 @@ class HostsTarget(Target):
         self._filters = filters or {}
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
-        self._beats: threading.Event | None = None
         self._refused: dict[int, str] = {}
         """Nodes that could not be started again, and why."""
 
@@ -95,17 +93,17 @@ class HostsTarget(Target):
         self._ssh = Ssh(inventory)
         hosts, port, notes = survey_hosts(self._ssh, inventory, job)
         self.notes += notes
-        found = None if job.hosts.runtime == "python" else read_image(hosts[0].image or "")
-        known = [found.torch_version if found else "", *(host.torch_version for host in hosts)]
-        own = HostsSettings(
+        image = None if job.hosts.runtime == "python" else read_image(hosts[0].image or "")
+        known = [image.torch_version if image else "", *(host.torch_version for host in hosts)]
+        settings = HostsSettings(
             hosts=hosts,
             ssh_config=inventory.ssh_config,
             containers=plan_containers(job, None),
         )
         return plan_facts(
             job,
-            own,
-            image=found.name if found else None,
+            settings,
+            image=image.name if image else None,
             torch_version=next(filter(None, known), None),
             port=port,
             run_root=str(self._run_root.absolute()),
@@ -119,10 +117,10 @@ class HostsTarget(Target):
 
     def _connect(self, plan: LaunchPlan) -> Ssh:
         """With the inventory that was given, or else as the plan's was."""
-        own = HostsSettings.of(plan)
+        settings = HostsSettings.of(plan)
         if self._ssh is None:
-            self._ssh = Ssh(self._inventory or Inventory(hosts=(), ssh_config=own.ssh_config))
-        self._ssh.machines = {host.name: host.machine for host in own.hosts}
+            self._ssh = Ssh(self._inventory or Inventory(hosts=(), ssh_config=settings.ssh_config))
+        self._ssh.machines = {host.name: host.machine for host in settings.hosts}
         return self._ssh
 
     def check(self, plan: LaunchPlan) -> None:
@@ -160,7 +158,7 @@ class HostsTarget(Target):
                 raise
             # A restart of all nodes has closed the lines.
             self._open_lines(plan)
-            self._refused |= dict.fromkeys(started, f"{error.what}; {error.hint}")
+            self._refused |= dict.fromkeys(started, _in_a_line(error))
         finally:
             self.is_sending = False
 
@@ -168,14 +166,13 @@ class HostsTarget(Target):
         self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str], *, needs_all: bool
     ) -> None:
         """Starts the nodes on all hosts; without ``needs_all``, on those that are reached."""
-        ssh, away = self._connect(plan), None if needs_all else dict[str, TargetError]()
-        wanted = [node for node in artifact.nodes if needs_all or self._may_answer(node)]
-        with ssh.sessions([node.host.host for node in wanted], away=away) as sessions:
-            reached = [node for node in wanted if node.host.name in sessions]
+        index_of = {node.host.name: node.node.node_index for node in artifact.nodes}
+        ssh, away = self._connect(plan), {} if needs_all else self._find_silent(index_of)
+        hosts = [node.host.host for node in artifact.nodes if node.host.name not in away]
+        with ssh.sessions(hosts, away=None if needs_all else away) as sessions:
+            reached = [node for node in artifact.nodes if node.host.name in sessions]
             plan, reached = self._place(plan, reached, sessions)
-            for node in wanted:
-                if away and (error := away.get(node.host.name)):
-                    self._refused[node.node.node_index] = f"{error.what}; {error.hint}"
+            self._refused |= {index_of[name]: _in_a_line(error) for name, error in away.items()}
 
             def each(work: Callable[[HostNode, Session], object]) -> None:
                 ssh.each(lambda node: work(node, sessions[node.host.name]), reached)
@@ -185,9 +182,9 @@ class HostsTarget(Target):
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
             # Take leases before sending anything, which may take minutes.
-            each(lambda node, session: self._take(plan, node, session))
+            each(lambda node, session: self._acquire_lease(plan, node, session))
             self._open_lines(plan)
-            code = self._read_code(plan)
+            code = self.code or (read_kept_code(Path(plan.run_dir)) if plan.code else None)
             agent = artifact.files.archive if artifact.files else None
             token = make_token(Path(plan.run_dir)) if artifact.files else ""
             each(lambda node, session: nodes.prepare(plan, node, agent, code, token, session))
@@ -202,9 +199,9 @@ class HostsTarget(Target):
         """The plan, and its ``nodes`` to start, as their places are now."""
         return plan, nodes
 
-    def _take(self, plan: LaunchPlan, node: HostNode, session: Session) -> None:
+    def _acquire_lease(self, plan: LaunchPlan, node: HostNode, session: Session) -> None:
         """Takes what the node needs of its host."""
-        nodes.take(plan, node, session)
+        nodes.acquire_lease(plan, node, session)
 
     def _provide_image(self, plan: LaunchPlan, sessions: Iterable[Session]) -> None:
         if plan.image is not None:
@@ -215,17 +212,11 @@ class HostsTarget(Target):
         """What the node's keeper does."""
         return node.spec
 
-    def _may_answer(self, node: HostNode) -> bool:
-        """False for a silent host; ``observe`` then reports its node as missing."""
-        if self._answers(node.node.node_index):
-            return True
-        self._refused[node.node.node_index] = f"{node.host.name} does not answer"
-        return False
-
-    def _read_code(self, plan: LaunchPlan) -> PackedCode | None:
-        if self.code is None and plan.code is not None:
-            self.code = read_kept_code(Path(plan.run_dir))
-        return self.code
+    def _find_silent(self, index_of: Mapping[str, int]) -> dict[str, TargetError]:
+        """Those of the hosts, by name, that are known to be silent: do not wait for them again."""
+        lines = {name: self._lines.get(index) for name, index in index_of.items()}
+        silent = [n for n, line in lines.items() if line and line.silent_s() >= LOST_AFTER_S / 2]
+        return {name: TargetError(f"{name}: it does not answer") for name in silent}
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -234,7 +225,7 @@ class HostsTarget(Target):
             return
         self._open_lines(plan, follows=False)
         for line in self._lines.values():
-            line.has_told.wait(OUTPUT_LIMIT_S)
+            line.has_reported.wait(OUTPUT_LIMIT_S)
         while run.read_outcome() is None and self._lives(plan):
             yield
 
@@ -258,10 +249,9 @@ class HostsTarget(Target):
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
         """As ``Target.look``; a host that is not reached counts as a node that did not look."""
-        hosts = nodes.hosts_of(plan)
 
-        def ask(item: tuple[HostFacts, int]) -> str:
-            host, index = item
+        def look_at(index: int) -> str:
+            host = HostsSettings.of(plan).hosts[index]
             try:
                 with self._connect(plan).open(host.host) as session:
                     files = session.call_within(
@@ -277,8 +267,9 @@ class HostsTarget(Target):
                 return error.what
             return keep_look(run, index, request.id, files)
 
-        told = self._connect(plan).each(ask, hosts)
-        return {index: why for (_, index), why in zip(hosts, told, strict=True) if why}
+        indices = [node.node_index for node in plan.nodes]
+        reasons = zip(indices, self._connect(plan).each(look_at, indices), strict=True)
+        return {index: why for index, why in reasons if why}
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
         host = HostsSettings.of(plan).hosts[node_index]
@@ -303,11 +294,7 @@ class HostsTarget(Target):
         ssh = self._connect(plan)
         for index in (node.node_index for node in plan.nodes):
             if index not in self._lines:
-                line = HostLine(ssh, plan, index, self.clock, follows=follows)
-                self._lines[index] = line
-                line.open()
-        if self._beats is None:
-            self._beats = send_beats(lambda: tuple(self._lines.values()))
+                self._lines[index] = HostLine(ssh, plan, index, self.clock, follows=follows)
 
     def observe(self, plan: LaunchPlan) -> Observation:
         observed, error = self.observe_reachable(plan)
@@ -316,7 +303,7 @@ class HostsTarget(Target):
         return observed
 
     def observe_reachable(self, plan: LaunchPlan) -> tuple[Observation, TargetError | None]:
-        states, _, error = ({}, False, None) if self._lines else self._ask(plan)
+        states, _, error = ({}, False, None) if self._lines else self._copy(plan)
         observed = tuple(self._observe(plan, node, states) for node in plan.nodes)
         return Observation(run_id=plan.run_id, nodes=observed), error
 
@@ -324,49 +311,50 @@ class HostsTarget(Target):
         self, plan: LaunchPlan, node: NodePlan, states: Mapping[str, NodeSeen]
     ) -> NodeObservation:
         index, key = node.node_index, nodes.key_of(node)
-        line = self._lines.get(index)
-        found = line.state(key) if line else states.get(key, MISSING)
+        known = states.get(key, MISSING)
+        if line := self._lines.get(index):
+            line.drop_if_silent()
+            known = line.state(key)
         if index in self._refused:
-            found = NodeSeen(state="missing", detail=self._refused[index])
-        elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
+            known = NodeSeen(state="missing", detail=self._refused[index])
+        elif line and line.silent_s() > LOST_AFTER_S and known.state == "running":
             host = HostsSettings.of(plan).hosts[index]
-            found = NodeSeen(state="missing", detail=f"{host.name} does not answer")
-        seen = NodeObservation(
+            known = NodeSeen(state="missing", detail=f"{host.name} does not answer")
+        observed = NodeObservation(
             node_index=index,
             incarnation=node.incarnation,
-            state=NodeState(found.state),
-            exit_code=found.exit_code,
-            out_of_memory=found.out_of_memory,
-            detail=found.detail,
+            state=NodeState(known.state),
+            exit_code=known.exit_code,
+            out_of_memory=known.out_of_memory,
+            detail=known.detail,
         )
-        return seen.with_outcome(RunFolder(Path(plan.run_dir)))
+        return observed.with_outcome(RunFolder(Path(plan.run_dir)))
 
-    def _ask(self, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool, TargetError | None]:
+    def _copy(self, plan: LaunchPlan) -> tuple[dict[str, NodeSeen], bool, TargetError | None]:
         """Copies all files of a run that no launcher here follows; returns its nodes' states.
 
-        Also whether a launcher elsewhere follows it, and what hosts that failed said.
+        Also whether a launcher elsewhere follows it, and the error of the hosts that failed.
         """
         states: dict[str, NodeSeen] = {}
         errors: list[TargetError] = []
 
-        def copy(item: tuple[HostFacts, int]) -> bool:
-            host, index = item
+        def copy(node: NodePlan) -> bool:
             try:
-                with self._open(plan, host) as session:
-                    found, followed = copy_once(session, plan, index)
+                with self._open(plan, node.node_index) as session:
+                    there, is_followed = copy_once(session, plan, node.node_index)
             except TargetError as error:
                 errors.append(error)
-                silent = NodeSeen(state="missing", detail=error.what)
-                found = {nodes.key_of(n): silent for n in plan.nodes if n.node_index == index}
-                followed = False
-            states.update(found)
-            return followed
+                states[nodes.key_of(node)] = NodeSeen(state="missing", detail=error.what)
+                return False
+            states.update(there)
+            return is_followed
 
-        followed = self._connect(plan).each(copy, nodes.hosts_of(plan))
+        followed = self._connect(plan).each(copy, plan.nodes)
         return states, any(followed), joined(errors) if errors else None
 
-    def _open(self, plan: LaunchPlan, host: HostFacts) -> Session:
+    def _open(self, plan: LaunchPlan, index: int) -> Session:
         """A session; what was in the way of the last one is raised again for a while."""
+        host = HostsSettings.of(plan).hosts[index]
         tried_at, why = _away.get(host.name, (float("-inf"), None))
         if why and time.monotonic() - tried_at < AWAY_RETRY_S:
             raise why
@@ -376,14 +364,9 @@ class HostsTarget(Target):
             _away[host.name] = time.monotonic(), error
             raise
 
-    def _answers(self, index: int) -> bool:
-        """False for a host known to be silent: do not wait for it again."""
-        line = self._lines.get(index)
-        return line is None or line.silent_s() < LOST_AFTER_S / 2
-
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
         """As ``Target.find_end``. Between two attempts no node runs, but the run does."""
-        _, is_followed, error = self._ask(plan)
+        _, is_followed, error = self._copy(plan)
         if error:
             raise error
         return None if is_followed else super().find_end(run, plan)
@@ -401,18 +384,16 @@ class HostsTarget(Target):
             self._end(plan, only, grace_s)
         finally:
             if only is None:
-                if self._beats is not None:
-                    self._beats.set()
                 self._connect(plan).each(lambda line: line.close(), self._lines.values())
-                self._lines, self._beats = {}, None
+                self._lines = {}
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)
         if run.is_there():
             return run.read_plan()
         # The folder was removed while the run goes on: only this launcher can still end it.
-        own = self._submitted
-        return own if own is not None and own.run_id == run_id else None
+        plan = self._submitted
+        return plan if plan is not None and plan.run_id == run_id else None
 
     def _end(self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float) -> None:
         """Ends ``only`` these nodes, or the run, whose files are then brought here.
@@ -420,37 +401,39 @@ class HostsTarget(Target):
         Nothing is removed before all nodes have ended: hosts that share a home share the run's
         folder.
         """
-        ssh, away = self._connect(plan), dict[str, TargetError]()
-        wanted = [item for item in nodes.hosts_of(plan) if only is None or item[1] in only]
-        for host, index in wanted:
-            # The end of the run is tried on each host: one that was silent may be back.
-            if only is not None and not self._answers(index):
-                away[host.name] = TargetError(f"{host.name}: it does not answer")
+        ssh, hosts = self._connect(plan), HostsSettings.of(plan).hosts
+        wanted = [n.node_index for n in plan.nodes if only is None or n.node_index in only]
+        index_of = {hosts[index].name: index for index in wanted}
+        # The end of the run is tried on each host: one that was silent may be back.
+        away = {} if only is None else self._find_silent(index_of)
         # A launcher elsewhere that follows the run would start its nodes again.
         foreign = only is None and not self._lines
-        by_name = {host.name: (host, index) for host, index in wanted if host.name not in away}
 
         def end(session: Session) -> None:
-            host, index = by_name[session.host.name]
+            index = index_of[session.host.name]
             if only is None and (line := self._lines.get(index)):
                 # The line must not copy the same files as ``bring_last``.
                 line.close()
-            one = None if only is None else index
-            nodes.end(session, plan, host, one, grace_s, tell_launcher=foreign)
+            which = None if only is None else index
+            nodes.end(session, plan, hosts[index], which, grace_s, tell_launcher=foreign)
 
         def bring(session: Session) -> None:
             try:
-                self.notes += nodes.bring_last(ssh, session, plan, *by_name[session.host.name])
+                self.notes += nodes.bring_last(ssh, session, plan, index_of[session.host.name])
             except TargetError as error:
                 away[session.host.name] = error
 
         # A host that does not answer must not delay the end on the others.
-        hosts = [host.host for host, _ in by_name.values()]
-        with ssh.sessions(hosts, away=away, first=end) as opened:
+        waited_for = [hosts[index].host for name, index in index_of.items() if name not in away]
+        with ssh.sessions(waited_for, away=away, first=end) as opened:
             if only is None:
-                ssh.each(bring, [opened[name] for name in by_name if name not in away])
+                ssh.each(bring, [session for name, session in opened.items() if name not in away])
         if away and (plan.detached or not self._lines):
             raise TargetError(
                 "; ".join(error.what for error in away.values()),
                 f"{typed.command('stop', plan.run_id)}, once more",
             )
+
+
+def _in_a_line(error: TargetError) -> str:
+    return "; ".join(filter(None, (error.what, error.hint)))

@@ -79,7 +79,7 @@ class QueuedJob:
     """One job, or one element of an array, as squeue shows it.
 
     ``number`` is the id of the job, or of the array that has the ``element`` (None without array);
-    ``own`` is the element's own, by which alone ``srun`` knows it.
+    ``job_id`` is the element's own, by which alone ``srun`` knows it.
     ``why`` is why it waits, such as ``Priority``. ``run_id`` is the launcher's run that its comment
     names, if any.
     """
@@ -89,7 +89,7 @@ class QueuedJob:
     state: str
     why: str
     run_id: str = ""
-    own: int = 0
+    job_id: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -204,7 +204,7 @@ def _parse(line: str) -> QueuedJob:
         state=state,
         why=why,
         run_id=comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else "",
-        own=int(job),
+        job_id=int(job),
     )
 
 

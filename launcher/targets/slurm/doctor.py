@@ -104,8 +104,9 @@ def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Find
         yield failed("run folder", str(run_root), error.what, error.hint)
         return
     run_root.mkdir(parents=True, exist_ok=True)
-    own = tempfile.TemporaryDirectory(prefix=".doctor-", dir=run_root, ignore_cleanup_errors=True)
-    with own as path:
+    with tempfile.TemporaryDirectory(
+        prefix=".doctor-", dir=run_root, ignore_cleanup_errors=True
+    ) as path:
         target = SlurmTarget(Path(path))
         began = time.monotonic()
         yield from diagnose_nodes(job.model_copy(update=probed), target, limit_s)

@@ -70,14 +70,14 @@ class SlurmDriver:
         self._console, self._clock = console, clock
         self._watch = QueueWatch(run)
         self._folder = FolderWatch(run, console, clock)
-        self._told: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._is_away = False
         self._decided_at: float | None = None
 
     def turn(self) -> Ending | None:
         if (end := self._folder.poll()) is not None:
             return end
-        self._watch.look()
+        self._watch.ask_if_due()
         starts, jobs = read_starts(self._run), self._watch.jobs
         self._print_news(starts, jobs or ())
         if (end := decide_end(self._run, self.plan, starts, jobs)) is None:
@@ -95,8 +95,8 @@ class SlurmDriver:
 
     def _note(self, about: str, text: str, of_node: int | None = None) -> None:
         """Prints a text once; with ``of_node``, also adds it to the run's timeline."""
-        if self._told.get(about) != text:
-            self._told[about] = text
+        if self._printed.get(about) != text:
+            self._printed[about] = text
             self._console.note(text)
             if of_node is not None:
                 tell_moment(self._run, of_node, 0, at=self._clock.wall(), text=text)
@@ -172,14 +172,14 @@ class QueueWatch:
         self.hastened: tuple[JobStart, ...] = ()
         """Starts after which Slurm was told to hold their jobs back for ``HELD_BACK_S`` only."""
 
-    def look(self) -> None:
+    def ask_if_due(self) -> None:
         """Asks if it is time to. Does not wait for the answer, which has a limit."""
         is_early = time.monotonic() < self._next_at
         if not is_early and not self._question.is_alive() and read_jobs(self._run):
-            self._question = threading.Thread(target=self._ask, daemon=True, name="queue")
+            self._question = threading.Thread(target=self._ask_slurm, daemon=True, name="queue")
             self._question.start()
 
-    def _ask(self) -> None:
+    def _ask_slurm(self) -> None:
         try:
             self.jobs, self.error = read_queue(self._run), None
             self._hasten(self.jobs)
@@ -240,7 +240,7 @@ def decide_end(
     ``jobs`` are the run's in the queue, None before it was asked. Once they have all left it, a
     script that recorded no end has ended too.
     """
-    told = (run.read_node_outcome(*node) for node in dict(run.incarnations()).items())
+    outcomes = (run.read_node_outcome(*node) for node in dict(run.incarnations()).items())
     wanted, newest = wanted_elements(run, plan), newest_starts(starts)
     over = [start for e, start in newest.items() if e in wanted and start.is_over]
     going = wanted.difference(start.element for start in over)
@@ -250,7 +250,7 @@ def decide_end(
         going = frozenset()
     parts = [find_part(run, start, jobs or ()) for start in over]
     return decide_parts(
-        filter(None, told), parts, still_running=len(going), min_nodes=plan.min_nodes
+        filter(None, outcomes), parts, still_running=len(going), min_nodes=plan.min_nodes
     )
 
 
@@ -265,18 +265,18 @@ def find_part(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...]) -> P
     fails = 0 < (start.code or 0) < RETRY_FROM
     # Its script gave up at a time limit: the notice of that is not why.
     gave_up = fails and start.stop == Cause.PREEMPTED
-    asked = None
+    part = None
     with contextlib.suppress(ValueError):
-        asked = Part(cause=parse_cause(start.stop), exit_code=start.code)
-    if asked and start.is_over and not gave_up:
-        return asked
+        part = Part(cause=parse_cause(start.stop), exit_code=start.code)
+    if part and start.is_over and not gave_up:
+        return part
     states = (job.state for job in jobs if job.name == start.name)
     if named := next(filter(None, map(REASON_OF_STATE.get, states)), None):
         cause, words = named
         return Part(cause=cause, words=f"job {start.name}: {words}", exit_code=start.code)
     if not start.is_over:
         # Requeued, it waited for its next start; else its script recorded no end.
-        return asked or Part(words=_describe_lost(run, start))
+        return part or Part(words=_describe_lost(run, start))
     words = ""
     if start.code and not any(run.incarnations()):
         words = last_words(run, start)
@@ -317,7 +317,7 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Ob
     by_element = {job.element: job for job in jobs}
     is_one = SlurmSettings.of(plan).kind == "allocation"
 
-    def look(index: int) -> tuple[NodeState, str]:
+    def state_of(index: int) -> tuple[NodeState, str]:
         element = None if is_one else index
         start, job = newest.get(element), by_element.get(element)
         waits = job is not None and job.state in ("PENDING", "REQUEUED", "COMPLETING")
@@ -333,4 +333,4 @@ def observe(run: RunFolder, plan: LaunchPlan, jobs: tuple[QueuedJob, ...]) -> Ob
             return NodeState.MISSING, f"{host}: no sign of life for {silent[index]:.0f} s"
         return NodeState.RUNNING, host
 
-    return observe_folder(run, plan, look)
+    return observe_folder(run, plan, state_of)

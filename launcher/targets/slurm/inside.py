@@ -49,7 +49,7 @@ def why_stale(job: int) -> str:
         return (
             "" if error.is_away else f"Slurm cannot be asked here: {error.what.rpartition('; ')[2]}"
         )
-    return "" if any(not one.is_over for one in queue) else "this job of Slurm has ended"
+    return "" if any(not queued.is_over for queued in queue) else "this job of Slurm has ended"
 
 
 def nodes_of(allocation: SlurmProcess) -> NodesThere:

@@ -61,15 +61,15 @@ class JobStart:
 
 def read_starts(run: RunFolder) -> tuple[JobStart, ...]:
     """All starts so far, the oldest first. Reads each file anew, as other machines write them."""
-    found: dict[tuple[int, int | None, int], dict[str, str]] = {}
+    files_of: dict[tuple[int, int | None, int], dict[str, str]] = {}
     with contextlib.suppress(OSError):
         for path in sorted((run.path / JOBS_DIR).iterdir()):
             if match := _KEY.fullmatch(path.name):
                 job, element, restarts, kind = match.groups()
                 key = int(job), None if element is None else int(element), int(restarts)
                 with contextlib.suppress(OSError):
-                    found.setdefault(key, {})[kind] = path.read_text().strip()
-    starts = (_start(*key, files) for key, files in found.items() if "started" in files)
+                    files_of.setdefault(key, {})[kind] = path.read_text().strip()
+    starts = (_start(*key, files) for key, files in files_of.items() if "started" in files)
     return tuple(sorted(starts, key=lambda s: (s.job, s.element or 0, s.restarts)))
 
 
@@ -189,8 +189,8 @@ def last_words(run: RunFolder, start: JobStart) -> str:
 def setup_words(run: RunFolder, start: JobStart) -> str:
     """The last lines that ``slurm.setup`` printed: they may say why it failed."""
     name = f"{start.name}.log"
-    own = [line for line in _read_log(run, name) if not OF_SLURM.match(line)]
-    return f"{name} has: {'; '.join(own[-SETUP_LINES:])}" if own else ""
+    printed = [line for line in _read_log(run, name) if not OF_SLURM.match(line)]
+    return f"{name} has: {'; '.join(printed[-SETUP_LINES:])}" if printed else ""
 
 
 def _read_log(run: RunFolder, name: str) -> list[str]:

@@ -114,7 +114,7 @@ def count_gpus(job: JobSpec) -> int:
     spec, wanted_gpus = job.slurm, job.resources.gpus
     path, text = ("slurm", "gpus_per_node"), spec.gpus_per_node
     if spec.gres is not None:
-        gpus = [one for one in spec.gres.split(",") if one.startswith("gpu")]
+        gpus = [gres for gres in spec.gres.split(",") if gres.startswith("gpu")]
         path, text = ("slurm", "gres"), gpus[0].partition(":")[2] or "1" if gpus else None
     if text is None:
         return wanted_gpus or 0
@@ -173,22 +173,22 @@ def plan_facts(
     In an ``allocation`` the run has no job of its own: one set of nodes, which nobody requeues.
     Raises ``InputError`` if the job asks for something that Slurm cannot do.
     """
-    own, in_image = plan_slurm(job, cwd), job.agent.in_image
-    place = f"Slurm, {'a job array' if own.kind == 'array' else 'one job'}"
+    settings, in_image = plan_slurm(job, cwd), job.agent.in_image
+    place = f"Slurm, {'a job array' if settings.kind == 'array' else 'one job'}"
     if allocation is not None:
         place = f"Slurm, job {allocation.job}, {job.nnodes.max} of its {allocation.nodes} nodes"
-        own = replace(own, inside=allocation.job, kind="allocation", options=())
-        own = replace(own, requeue=False, notice_s=0)
+        settings = replace(settings, inside=allocation.job, kind="allocation", options=())
+        settings = replace(settings, requeue=False, notice_s=0)
     cores = job.slurm.cpus_per_task or math.ceil(job.resources.cpus or 1)
     facts = TargetFacts(
         target=TARGET,
         place=place,
-        accelerator="cuda" if own.gpus else "cpu",
+        accelerator="cuda" if settings.gpus else "cpu",
         # All that is known of a node is what the job asks for.
-        machine=MachineFacts(cpu_count=cores, device_ids=None, slots=own.gpus or None),
-        image=own.image,
-        agent_in_image=bool(own.image) and (is_own_image(own.image or "") and in_image is True),
-        torch_version=job.torch_version if own.image else torch_version,
+        machine=MachineFacts(cpu_count=cores, device_ids=None, slots=settings.gpus or None),
+        image=settings.image,
+        agent_in_image=in_image is True and is_own_image(settings.image or ""),
+        torch_version=job.torch_version if settings.image else torch_version,
         run_root=run_root,
         cwd=cwd,
         ports=(PLACEHOLDER_PORT,),
@@ -196,9 +196,9 @@ def plan_facts(
             identity=TARGET,
             health_port=None,
             tee=False,
-            awaits_nodes=own.kind == "array",  # Slurm requeues an element that is lost.
+            awaits_nodes=settings.kind == "array",  # Slurm requeues an element that is lost.
         ),
-        own=own,
+        own=settings,
     )
     folders = folders_of(job, run_root, cwd, sends_code=sends_code)
     return let_meet(facts, job.nnodes.max, folders)

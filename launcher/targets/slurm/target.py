@@ -109,11 +109,11 @@ class SlurmTarget(SharedFolderTarget):
             check_in_code(self.code)
         elif plan.image is None:
             check_there(plan.nodes[0], plan.run_dir)
-        own = SlurmSettings.of(plan)
-        if own.container is not None and plan.is_hold:
-            what = f"slurm.container: containers of {own.container} are not held"
+        settings = SlurmSettings.of(plan)
+        if settings.container is not None and plan.is_hold:
+            what = f"slurm.container: containers of {settings.container} are not held"
             raise InputError(what, "--set slurm.container=null")
-        if own.inside:
+        if settings.inside:
             return
         with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
             script.write(render_script(plan))
@@ -164,23 +164,24 @@ class SlurmTarget(SharedFolderTarget):
         return observe(run, plan, read_queue(run))
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
-        own = SlurmSettings.of(plan)
-        if own.container is not None:
-            what = f"no program can be started in a container of {own.container}"
+        settings = SlurmSettings.of(plan)
+        if settings.container is not None:
+            what = f"no program can be started in a container of {settings.container}"
             raise InputError(what, "a job without slurm.container")
         by_element = newest_starts(read_starts(RunFolder(Path(plan.run_dir))))
-        start = by_element.get(node_index if own.kind == "array" else None)
+        start = by_element.get(node_index if settings.kind == "array" else None)
         queue = client.read_queue([start.job]) if start is not None and start.code is None else ()
-        job = next((one.own for one in queue if start and one.element == start.element), None)
+        job = next((j.job_id for j in queue if start and j.element == start.element), None)
         if job is None:
             raise TargetError(f"node {node_index} of {plan.run_id} does not run")
         step = (
             *("srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1"),
             *("--cpu-bind=none", "--mpi=none", "--unbuffered", "--quiet"),
-            f"--relative={0 if own.kind == 'array' else node_index}",
+            f"--relative={0 if settings.kind == 'array' else node_index}",
         )
         archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
-        return Door(words=step, at_terminal=(*step, "--pty"), python=own.python, archive=archive)
+        terminal, python = (*step, "--pty"), settings.python
+        return Door(words=step, at_terminal=terminal, python=python, archive=archive)
 
     # -- end --------------------------------------------------------------------------------------
 

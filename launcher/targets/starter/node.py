@@ -89,9 +89,9 @@ class StartedNode:
             yield
         except BaseException as error:
             what = f"{type(error).__name__}: {error}"
-            told = error if isinstance(error, LauncherError) else TargetError(what)
+            shown = error if isinstance(error, LauncherError) else TargetError(what)
             with contextlib.suppress(OSError):
-                record = {"error": {"what": told.what, "hint": told.hint}}
+                record = {"error": {"what": shown.what, "hint": shown.hint}}
                 write_atomically(self.ready, json.dumps(record))
             raise
 

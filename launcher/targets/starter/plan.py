@@ -74,7 +74,7 @@ def env_of_node(plan: LaunchPlan, index: int, host: str, gpus: tuple[str, ...]) 
     Raises ``InputError`` if they are fewer than node 0 has.
     """
     node = plan.nodes[0]
-    own = {**dict(node.env), protocol.NODE_INDEX: str(index)}
+    env = {**dict(node.env), protocol.NODE_INDEX: str(index)}
     wanted = len(node.device_ids)
     if len(gpus) < wanted:
         raise InputError(
@@ -82,4 +82,4 @@ def env_of_node(plan: LaunchPlan, index: int, host: str, gpus: tuple[str, ...]) 
             "each node, as node 0 has them",
             f"ask the scheduler for {wanted} on each node, or --nproc-per-node {len(gpus) or 1}",
         )
-    return own | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus[:wanted])} if wanted else {})
+    return env | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus[:wanted])} if wanted else {})

@@ -82,14 +82,16 @@ class StarterTarget(SharedFolderTarget):
         raise InputError(f"{plan.run_id}: somebody else starts its nodes", STARTED_BY)
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:
-        seen = self.observe(plan)
-        if any(node.is_alive for node in seen.nodes):
+        observation = self.observe(plan)
+        if any(node.is_alive for node in observation.nodes):
             return None
-        left = (run.read_node_outcome(node.node_index, node.incarnation) for node in seen.nodes)
-        told = [one for one in left if one and one.detail != protocol.OTHERS_GO_ON]
-        parts = [Part(words=one.detail, outcome=one) for one in told]
-        end = decide_parts(told, parts, still_running=0, min_nodes=plan.min_nodes) if told else None
-        return end or judge_left(plan, seen)
+        nodes = ((node.node_index, node.incarnation) for node in observation.nodes)
+        left = [outcome for node in nodes if (outcome := run.read_node_outcome(*node))]
+        ended = [outcome for outcome in left if outcome.detail != protocol.OTHERS_GO_ON]
+        parts = [Part(words=outcome.detail, outcome=outcome) for outcome in ended]
+        if not ended:
+            return judge_left(plan, observation)
+        return decide_parts(ended, parts, still_running=0, min_nodes=plan.min_nodes)
 
     # -- what the run's folder tells ----------------------------------------------------------
 
@@ -120,9 +122,9 @@ class StarterTarget(SharedFolderTarget):
             ask_to_stop(ready.with_suffix(".stop"))
         wait_until(lambda: not find_living(), grace_s + STOP_MARGIN_S, LOOK_S, self._clock)
         if left := find_living():
-            own = StarterSettings.of(plan)
-            job = f" (job {own.scheduler})" if own.scheduler else ""
-            ends = f"what still runs ends with {own.starter}{job}"
+            settings = StarterSettings.of(plan)
+            job = f" (job {settings.scheduler})" if settings.scheduler else ""
+            ends = f"what still runs ends with {settings.starter}{job}"
             self.notes.append(f"no end reported by {', '.join(left)}; {ends}")
 
 

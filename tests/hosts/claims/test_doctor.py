@@ -27,7 +27,7 @@ HOLDER = """
 import json, sys
 from launcher.targets.hosts.program import leases
 from launcher.targets.hosts.program.messages import Lease
-held = leases.take(sys.argv[1], Lease.from_json(json.loads(sys.argv[2])), None)
+held = leases.acquire(sys.argv[1], Lease.from_json(json.loads(sys.argv[2])), None)
 print("held", flush=True)
 sys.stdin.read()
 leases.release(held)

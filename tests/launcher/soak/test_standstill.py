@@ -16,9 +16,10 @@ from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder
 from launcher.targets import process_table
-from launcher.targets.hosts import nodes, ssh
+from launcher.targets.hosts import nodes
 from launcher.targets.hosts.program import messages, processes, requests
 from launcher.targets.hosts.program.node_state import read_state
+from launcher.targets.hosts.ssh import session as ssh_session
 from tests.launcher.runner import WAITING, Runner
 from tests.launcher.test_standstill import (
     freeze,
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_host_that_never_says_its_first_word_is_not_waited_for(tmp_path, monkeypatch, host):
-    monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 0.5)
+    monkeypatch.setattr(ssh_session, "OPEN_LIMIT_S", 0.5)
     client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; exec sleep 600")
     with soon(), pytest.raises(TargetError, match="gpu1"):
         client.open(host)

@@ -24,10 +24,10 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.docker.engine import ContainerEnding, OwnContainer
 from launcher.targets.docker.target import DockerTarget
 from launcher.targets.docker_options import ContainerSettings
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program.session import read_clock
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh.client import Ssh
 from launcher.targets.local.target import LocalTarget
 from launcher.targets.processes import ProcessSettings
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from signal import alarm
 
-from launcher.targets.hosts.program import messages, session
-from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Refusal, RequestError
-from launcher.targets.hosts.program.wire import (
+from launcher.targets.hosts.program import session
+from launcher.targets.hosts.program.messages import (
+    IDLE_LIMIT_S,
     MAGIC,
+    Answered,
+    FunctionCall,
     Record,
+    Refusal,
+    RequestError,
     parse_json,
     read_frame,
     write_frame,
@@ -24,11 +29,13 @@ from launcher.targets.hosts.program.wire import (
 def main(argv: list[str]) -> int:
     """Returns when the launcher closes the conversation, or the node has ended."""
     if argv[1:2] == ["keep"]:
+        from launcher.targets.hosts.program.keeper import NodeKeeper
+
         # Ended by the session that started this: it sends the spec at once.
         spec = parse_json(sys.stdin.buffer.read())
-        session.module("keeper").NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
-        return 0
-    converse()
+        NodeKeeper(spec, [int(word) for word in argv[2:]]).run()
+    else:
+        converse()
     return 0
 
 
@@ -46,10 +53,10 @@ def converse() -> None:
                 return
             if frame is None:
                 return
-            asked, blob = frame
-            assert isinstance(asked, messages.FunctionCall), type(asked)
-            alarm(int(asked.limit_s) + 60)
-            write_frame(stdout, refuse_as_another(asked.machine) or answer(asked, blob))
+            call, blob = frame
+            assert isinstance(call, FunctionCall), type(call)
+            alarm(int(call.limit_s) + 60)
+            write_frame(stdout, refuse_as_another(call.machine) or answer(call, blob))
     finally:
         session.end()
 
@@ -60,26 +67,26 @@ def refuse_as_another(wanted: str) -> Refusal | None:
         return None
     from launcher.contract.process_stat import name_machine
 
-    if (own := name_machine()) == wanted:
+    if (machine := name_machine()) == wanted:
         return None
     return Refusal(
-        error=f"it is another machine ({own}) than the run's ({wanted})",
+        error=f"it is another machine ({machine}) than the run's ({wanted})",
         fix="correct the address that its name leads to: ~/.ssh/config, /etc/hosts",
     )
 
 
-def answer(asked: messages.FunctionCall, blob: bytes) -> Record:
+def answer(call: FunctionCall, blob: bytes) -> Record:
     """What the called function returns, or a refusal."""
-    module, _, name = asked.function.partition(".")
-    brought = {asked.blob: blob} if asked.blob else {}
+    module, _, name = call.function.partition(".")
+    brought = {call.blob: blob} if call.blob else {}
     try:
-        told = getattr(session.module(module), name)(**asked.arguments, **brought)
+        function = getattr(import_module(f".{module}", __package__), name)
+        return Answered(value=function(**call.arguments, **brought))
     except RequestError as error:
         return Refusal(error=str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return Refusal(error=f"{where}{error.strerror or error}")
-    return Answered(value=told)
 
 
 if __name__ == "__main__":

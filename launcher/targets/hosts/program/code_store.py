@@ -11,8 +11,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import new_number, write_atomically
 from launcher.contract import protocol
-from launcher.targets.hosts.program.messages import RequestError
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
+from launcher.targets.hosts.program.messages import TYPE_CHECKING, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,13 +77,13 @@ def prepare_run(
         folder.mkdir(parents=True, exist_ok=True)
     if agent and not (run / protocol.AGENT_ARCHIVE).exists():
         write_atomically(run / protocol.AGENT_ARCHIVE, agent)
-    own = run / protocol.CODE_DIR
-    if code and not own.exists():
+    place = run / protocol.CODE_DIR
+    if code and not place.exists():
         temporary = run / f".code.{new_number()}"
         with tarfile.open(_archive(state_dir, code)) as archive:
             archive.extractall(temporary)
         with suppress(OSError):
-            temporary.rename(own)
+            temporary.rename(place)
         shutil.rmtree(temporary, ignore_errors=True)
     if token:
         write_atomically(run / protocol.TOKEN_FILE, token, mode=0o600)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from launcher.agent.addresses import addresses_of
 from launcher.contract.process_stat import name_machine
-from launcher.targets.hosts.program import leases, processes
-from launcher.targets.hosts.program.messages import Address, HostReport
+from launcher.targets.hosts.program import processes
+from launcher.targets.hosts.program.leases import read_leases
+from launcher.targets.hosts.program.messages import TYPE_CHECKING, Address, HostReport
 from launcher.targets.hosts.program.reach import nearest_folder
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.machine import is_free, read_gpus
 from launcher.targets.short_command import read_output
 
@@ -47,7 +47,7 @@ def read_host(
     python = shutil.which(os.path.expanduser(python or "python3")) or ""
     ids = read_gpus() if gpus else ()
     names = [name for _, name in socket.if_nameindex() if not name.startswith(SKIPPED)]
-    found = HostReport(
+    report = HostReport(
         machine=name_machine(),
         cpu_count=len(os.sched_getaffinity(0)),
         gpus=ids,
@@ -58,19 +58,19 @@ def read_host(
         state_dir=os.path.abspath(os.path.expanduser(state_dir)),
         user=f"{os.getuid()}:{os.getgid()}",
         free_ports=[port for port in ports if is_free(port, "")],
-        leases=leases.read(lease_dir),
+        leases=read_leases(lease_dir),
         has_rdma=any(Path("/dev/infiniband").glob("uverbs*")),
     )
     if runtime == "docker":
         engine, runtimes = read_engine()
         image = image or f"{own_image}:{'cuda' if ids else 'cpu'}"
         id, torch = processes.inspect_image(image) if engine else ("", "")
-        found = found.having(image=image, image_id=id, torch_version=torch)
-        return found.having(docker=engine, runtimes=runtimes)
+        report = report.having(image=image, image_id=id, torch_version=torch)
+        return report.having(docker=engine, runtimes=runtimes)
     if runtime == "python" and python:
         version = read_output((python, "-c", TORCH_VERSION))
-        return found.having(torch_version=(version or "").strip())
-    return found
+        return report.having(torch_version=(version or "").strip())
+    return report
 
 
 def read_engine() -> tuple[str, list[str]]:

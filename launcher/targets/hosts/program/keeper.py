@@ -21,9 +21,8 @@ from launcher.contract.waits import SOON_S
 from launcher.targets import children
 from launcher.targets.held_child import HeldChild, write
 from launcher.targets.hosts.program import leases, processes
-from launcher.targets.hosts.program.messages import KeeperSpec
+from launcher.targets.hosts.program.messages import TYPE_CHECKING, KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
 from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 
@@ -35,7 +34,7 @@ SWEEP_LIMIT_S = 5.0
 LAST_WORD_S = 2.0
 """How long a node may take beyond its grace: an agent that is killed leaves its scratch folder."""
 SETUP_FAILED, DISK_FULL = 126, 198
-MOST_TOLD = 2000
+MOST_DETAIL = 2000
 """Characters of what is told of an end: the record holds no more on a full disk."""
 SHOWN_S = 1.0
 """Between two signs to a held node that the run lives."""
@@ -48,12 +47,12 @@ class NodeKeeper:
         self._spec, self._held = spec, held
         self._run_id, self._node = spec.run_id, spec.node_index
         self._folder = Path(spec.node_dir)
-        self._asked = False
+        self._is_to_end = False
         self._why = ""
         self._kill_at: float | None = None
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._is_to_end = True
 
     def run(self) -> None:
         """Blocks until the node has ended and none of its processes is left."""
@@ -66,12 +65,14 @@ class NodeKeeper:
         except OSError as error:
             self._close(SETUP_FAILED, f"cannot start {self._spec.argv[0]}: {error.strerror}")
             return
-        out_of_memory, told = inspect(name) if (name := self._spec.container) else (False, "")
+        container = self._spec.container
+        out_of_memory, docker_error = inspect_container(container) if container else (False, "")
+        detail = docker_error or self._why
         if code == DISK_FULL and not (self._folder / protocol.OUTCOME_FILE).exists():
             # The node's own report found no room, and only this host sees its disk.
-            said = os.strerror(errno.ENOSPC)
-            told = f"{said}: {disk.describe(said, self._folder.parents[2])}"
-        self._close(code, told or self._why, out_of_memory=out_of_memory)
+            full = os.strerror(errno.ENOSPC)
+            detail = f"{full}: {disk.describe(full, self._folder.parents[2])}"
+        self._close(code, detail, out_of_memory=out_of_memory)
 
     def _follow(self, spec: KeeperSpec) -> int:
         """Runs the program, and returns its exit code as in a shell."""
@@ -113,7 +114,7 @@ class NodeKeeper:
     def _grace_s(self) -> float:
         """The grace once the node is to end; 0 before that."""
         spec = self._spec
-        if self._asked:
+        if self._is_to_end:
             with suppress(OSError, ValueError):
                 return max(0.01, float((self._folder / processes.GRACE_FILE).read_text()))
         elif spec.detached or is_node_followed(self._folder.parent, spec.followed_s):
@@ -138,7 +139,7 @@ class NodeKeeper:
             self._folder,
             os.getpid(),
             exit_code=code,
-            detail=detail[:MOST_TOLD],
+            detail=detail[:MOST_DETAIL],
             out_of_memory=out_of_memory,
         )
 
@@ -158,13 +159,13 @@ class KeptChild(HeldChild):
 
     def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
         assert spec.held is not None
-        hold_dir, asked = Path(spec.held.run_dir), json.loads(spec.held.request)
-        super().__init__(hold_dir, spec.node_index, Path(asked["record_dir"]))
+        hold_dir, request = Path(spec.held.run_dir), json.loads(spec.held.request)
+        super().__init__(hold_dir, spec.node_index, Path(request["record_dir"]))
         self._user, self._show_at = hold_dir / protocol.HOLD_USER, 0.0
         # A container has an environment of its own, and pids that say nothing here.
-        given = {**spec.env, **spec.secrets} if asked.get("adds_env") else env
+        given = {**spec.env, **spec.secrets} if request.get("adds_env") else env
         write(self._user, spec.held.user)
-        self.ask(json.dumps({**asked, "env": list(given.items())}))
+        self.ask(json.dumps({**request, "env": list(given.items())}))
 
     def poll(self) -> int | None:
         if (now := time.monotonic()) > self._show_at:
@@ -174,7 +175,7 @@ class KeptChild(HeldChild):
         return super().poll()
 
 
-def inspect(name: str) -> tuple[bool, str]:
+def inspect_container(name: str) -> tuple[bool, str]:
     """Whether a container ran out of memory, and its engine's error, if it is there."""
     argv = ("docker", "inspect", "--format", "{{.State.OOMKilled}} {{.State.Error}}", name)
     out_of_memory, _, error = (read_output(argv) or "").strip().partition(" ")

@@ -39,7 +39,7 @@ class HeldError(Exception):
         self.leases = leases
 
 
-def take(folder: str, lease: Lease, slots_limit: int | None) -> list[int]:
+def acquire(folder: str, lease: Lease, slots_limit: int | None) -> list[int]:
     """Locks what the lease names; returns the open files that hold it. Raises ``HeldError``.
 
     ``slots_limit`` is how many slots the host has in all, None for no limit.
@@ -52,7 +52,7 @@ def take(folder: str, lease: Lease, slots_limit: int | None) -> list[int]:
         while not (files := _try_to_take(Path(folder), lease, slots_limit)):
             if time.monotonic() > deadline:
                 wanted = set(lease.gpus)
-                others = [le for le in read(folder) if le.slots or wanted & {*le.gpus}]
+                others = [le for le in read_leases(folder) if le.slots or wanted & {*le.gpus}]
                 raise HeldError(others or [lease])
             time.sleep(SOON_S)
     finally:
@@ -119,18 +119,18 @@ def release(files: Iterable[int]) -> None:
             path.parent.rmdir()
 
 
-def read(folder: str) -> list[Lease]:
+def read_leases(folder: str) -> list[Lease]:
     """What the nodes of all users hold, a lease for each node."""
-    found: dict[tuple[str, int], Lease] = {}
+    leases: dict[tuple[str, int], Lease] = {}
     for name, lease in _read_all(Path(folder)):
-        lease = found.get((lease.run_id, lease.node_index), lease.having(gpus=(), slots=0))
+        lease = leases.get((lease.run_id, lease.node_index), lease.having(gpus=(), slots=0))
         # The file's name says what is held, whatever its user wrote into it.
         if name.startswith(GPU):
             lease = lease.having(gpus=(*lease.gpus, name[len(GPU) :]))
         else:
             lease = lease.having(slots=lease.slots + 1)
-        found[lease.run_id, lease.node_index] = lease
-    return list(found.values())
+        leases[lease.run_id, lease.node_index] = lease
+    return list(leases.values())
 
 
 def _read_all(folder: Path) -> Iterator[tuple[str, Lease]]:

@@ -72,8 +72,8 @@ def inspect_image(name: str) -> tuple[str, str]:
     """The id of an image and the torch version that its label names; empty if there is none."""
     label = '{{index . "' + protocol.LABEL_TORCH + '"}}'
     form = "{{.Id}}\n{{with .Config.Labels}}" + label + "{{end}}"
-    told = read_output(("docker", "image", "inspect", "--format", form, name)) or ""
-    id, _, torch_version = told.strip().partition("\n")
+    printed = read_output(("docker", "image", "inspect", "--format", form, name)) or ""
+    id, _, torch_version = printed.strip().partition("\n")
     return id, torch_version
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from launcher.contract.waits import POLL_S
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
+from launcher.targets.hosts.program.messages import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +54,8 @@ def call_hosts(*, calls: Sequence[Sequence[Any]], wait_s: float) -> dict[str, st
         with suppress(OSError), socket.create_connection((address, port), wait_s) as peer:
             # Ended by the limit of the connection.
             if peer.recv(256) == token.encode():
-                own: str = peer.getsockname()[0]
-                return own
+                caller: str = peer.getsockname()[0]
+                return caller
         return ""
 
     if not calls:
@@ -63,8 +63,8 @@ def call_hosts(*, calls: Sequence[Sequence[Any]], wait_s: float) -> dict[str, st
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(len(calls), MOST_CALLS)) as pool:
-        found = list(pool.map(lambda words: call(*words), calls))
-    return {str(place): own for place, own in enumerate(found) if own}
+        callers = list(pool.map(lambda words: call(*words), calls))
+    return {str(place): caller for place, caller in enumerate(callers) if caller}
 
 
 # -- files that hosts leave in a folder --------------------------------------------------------
@@ -74,13 +74,6 @@ def nearest_folder(path: str) -> Path:
     """The folder, or the nearest above it that is there."""
     folder = Path(os.path.expanduser(path))
     return next(place for place in (folder, *folder.parents) if place.exists())
-
-
-def leave_token(folder: str, name: str) -> Path:
-    """Makes a token. Raises ``OSError`` if nothing can be written there."""
-    token = nearest_folder(folder) / name
-    token.touch()
-    return token
 
 
 def find_tokens(*, folder: str, names: Sequence[str], wait_s: float) -> list[str]:
@@ -93,7 +86,7 @@ def find_tokens(*, folder: str, names: Sequence[str], wait_s: float) -> list[str
         with suppress(OSError):
             path.touch(exist_ok=False)
             path.unlink()
-        found = [name for name in names if (place / name).exists()]
-        if len(found) == len(names) or time.monotonic() > deadline:
-            return found
+        left = [name for name in names if (place / name).exists()]
+        if len(left) == len(names) or time.monotonic() > deadline:
+            return left
         time.sleep(POLL_S)

@@ -69,8 +69,8 @@ def find_image(*, image: str, pull_s: float) -> str:
     if pull_s and not id:
         end = ask(("docker", "pull", "--quiet", image), pull_s)
         if end is None or end.code:
-            told = end.err.strip().splitlines()[-1:] if end else ["it takes too long"]
-            raise RequestError(f"image {image} could not be pulled: {''.join(told)}")
+            why = end.err.strip().splitlines()[-1:] if end else ["it takes too long"]
+            raise RequestError(f"image {image} could not be pulled: {''.join(why)}")
         id, _ = processes.inspect_image(image)
     return id
 
@@ -96,9 +96,9 @@ def take_look(*, run_dir: str, node: int, id: str, request: str, wait_s: float) 
     if newest is None:
         return {}
     write_atomically(newest / protocol.LOOK_REQUEST, request)
-    found = newest / protocol.LOOKS_DIR / id
-    wait_until((found / protocol.LOOK_FILE).exists, wait_s, SOON_S)
-    return {path.name: path.read_text() for path in found.glob("*.json")}
+    look = newest / protocol.LOOKS_DIR / id
+    wait_until((look / protocol.LOOK_FILE).exists, wait_s, SOON_S)
+    return {path.name: path.read_text() for path in look.glob("*.json")}
 
 
 def read_newest(*, folder: str, name: str) -> str:
@@ -126,7 +126,7 @@ def list_runs(*, state_dir: str, run_id: str) -> list[RunOnHost]:
 
 def find_left(*, state_dir: str, remove: str = "") -> list[LeftOnHost]:
     """Finds what runs that do not live have left, and removes what the run ``remove`` has."""
-    state, found = Path(os.path.expanduser(state_dir)), []
+    state, leftovers = Path(os.path.expanduser(state_dir)), []
     kinds = [state / name for name in (RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR)]
     for run_id in sorted({path.name for kind in kinds for path in kind.glob("*")}):
         run, *_ = paths = [kind / run_id for kind in kinds]
@@ -142,8 +142,8 @@ def find_left(*, state_dir: str, remove: str = "") -> list[LeftOnHost]:
             size_bytes=sum(map(read_size, paths)),
             is_cut=run.exists(),
         )
-        found.append(left)
-    return found
+        leftovers.append(left)
+    return leftovers
 
 
 def _read_run(plan: Path) -> RunOnHost:
@@ -196,6 +196,6 @@ def _remove_containers(run_id: str, node: int | None) -> None:
     argv = ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
     if (listed := read_output(argv, ENGINE_LIMIT_S)) is None:
         raise RequestError(f"the Docker engine does not answer: {run_id} may still run there")
-    found = (line.partition(" ") for line in listed.splitlines())
-    if ids := [id for id, _, index in found if node in (None, int(index))]:
+    containers = (line.partition(" ") for line in listed.splitlines())
+    if ids := [id for id, _, index in containers if node in (None, int(index))]:
         processes.remove_containers(*ids)

@@ -9,15 +9,13 @@ import os
 import sys
 import time
 from contextlib import suppress
-from importlib import import_module
 
 from launcher.contract import protocol
 from launcher.contract.waits import SLOW_LOOK_S
-from launcher.targets.hosts.program.wire import TYPE_CHECKING
+from launcher.targets.hosts.program.messages import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Any
 
     from launcher.targets.hosts.program.messages import KeeperSpec, Lease
 
@@ -28,18 +26,15 @@ _held: list[int] = []
 _tokens: list[Path] = []
 
 
-def module(name: str) -> Any:
-    """A module of the program on hosts."""
-    return import_module(f".{name}", __package__)
-
-
 def end() -> None:
     """Removes tokens, and releases a lease that no keeper got."""
     for token in _tokens:
         with suppress(OSError):
             token.unlink()
     if _held:
-        module("leases").release(_held)
+        from launcher.targets.hosts.program import leases
+
+        leases.release(_held)
         _held.clear()
 
 
@@ -58,15 +53,15 @@ def take_lease(
     the launcher that follows the run in ``run_dir`` is silent for a while. ``slots_limit`` is how
     many slots the host has in all; None for no limit.
     """
-    leases = module("leases")
+    from launcher.targets.hosts.program import leases
+    from launcher.targets.hosts.program.requests import end_nodes
+
     # An earlier incarnation of the node may still run.
-    end_nodes = module("requests").end_nodes
     end_nodes(lease.run_id, lease.node_index, 0.0, in_containers=containers)
     try:
-        _held[:] = leases.take(lease_dir, lease, slots_limit)
+        _held[:] = leases.acquire(lease_dir, lease, slots_limit)
     except leases.HeldError as error:
-        in_the_way: list[Lease] = error.leases
-        return in_the_way
+        return error.leases
     _end_unheard(run_dir, lease.node_index)
     return []
 
@@ -76,25 +71,31 @@ def _end_unheard(run_dir: str, node: int) -> None:
 
     Sending code may take long, and sshd notices only late that the launcher's machine is gone.
     """
-    state = module("node_state")
-    run = import_module("pathlib").Path(run_dir)
+    from pathlib import Path
+    from threading import Thread
+
+    from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
+
+    run = Path(run_dir)
     folder = run / protocol.NODES_DIR / str(node)
     folder.mkdir(parents=True, exist_ok=True)
-    state.mark_followed(run, node)
+    mark_followed(run, node)
 
-    def look() -> None:
+    def end_if_unheard() -> None:
         while _held:
-            if not state.is_node_followed(folder, HELD_LIMIT_S):
+            if not is_node_followed(folder, HELD_LIMIT_S):
                 os._exit(1)
             time.sleep(SLOW_LOOK_S)
 
-    import_module("threading").Thread(target=look, daemon=True).start()
+    Thread(target=end_if_unheard, daemon=True).start()
 
 
 def start_node(*, node: KeeperSpec) -> None:
     """Starts a node's keeper, and hands it the lease of this conversation."""
+    from launcher.targets.hosts.program.processes import start_keeper
+
     # The loader has put the program's folder first.
-    module("processes").start_keeper(node, sys.path[0], _held)
+    start_keeper(node, sys.path[0], _held)
     for file in _held:
         os.close(file)
     _held.clear()
@@ -104,6 +105,10 @@ def leave_token(*, folder: str, name: str) -> None:
     """Makes a file in ``folder``, which stays as long as the conversation.
 
     If the folder is missing, the file goes into the nearest one above it: hosts that share that
-    one will share the folder.
+    one will share the folder. Raises ``OSError`` if nothing can be written there.
     """
-    _tokens.append(module("reach").leave_token(folder, name))
+    from launcher.targets.hosts.program.reach import nearest_folder
+
+    token = nearest_folder(folder) / name
+    token.touch()
+    _tokens.append(token)

@@ -18,9 +18,14 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD
 from launcher.contract.waits import POLL_S
-from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
+from launcher.targets.hosts.program.messages import (
+    TYPE_CHECKING,
+    FilePart,
+    NodeSeen,
+    NodesSeen,
+    write_frame,
+)
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
-from launcher.targets.hosts.program.wire import TYPE_CHECKING, write_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,13 +79,13 @@ class Watch:
         """By ``index.incarnation``."""
         self._run_dir, self._node, self._follows = Path(run_dir), node, follows
         self._out = sys.stdout.buffer
-        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._marks: dict[str, tuple[int, int, int]] = {}
         self._sent = dict(have)
         self._stdin: int | None = None
         self._goes_on = True
 
     def run(self) -> None:
-        """Blocks until the launcher, which beats, ends the connection."""
+        """Blocks until the launcher, which answers each message, ends the connection."""
         beat_at = float("-inf")
         # Python's own buffer, which select does not see, holds at most beats: others follow.
         self._stdin = sys.stdin.buffer.fileno()
@@ -112,8 +117,8 @@ class Watch:
         """
         node = self._run_dir / protocol.NODES_DIR / str(self._node)
         # A node that was not started yet has no record.
-        found = (record.parent for record in node.glob(f"[0-9]*/{RECORD}"))
-        states = {f"{node.name}.{one.name}": read_state(one) for one in found}
+        started = (record.parent for record in node.glob(f"[0-9]*/{RECORD}"))
+        states = {f"{node.name}.{folder.name}": read_state(folder) for folder in started}
         for path in sorted(_files(self._run_dir, LEFT_OUT)):
             is_request = path.parent == self._run_dir and path.name in protocol.RUN_REQUESTS
             with suppress(OSError):
@@ -131,7 +136,7 @@ class Watch:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             mark = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            before = self._seen.get(name)
+            before = self._marks.get(name)
             if mark == before:
                 return
             offset = self._offset(name, before, mark)
@@ -146,7 +151,7 @@ class Watch:
                 write_frame(self._out, part, data)
                 offset += len(data)
                 first = False
-        self._seen[name] = mark
+        self._marks[name] = mark
         self._sent[name] = offset
 
     def _offset(
@@ -165,32 +170,32 @@ def split_outputs(code: Path, limit_bytes: int) -> tuple[list[Path], list[Path]]
 
     It gets the smallest, less than ``limit_bytes`` in all. The code's own files have the time 0.
     """
-    found = []
+    outputs = []
     for folder, folders, names in os.walk(code):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in (Path(folder, name) for name in names):
             # Hosts that share a home remove one folder at once.
             with suppress(FileNotFoundError):
-                told = path.lstat()
-                if stat.S_ISREG(told.st_mode) and told.st_mtime > 0:
-                    found.append((told.st_size, path))
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_mtime > 0:
+                    outputs.append((status.st_size, path))
     brought: list[Path] = []
     left: list[Path] = []
     total = 0
-    for size, path in sorted(found):
+    for size, path in sorted(outputs):
         total += size
         (brought if total < limit_bytes and os.access(path, os.R_OK) else left).append(path)
     return brought, left
 
 
 def _files(folder: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     with suppress(OSError):
         for entry in os.scandir(folder):
             if entry.name in left_out or entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                found += _files(Path(entry.path))
+                files += _files(Path(entry.path))
             elif entry.is_file(follow_symlinks=False):
-                found.append(Path(entry.path))
-    return found
+                files.append(Path(entry.path))
+    return files

@@ -14,10 +14,10 @@ from launcher.contract.errors import TargetError
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.targets.docker_options import plan_containers
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.plan import plan_facts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh.client import Ssh
 
 Answers = Mapping[Callable[..., Any], Any]
 

@@ -11,14 +11,16 @@ import pytest
 from launcher.contract.process_stat import name_machine
 from launcher.targets.hosts.program import __main__ as program
 from launcher.targets.hosts.program.messages import (
+    MAGIC,
     Answered,
     FilePart,
     FunctionCall,
     Lease,
     NodesSeen,
     Refusal,
+    read_frame,
+    write_frame,
 )
-from launcher.targets.hosts.program.wire import MAGIC, read_frame, write_frame
 
 
 @pytest.fixture

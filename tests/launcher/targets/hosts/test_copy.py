@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
-from launcher.targets.hosts.program.messages import FilePart
+from launcher.targets.hosts.program.messages import BEAT, FilePart, read_frame
 from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
-from launcher.targets.hosts.program.wire import BEAT, read_frame
 from tests.disks import mounted
 
 
@@ -107,7 +106,7 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
             pair.watch.send_new()
             pair.wire.seek(0)
             while (frame := read_frame(pair.wire)) is not None:
-                copies[-1].take(*frame)
+                copies[-1].write(*frame)
             if len(copies) == 1:
                 assert copies[0].is_due()
                 assert disk.leftovers() == []

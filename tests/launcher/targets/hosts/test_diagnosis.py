@@ -13,7 +13,7 @@ from launcher.doctor.judge import AllReduce, MessageRate
 from launcher.doctor.run import PROGRAM, ProbeAnswers
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.doctor import diagnose_hosts
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program import facts, reach, requests
 from launcher.targets.hosts.program.messages import Address, HostReport
 from launcher.targets.hosts.program.session import leave_token, read_clock

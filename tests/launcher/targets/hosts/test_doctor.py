@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.targets.hosts import doctor_judge
-from launcher.targets.hosts.doctor_judge import HostAnswer
+from launcher.targets.hosts import doctor
+from launcher.targets.hosts.doctor import HostAnswer
 from launcher.targets.hosts.nodes import Image
 from launcher.targets.hosts.plan import decide_unshared
 from launcher.targets.hosts.program.messages import Address, HostReport, Lease
@@ -33,7 +33,7 @@ def tell(findings: Any) -> list[str]:
 
 def answer(host: Host, **found: Any) -> HostAnswer:
     usual = HostReport(gpus=["0", "1"], docker="27.1", runtimes=["nvidia", "runc"])
-    return HostAnswer(host=host, found=usual.having(**found))
+    return HostAnswer(host=host, report=usual.having(**found))
 
 
 SET_NTP = "sudo timedatectl set-ntp true"
@@ -59,13 +59,13 @@ def test_clocks_are_held_against_the_middle_one(offsets_s, backend, told):
     given = {host.name: offset_s for host, offset_s in zip(HOSTS, offsets_s, strict=False)}
     fix = "and the rendezvous c10d allows 5 s | on gpu2: {}, or remove engine: torchrun"
     expected = [row.replace("{}", fix.format(SET_NTP)) for row in told]
-    assert tell(doctor_judge.judge_clocks(given, backend))[:2] == expected
+    assert tell(doctor.judge_clocks(given, backend))[:2] == expected
 
 
 def test_a_host_is_reachable_or_what_ssh_says_of_it():
-    well = HostAnswer(host=HOSTS[0], found=HostReport(python_version="3.9.2", cpu_count=4))
+    well = HostAnswer(host=HOSTS[0], report=HostReport(python_version="3.9.2", cpu_count=4))
     away = HostAnswer(host=HOSTS[1], error=TargetError("gpu2: it does not answer", "is it on?"))
-    assert tell(doctor_judge.judge_reachable(one) for one in (well, away)) == [
+    assert tell(doctor.judge_reachable(one) for one in (well, away)) == [
         "ok | gpu1 | ssh, Python 3.9.2, 4 CPU cores",
         "failed | gpu2 | it does not answer | is it on?",
     ]
@@ -99,7 +99,7 @@ TOOLKIT = (
     ],
 )
 def test_an_engine_must_answer_and_give_gpus_to_containers(found, told):
-    assert tell(doctor_judge.judge_engine(answer(HOSTS[0], **found))) == told
+    assert tell(doctor.judge_engine(answer(HOSTS[0], **found))) == told
 
 
 LOAD = "docker save a:1 | ssh {} docker load, or leave it to launcher run"
@@ -129,7 +129,7 @@ def test_an_image_is_held_against_the_launchers_own_or_the_usual_one(own, ids, t
         answer(host, docker="") if id == "no engine" else answer(host, image_id=id)
         for host, id in zip(HOSTS, ids, strict=True)
     ]
-    rows = doctor_judge.judge_images(answers, Image(name="a:1", id=own), "ssh {0.name}".format)
+    rows = doctor.judge_images(answers, Image(name="a:1", id=own), "ssh {0.name}".format)
     expected = []
     for host, row, id in zip(HOSTS, told, ids, strict=True):
         status, _, rest = (row if row != "ok" else f"ok | a:1: {id[-2:]}").partition(" | ")
@@ -144,10 +144,10 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(make_job):
     free = [f"ok | gpu{n} | GPUs 0,1 free" for n in (2, 3)]
     for nnodes, status in (("2", "warning"), ("3", "failed"), ("1:3", "warning")):
         job = make_job(nnodes=nnodes, nproc_per_node=2)
-        told = tell(doctor_judge.judge_leases(answers, job))
+        told = tell(doctor.judge_leases(answers, job))
         assert told == [f"{status} | {held} | {fix}", *free]
     lacking = HostAnswer(host=replace(HOSTS[1], slots=1)), HostAnswer(host=HOSTS[2])
-    assert tell(doctor_judge.judge_leases(lacking, job)) == [
+    assert tell(doctor.judge_leases(lacking, job)) == [
         "warning | gpu2 | has 1 slots, and the job wants 2 of each node"
         " | lower --nproc-per-node, or correct gpus: or slots: of the host",
         "ok | gpu3 | free",
@@ -210,20 +210,20 @@ ACCEPT = "-p tcp --dport 1024:65535 -j ACCEPT"
 def test_each_way_between_hosts_counts_and_the_addresses_of_a_run_are_told(
     candidates, reached, told
 ):
-    assert tell(doctor_judge.judge_ways(HOSTS, candidates, met(reached=reached))) == told
+    assert tell(doctor.judge_ways(HOSTS, candidates, met(reached=reached))) == told
 
 
 def test_a_taken_rendezvous_port_is_named():
     answers = [answer(host, free_ports=[29500]) for host in HOSTS[:2]]
-    assert tell(doctor_judge.judge_ports(answers, 29500)) == ["ok | all hosts | 29500 is free"]
-    assert tell(doctor_judge.judge_ports([*answers, answer(HOSTS[2])], 29500)) == [
+    assert tell(doctor.judge_ports(answers, 29500)) == ["ok | all hosts | 29500 is free"]
+    assert tell(doctor.judge_ports([*answers, answer(HOSTS[2])], 29500)) == [
         "failed | gpu3 | 29500, of the rendezvous, is taken"
         " | on gpu3: ss -ltnp sport = :29500 shows by whom; or --set rdzv.port=N"
     ]
 
 
 def met(**fields: Any) -> Reachability:
-    given = {"reached": EVERY_WAY, "seen": ({0, 1, 2},) * 3, "unwritten": {}}
+    given = {"reached": EVERY_WAY, "sees": ({0, 1, 2},) * 3, "unwritten": {}}
     return Reachability(**{**given, **fields})
 
 
@@ -246,14 +246,14 @@ def test_the_largest_group_that_sees_one_folder_is_right(seen, alone):
         f"failed | gpu{n + 1} | /c there is not the folder of the others | {mount.format(n + 1)}"
         for n in alone
     ]
-    told = tell(doctor_judge.judge_folder(HOSTS, met(seen=seen), "/c"))
+    told = tell(doctor.judge_folder(HOSTS, met(sees=seen), "/c"))
     assert told == (outside or ["ok | all hosts | /c is one folder"])
 
 
 def test_a_folder_that_cannot_be_written_is_told_once():
     unwritten = {1: TargetError("gpu2: /c: Permission denied")}
-    met_ = met(unwritten=unwritten, seen=({0, 2}, set(), {0, 2}))
-    assert tell(doctor_judge.judge_folder(HOSTS, met_, "/c")) == [
+    met_ = met(unwritten=unwritten, sees=({0, 2}, set(), {0, 2}))
+    assert tell(doctor.judge_folder(HOSTS, met_, "/c")) == [
         "failed | gpu2 | /c cannot be written: /c: Permission denied"
         " | mount it there, or chown it for the user that you log in as"
     ]
@@ -289,4 +289,4 @@ SWITCH = "look at what all of them share: the switch"
 def test_the_host_that_is_slow_with_both_neighbours_is_named(slow, told):
     names = ["gpu1", "gpu2", "gpu3", "gpu4"]
     ring = dict(zip(zip(names, [*names[1:], names[0]], strict=True), slow, strict=True))
-    assert tell(doctor_judge.judge_neighbours(names, ring)) == [told]
+    assert tell(doctor.judge_neighbours(names, ring)) == [told]

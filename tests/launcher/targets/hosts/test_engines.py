@@ -135,7 +135,7 @@ def test_a_host_tells_what_it_has(docker, monkeypatch, tmp_path):
     monkeypatch.setattr(facts, "read_gpus", lambda: ("0", "1"))
     monkeypatch.setattr(facts, "is_free", lambda port, address: (port, address) == (2, ""))
     lease = Lease(run_id="r", node_index=0, owner="me", gpus=["1"], slots=0)
-    held = leases.take(f"{tmp_path}/leases", lease, None)
+    held = leases.acquire(f"{tmp_path}/leases", lease, None)
     told = read_here(tmp_path, ports=[1, 2, 3], gpus=False)
     (one,) = told.leases
     assert (one.run_id, one.gpus) == ("r", ("1",))

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from launcher.targets.hosts.program import session
 from launcher.targets.hosts.program.facts import run_probe
 from launcher.targets.hosts.program.messages import (
     HostReport,
     Lease,
 )
-from launcher.targets.hosts.program.reach import call_hosts, find_tokens, leave_token, listen
+from launcher.targets.hosts.program.reach import call_hosts, find_tokens, listen
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
@@ -150,9 +151,9 @@ def test_a_program_that_tells_nothing_is_an_error(source, asked, words, tmp_path
 
 def test_tokens_are_seen_before_their_folder_is_there(tmp_path):
     folder = str(tmp_path / "a" / "b")
-    token = leave_token(folder, "one")
+    session.leave_token(folder=folder, name="one")
     found = find_tokens(folder=folder, names=["one", "two"], wait_s=0.2)
     assert found == ["one"]
-    assert list(tmp_path.iterdir()) == [token]
-    token.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    session.end()
     assert find_tokens(folder=folder, names=["one"], wait_s=0.0) == []

@@ -19,7 +19,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets import hosts
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.adopt import find_left, find_named, list_on_hosts, localise
-from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.inventory.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.program import code_store, facts, reach, requests
 from launcher.targets.hosts.program.messages import (
     Address,
@@ -32,7 +32,7 @@ from launcher.targets.hosts.program.session import leave_token, read_clock, take
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import Host, HostsSettings
-from launcher.targets.hosts.ssh import Ssh, make_control_dir
+from launcher.targets.hosts.ssh.client import Ssh, make_control_dir
 from launcher.targets.hosts.survey import find_twins, meet, survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
@@ -197,7 +197,7 @@ def test_a_host_that_cannot_write_to_the_shared_folder_is_told_and_the_others_ar
 
     sessions = [session("gpu1", lambda asked: left.append(asked.name)), session("gpu2", refuse)]
     met = meet(Ssh(inventory("gpu[1-2]")), sessions, [(), ()], "/mnt/c")
-    assert (met.seen, [*met.unwritten]) == ((frozenset({0}),) * 2, [1])
+    assert (met.sees, [*met.unwritten]) == ((frozenset({0}),) * 2, [1])
     assert met.unwritten[1].what == "gpu2: Permission denied"
     assert left[0].startswith(".launcher-token-")
 
@@ -300,7 +300,7 @@ def test_a_run_is_found_by_its_beginning_and_gets_a_folder_here(found, tmp_path,
         copied.append(plan.run_id)
         return {}, False, None
 
-    monkeypatch.setattr(HostsTarget, "_ask", ask)
+    monkeypatch.setattr(HostsTarget, "_copy", ask)
     for name, why in [
         ("latest", "'latest' may be any of digits-0a1b2c, moons-1"),
         ("x", "no run 'x'"),
@@ -365,7 +365,7 @@ def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan)
         plan = make_host_plan(facts, nproc_per_node=2, detached=detached, engine="agent")
         node = render_hosts(plan).nodes[1]
         session = Said(TWO[1].host, {take_lease: []})
-        nodes.take(plan, node, session)
+        nodes.acquire_lease(plan, node, session)
         ((_, asked),) = session.heard
         wanted = {"gpus": gpus, "slots": 0 if gpus else 2, "detached": detached}
         assert asked.lease == Lease(run_id=RUN_ID, node_index=1, owner=HERE, **wanted)
@@ -374,7 +374,7 @@ def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan)
     held = [ON_GPUS, ON_SLOTS]
     told = "gpu2: held by anna@desk with digits-1 (GPUs 0), bob@desk with b-2 (3 slots)"
     with pytest.raises(TargetError, match=f"^{re.escape(told)}"):
-        nodes.take(plan, node, Said(TWO[1].host, {take_lease: held}))
+        nodes.acquire_lease(plan, node, Said(TWO[1].host, {take_lease: held}))
 
 
 CHANGE = Change(base="earlier", start=1, end=2, data=b"part")

@@ -157,9 +157,9 @@ def test_a_keeper_has_the_held_node_fork_the_run_s_node(hold, make_host_plan):
 def test_an_earlier_incarnation_is_ended_before_the_next_is_forked(hold, make_host_plan):
     target, plan = HeldHostsTarget(hold(), Pods()), make_host_plan(hold="dev-1", engine="agent")
     node, session = render_hosts(plan).nodes[1], Said(TWO[1].host, {requests.end_nodes: None})
-    target._take(plan, node, session)
+    target._acquire_lease(plan, node, session)
     assert session.heard == []
-    target._take(plan, replace(node, node=replace(node.node, incarnation=1)), session)
+    target._acquire_lease(plan, replace(node, node=replace(node.node, incarnation=1)), session)
     asked = {"run_id": plan.run_id, "node": 1, "grace_s": 0.0, "in_containers": False}
     assert [(function, vars(given)) for function, given in session.heard] == [
         (requests.end_nodes, asked)
@@ -303,6 +303,8 @@ def test_a_node_in_a_pod_is_lost_only_once_the_hold_has_another_in_its_place(
 
         def silent_s(self) -> float:
             return 0.0
+
+        def drop_if_silent(self) -> None: ...
 
     pods._lines = {0: Line(), 1: Line()}
     pods._refused = {1: refused} if refused else {}

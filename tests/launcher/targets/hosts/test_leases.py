@@ -24,7 +24,7 @@ def lease(run_id: str, *gpus: str, slots: int = 0) -> Lease:
 
 
 def told(folder: str) -> list[tuple[str, str]]:
-    return [(le.run_id, le.holding) for le in leases.read(folder)]
+    return [(le.run_id, le.holding) for le in leases.read_leases(folder)]
 
 
 @pytest.fixture
@@ -48,28 +48,28 @@ def alarm() -> Iterator[None]:
 
 
 def test_what_is_held_is_not_given_again_until_it_is_given_back(folder, tmp_path):
-    first = leases.take(folder, lease("a", "0", "1"), None)
+    first = leases.acquire(folder, lease("a", "0", "1"), None)
     with pytest.raises(HeldError) as error:
-        leases.take(folder, lease("b", "1", "2"), None)
+        leases.acquire(folder, lease("b", "1", "2"), None)
     assert [held.run_id for held in error.value.leases] == ["a"]
-    second = leases.take(folder, lease("b", "2"), None)
+    second = leases.acquire(folder, lease("b", "2"), None)
     assert told(folder) == [("a", "GPUs 0,1"), ("b", "GPUs 2")]
     leases.release(first)
     assert told(folder) == [("b", "GPUs 2")]
     leases.release(second)
     assert list(tmp_path.iterdir()) == []
-    leases.release(leases.take(folder, lease("c", "0"), None))
+    leases.release(leases.acquire(folder, lease("c", "0"), None))
 
 
 def test_slots_are_counted_up_to_the_hosts_limit(folder):
-    first = leases.take(folder, lease("a", slots=2), 3)
-    leases.take(folder, lease("b", slots=1), 3)
+    first = leases.acquire(folder, lease("a", slots=2), 3)
+    leases.acquire(folder, lease("b", slots=1), 3)
     with pytest.raises(HeldError) as error:
-        leases.take(folder, lease("c", slots=1), 3)
+        leases.acquire(folder, lease("c", slots=1), 3)
     assert [held.run_id for held in error.value.leases] == ["a", "b"]
     leases.release(first)
-    leases.take(folder, lease("c", slots=1), 3)
-    leases.take(folder, lease("d", slots=5), None)
+    leases.acquire(folder, lease("c", slots=1), 3)
+    leases.acquire(folder, lease("d", slots=5), None)
     assert ("d", "5 slots") in told(folder)
 
 
@@ -78,7 +78,7 @@ import sys, time
 from launcher.targets.hosts.program import leases
 from launcher.targets.hosts.program.messages import Lease
 lease = Lease(run_id="killed", node_index=0, owner="me", gpus=["0"], slots=0)
-leases.take(sys.argv[1], lease, None)
+leases.acquire(sys.argv[1], lease, None)
 print("held", flush=True)
 time.sleep(600)
 """
@@ -92,7 +92,7 @@ def test_what_a_killed_process_held_is_free_at_once(folder):
     holder.kill()
     holder.communicate()
     assert told(folder) == []
-    leases.take(folder, lease("a", "0"), None)
+    leases.acquire(folder, lease("a", "0"), None)
     assert told(folder) == [("a", "GPUs 0")]
 
 
@@ -103,8 +103,9 @@ from launcher.targets.hosts.program.messages import Lease
 leases.TAKE_LIMIT_S = 60
 for turn in range(40):
     lease = Lease(run_id=sys.argv[2], node_index=0, owner="me", gpus=["0"], slots=0)
-    held = leases.take(sys.argv[1], lease, None)
-    assert [(le.run_id, le.gpus) for le in leases.read(sys.argv[1])] == [(sys.argv[2], ("0",))]
+    held = leases.acquire(sys.argv[1], lease, None)
+    (own,) = leases.read_leases(sys.argv[1])
+    assert (own.run_id, own.gpus) == (sys.argv[2], ("0",))
     leases.release(held)
 """
 
@@ -120,14 +121,14 @@ def test_many_who_come_and_go_at_once_never_hold_the_same(folder, tmp_path):
 
 
 def test_a_pipe_or_a_link_is_no_lease_and_nothing_is_done_to_what_it_names(folder, tmp_path):
-    held = leases.take(folder, lease("a", "0"), None)
+    held = leases.acquire(folder, lease("a", "0"), None)
     os.mkfifo(tmp_path / "leases/gpu-1")
     target = tmp_path / "precious"
     target.write_text("own")
     (tmp_path / "leases/gpu-2").symlink_to(target)
     assert told(folder) == [("a", "GPUs 0")]
     with pytest.raises(OSError, match="symbolic links"):
-        leases.take(folder, lease("b", "2"), None)
+        leases.acquire(folder, lease("b", "2"), None)
     leases.release(held)
     assert target.read_text() == "own"
 
@@ -145,16 +146,16 @@ def test_a_pipe_or_a_link_is_no_lease_and_nothing_is_done_to_what_it_names(folde
     ids=["empty", "deep", "number", "time", "run", "large"],
 )
 def test_what_is_locked_is_held_whatever_is_written_there(content, folder, tmp_path):
-    leases.take(folder, lease("a", "0"), None)
+    leases.acquire(folder, lease("a", "0"), None)
     (tmp_path / "leases/gpu-0").write_text(content)
     unknown = Lease(run_id="unknown", node_index=0, owner="somebody", gpus=("0",), slots=0)
-    assert leases.read(folder) == [unknown]
+    assert leases.read_leases(folder) == [unknown]
 
 
 def test_a_lease_is_told_with_its_age_by_the_host_s_clock(folder):
     for slots, gpus in ((2, ()), (0, ("0",))):
-        held = leases.take(folder, lease("a", *gpus, slots=slots), None)
-        (told,) = leases.read(folder)
+        held = leases.acquire(folder, lease("a", *gpus, slots=slots), None)
+        (told,) = leases.read_leases(folder)
         assert 0.0 <= told.age_s <= time.time() - told.taken_at < 60.0
         own = lease("a", *gpus, slots=slots)
         assert told == own.having(taken_at=told.taken_at, age_s=told.age_s)
@@ -166,7 +167,7 @@ def test_a_lease_is_told_with_its_age_by_the_host_s_clock(folder):
 
 
 def test_nobody_says_of_another_gpu_that_it_is_held(folder, tmp_path):
-    leases.take(folder, lease("a", "0"), None)
+    leases.acquire(folder, lease("a", "0"), None)
     (tmp_path / "leases/gpu-0").write_text(lease("a", "0", "1", "2").having(taken_at=1.0).to_json())
     assert told(folder) == [("a", "GPUs 0")]
 
@@ -207,17 +208,17 @@ def test_two_users_share_a_folder_and_neither_takes_what_the_other_holds(tmp_pat
 
     def theirs() -> None:
         # Their process ends without giving it back.
-        leases.take(folder, lease("theirs", "0"), None)
+        leases.acquire(folder, lease("theirs", "0"), None)
 
     def refused() -> None:
         with pytest.raises(HeldError) as error:
-            leases.take(folder, lease("theirs", "0"), None)
+            leases.acquire(folder, lease("theirs", "0"), None)
         assert [held.run_id for held in error.value.leases] == ["roots"]
-        leases.release(leases.take(folder, lease("theirs", "1"), None))
+        leases.release(leases.acquire(folder, lease("theirs", "1"), None))
 
     as_nobody(theirs)
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o1777
-    held = leases.take(folder, lease("roots", "0"), None)
+    held = leases.acquire(folder, lease("roots", "0"), None)
     assert told(folder) == [("roots", "GPUs 0")]
     as_nobody(refused)
     assert told(folder) == [("roots", "GPUs 0")]

@@ -12,15 +12,9 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.hosts.connection import HostLine, copy_once, send_beats
-from launcher.targets.hosts.program.messages import (
-    Answered,
-    FilePart,
-    NodeSeen,
-    NodesSeen,
-)
+from launcher.targets.hosts.connection import HostLine, copy_once
+from launcher.targets.hosts.program.messages import Answered, FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.watch import send_run, watch_run
-from launcher.targets.hosts.program.wire import BEAT
 from tests.waiting import StoppedClock, wait_until
 
 RUNNING, MISSING = NodeSeen(state="running"), NodeSeen(state="missing")
@@ -44,8 +38,8 @@ class Talk:
             raise TargetError("gpu1: it is gone")
         return self._told.pop(0)
 
-    def say(self, words: bytes) -> None:
-        self.did.append(words)
+    def beat(self) -> None:
+        self.did.append("beat")
 
     def kill(self) -> None:
         self.did.append("kill")
@@ -79,7 +73,6 @@ def make_line(plan: LaunchPlan, clock: StoppedClock) -> Callable[..., Any]:
 
         ssh: Any = Namespace(open=open_next, disconnect=lambda host: cut.append(host.name))
         line = HostLine(ssh, plan, 0, clock, follows=True)
-        line.open()
         return line, cut
 
     return make
@@ -90,18 +83,20 @@ def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line
     (tmp_path / "plan.json").write_text("{}")
     talk = Talk((PART, b"hello"), (NodesSeen(nodes={"0.0": RUNNING}), b""))
     line, _ = make_line(talk)
-    wait_until(line.has_told.is_set)
+    wait_until(line.has_reported.is_set)
     have = {"ledger.jsonl": 3}
     asked = {"run_dir": RUN_DIR, "node": 0, "have": have, "follows": True}
-    assert talk.did == [(8.0, watch_run, asked)]
+    # The host is told of each message that this launcher lives.
+    assert talk.did == [(8.0, watch_run, asked), "beat", "beat"]
     assert (tmp_path / PART.file).read_bytes() == b"hello"
     assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, MISSING]
     clock.now = 4.9
     assert line.silent_s() == 4.9
     line.close()
-    assert talk.did[1:] == ["kill", "close"]
-    line.beat()
-    assert talk.did[3:] == []
+    assert talk.did[3:] == ["kill", "close"]
+    clock.now = 60.0
+    line.drop_if_silent()
+    assert talk.did[5:] == []
 
 
 def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tmp_path, clock):
@@ -118,7 +113,7 @@ def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tm
 
     line, _ = make_line(Slow())
     says.put((NodesSeen(nodes={"0.0": RUNNING}), b""))
-    wait_until(line.has_told.is_set)
+    wait_until(line.has_reported.is_set)
     line.started("0.1")
     # What the earlier one has left is still on its way.
     says.put((PART, b"a large file"))
@@ -134,29 +129,19 @@ def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tm
 def test_a_silent_connection_is_replaced_and_a_dead_one_is_shared_no_more(make_line, clock):
     first, second = Talk((NodesSeen(nodes={}), b"")), Talk()
     line, cut = make_line(first, second)
-    wait_until(line.has_told.is_set)
+    wait_until(line.has_reported.is_set)
     clock.now = 8.0
-    line.beat()
-    assert first.did[1:] == [BEAT]
+    line.drop_if_silent()
+    assert first.did[1:] == ["beat"]
     clock.now = 8.1
-    line.beat()
+    line.drop_if_silent()
     wait_until(lambda: second.did)
     assert (first.did[2:], cut, clock.now) == (["kill", "close"], ["gpu1"], 9.1)
     # The second is new, and has not been silent for so long.
     wait_until(lambda: line._opened_at == 9.1)
-    line.beat()
-    assert second.did[1:] == [BEAT]
+    line.drop_if_silent()
+    assert second.did[1:] == []
     line.close()
-
-
-def test_beats_go_to_all_lines_until_the_run_is_over(monkeypatch):
-    monkeypatch.setattr("launcher.targets.hosts.connection.BEAT_S", 0.01)
-    beaten: list[int] = []
-    lines = [Namespace(beat=lambda n=n: beaten.append(n)) for n in (1, 2)]
-    is_over = send_beats(lambda: lines)
-    wait_until(lambda: len(beaten) >= 4)
-    is_over.set()
-    assert beaten[:4] == [1, 2, 1, 2]
 
 
 def test_a_copy_ends_with_the_states_and_whether_a_launcher_follows_or_what_was_not_copied(

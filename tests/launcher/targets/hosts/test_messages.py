@@ -12,8 +12,9 @@ from launcher.targets.hosts.program.messages import (
     Lease,
     NodeSeen,
     NodesSeen,
+    read_frame,
+    write_frame,
 )
-from launcher.targets.hosts.program.wire import read_frame, write_frame
 
 LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
 SPEC = KeeperSpec(

@@ -33,7 +33,7 @@ from launcher.targets.hosts.plan import (
 from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh.client import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.agent_sources import sources_in
 from tests.launcher.targets.hosts.conftest import TWO, host
@@ -277,7 +277,7 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
     plan = replace(make_host_plan(engine="agent"), run_dir=str(tmp_path))
     seen = NodeSeen(state="exited", exit_code=1, out_of_memory=True)
     told = {f"{index}.0": seen for index in (0, 1)}
-    monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False, None))
+    monkeypatch.setattr(HostsTarget, "_copy", lambda self, plan: (told, False, None))
     for index, exit_code in ((0, 1), (1, -9)):
         end = worker_end(index, exit_code=exit_code)
         cause = Cause.TRAINING_FAILED

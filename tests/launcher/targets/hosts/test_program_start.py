@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import FunctionCall
+from launcher.targets.hosts.inventory.inventory import Inventory
+from launcher.targets.hosts.program.messages import FunctionCall, Record, write_frame
 from launcher.targets.hosts.program.session import read_clock
-from launcher.targets.hosts.program.wire import Record, write_frame
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh, host_program
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.session import host_program
 
 SPY = """#!/bin/sh
 for word; do :; done

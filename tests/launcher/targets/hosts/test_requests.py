@@ -27,9 +27,9 @@ from launcher.targets.hosts.program.messages import (
     Lease,
     NodeSeen,
     RunOnHost,
+    read_frame,
 )
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
-from launcher.targets.hosts.program.wire import read_frame
 from tests.disks import mounted
 from tests.waiting import wait_until
 
@@ -75,7 +75,7 @@ def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
     sent.seek(0)
     copy = HostCopy(here)
     while (frame := read_frame(sent)) is not None:
-        copy.take(*frame)
+        copy.write(*frame)
 
 
 def test_a_run_goes_without_a_trace_but_for_what_its_training_wrote_beside_its_code(
@@ -218,7 +218,7 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
             detached=detached,
             stop_grace_s=60,
         )
-        held = leases.take(str(tmp_path / "leases"), LEASE, None)
+        held = leases.acquire(str(tmp_path / "leases"), LEASE, None)
         command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep", *map(str, held)]
         own = {protocol.RUN_ID: RUN, protocol.NODE_INDEX: "0", processes.KEEPER: "1"}
         keeper = subprocess.Popen(
@@ -266,11 +266,11 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path, keep):
     os.kill(keeper.pid, signal.SIGTERM)
     time.sleep(0.5)  # nothing is to happen
     assert keeper.poll() is None
-    assert [lease.run_id for lease in leases.read(str(tmp_path / "leases"))] == [RUN]
+    assert [lease.run_id for lease in leases.read_leases(str(tmp_path / "leases"))] == [RUN]
     assert keeper.wait(20) == 0
     assert time.monotonic() - asked_at >= 1.0
     assert read_state(tmp_path / "nodes/0/0") == NodeSeen(state="exited", exit_code=137)
-    assert leases.read(str(tmp_path / "leases")) == []
+    assert leases.read_leases(str(tmp_path / "leases")) == []
 
 
 def test_a_node_that_saves_until_its_grace_is_over_tidies_up_by_itself(tmp_path, keep):
@@ -340,7 +340,7 @@ def test_a_node_whose_launcher_is_not_heard_saves_ends_and_gives_back_what_it_he
     assert keeper.wait(30) == 0
     assert b"saved" in console.read_bytes(), "it has the job's own grace"
     assert read_state(tmp_path / "nodes/0/0").detail == protocol.LAUNCHER_GONE
-    assert leases.read(str(tmp_path / "leases")) == []
+    assert leases.read_leases(str(tmp_path / "leases")) == []
 
 
 def test_what_outlives_its_keeper_or_hangs_is_killed_and_of_other_nodes_nothing(monkeypatch):

@@ -16,15 +16,14 @@ from launcher.contract.look import LookRequest
 from launcher.follow.target import Door
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts import doctor, nodes
-from launcher.targets.hosts.inventory import Inventory, parse_host_list
+from launcher.targets.hosts.inventory.inventory import Inventory, parse_host_list
 from launcher.targets.hosts.nodes import Image
 from launcher.targets.hosts.program import facts, requests
 from launcher.targets.hosts.program.messages import HostReport, NodeSeen
 from launcher.targets.hosts.program.session import read_clock
-from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.room import HostsRoom
 from launcher.targets.hosts.settings import HostsSettings
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh.client import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.targets.hosts.conftest import TWO
 
@@ -130,6 +129,8 @@ class Line:
     def silent_s(self) -> float:
         return self._silent_s
 
+    def drop_if_silent(self) -> None: ...
+
     def state(self, key: str) -> NodeSeen:
         return NodeSeen(state=self._state, exit_code=7 if self._state == "exited" else None)
 
@@ -172,8 +173,8 @@ def target(make_host_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ) -> None:
         target.notes.append(f"end {host.name} {index} {grace_s} {tell_launcher}")
 
-    def bring(ssh: Any, session: Any, plan: Any, host: Any, index: int) -> list[str]:
-        return [f"bring {host.name} {index}"]
+    def bring(ssh: Any, session: Any, plan: Any, index: int) -> list[str]:
+        return [f"bring {session.host.name} {index}"]
 
     monkeypatch.setattr(nodes, "end", end)
     monkeypatch.setattr(nodes, "bring_last", bring)
@@ -224,7 +225,7 @@ def test_a_host_that_is_away_at_the_end_is_an_error_unless_its_keeper_ends_the_n
 
 
 def test_a_host_whose_files_do_not_fit_here_is_told(target, hosts_say, monkeypatch):
-    def bring(ssh: Any, session: Any, plan: Any, host: Any, index: int) -> list[str]:
+    def bring(ssh: Any, session: Any, plan: Any, index: int) -> list[str]:
         if index == 0:
             raise TargetError("gpu1: full")
         return ["brought"]
@@ -249,9 +250,8 @@ def test_hosts_that_do_not_answer_hold_up_neither_a_copy_nor_a_start_nor_a_look(
     monkeypatch.setattr("launcher.targets.hosts.target.copy_once", copy)
     monkeypatch.setattr("launcher.targets.hosts.target._away", {})
     target._lines = {0: Line(), 1: Line(6.0)}
-    (away,) = [node for node in render_hosts(plan).nodes if not target._may_answer(node)]
-    assert target._refused == {away.node.node_index: "gpu2 does not answer"}
-    target._refused.clear()
+    (away,) = target._find_silent({"gpu1": 0, "gpu2": 1}).items()
+    assert (away[0], away[1].what) == ("gpu2", "gpu2: it does not answer")
     target._lines.clear()
     hosts_say(gpu1={requests.take_look: {}, requests.ask_launcher: False})
     for _ in range(2):

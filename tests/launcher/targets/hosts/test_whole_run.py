@@ -89,7 +89,7 @@ class Bench:
 
     def held(self) -> list[list[str]]:
         """Who holds something of each host."""
-        found = [leases.read(str(self.folder / name / "leases")) for name in NAMES]
+        found = [leases.read_leases(str(self.folder / name / "leases")) for name in NAMES]
         return [[f"{one.run_id} {one.node_index}: {one.holding}" for one in each] for each in found]
 
     def left(self) -> list[str]:
@@ -228,7 +228,7 @@ def test_a_machine_that_has_the_name_of_another_by_now_is_not_taken_for_it(bench
 
 def test_what_another_run_holds_is_not_given_and_a_node_is_then_missing(bench):
     lease = leases.Lease(run_id="b-2", node_index=0, owner="bob@desk", gpus=(), slots=1)
-    held = leases.take(str(bench.folder / "gpu2/leases"), lease, 2)
+    held = leases.acquire(str(bench.folder / "gpu2/leases"), lease, 2)
     bench.target.submit(bench.plan, (0, 1))
     told = "gpu2: held by bob@desk with b-2 (1 slots)"
     hint = "wait for it, or name other hosts; launcher hosts shows all leases"

@@ -74,7 +74,7 @@ def test_the_queue_is_told_whole_whatever_filter_a_person_likes(commands, monkey
     running, held, waiting = client.read_queue([13, 12])
     assert (held.name, waiting.why, running.state) == ("13_1", "Priority", "RUNNING")
     assert (running.run_id, held.run_id, waiting.run_id) == ("tiny-1", "", "")
-    assert [job.own for job in (running, held, waiting)] == [12, 14, 13]
+    assert [job.job_id for job in (running, held, waiting)] == [12, 14, 13]
     (call,) = commands.calls()
     assert "--states=all --jobs=12,13 --format=" in call
     assert (client.read_queue([]), commands.calls()) == ((), [])

@@ -212,7 +212,7 @@ def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
         seen: list[str] = []
 
         def are_over() -> bool:
-            watch.look()
+            watch.ask_if_due()
             seen.extend(commands.calls())
             return sum(line.startswith("squeue") for line in seen) > times
 
@@ -232,9 +232,9 @@ def test_a_look_at_the_queue_that_fails_is_told_and_tried_again(folder, commands
     folder.write(j7_0_started="n1")
     # As where a file server is away.
     (folder.files / "cluster").mkdir()
-    wait_until(lambda: watch.look() or watch.error)  # type: ignore[func-returns-value]
+    wait_until(lambda: watch.ask_if_due() or watch.error)  # type: ignore[func-returns-value]
     assert watch.error is not None
     assert watch.error.what.startswith("Slurm cannot be asked: ")
     (folder.files / "cluster").rmdir()
-    wait_until(lambda: watch.look() or watch.jobs is not None)  # type: ignore[func-returns-value]
+    wait_until(lambda: watch.ask_if_due() or watch.jobs is not None)  # type: ignore[func-returns-value]
     assert watch.error is None

@@ -51,8 +51,8 @@ def read_inventory(
     if path.is_file():
         inventory = parse_inventory(read_text(path), given)
         if inventory.ssh_config is not None:
-            own = path.absolute().parent / Path(inventory.ssh_config).expanduser()
-            inventory = replace(inventory, ssh_config=str(own))
+            config = path.absolute().parent / Path(inventory.ssh_config).expanduser()
+            inventory = replace(inventory, ssh_config=str(config))
     elif path.suffix in (".yaml", ".yml") or "/" in given:
         raise InputError(f"--hosts {given}: no such file", similar_file(path))
     else:
@@ -143,16 +143,16 @@ def _check_hosts(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
 
 def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
     """Reads ``host slots=N`` lines as MPI, DeepSpeed and Horovod do; ``#`` begins a comment."""
-    found: list[Host] = []
+    hosts: list[Host] = []
     for number, raw in enumerate(text.splitlines(), 1):
         where = f"{file}:{number}"
         words = raw.partition("#")[0].split()
         if words:
             slots = [_slots(word, where) for word in words[1:]]
-            hosts = (_named_host(name, where) for name in expand(words[0], where))
-            found += [replace(host, slots=slots[-1] if slots else None) for host in hosts]
-            _check_hosts(found, where)
-    return _check_hosts(found, f"{file}:1")
+            named = (_named_host(name, where) for name in expand(words[0], where))
+            hosts += [replace(host, slots=slots[-1] if slots else None) for host in named]
+            _check_hosts(hosts, where)
+    return _check_hosts(hosts, f"{file}:1")
 
 
 def _slots(word: str, where: str) -> int:
@@ -168,23 +168,23 @@ def _slots(word: str, where: str) -> int:
 def parse_hosts_yaml(text: str, file: str) -> Inventory:
     """Reads ``hosts:``, a list of names and mappings, with ``defaults:`` for all of them."""
     # Imported only here: a list of names needs no pydantic, which takes long to import.
-    from launcher.targets.hosts.hosts_yaml import parse_hosts_file
+    from launcher.targets.hosts.inventory.hosts_yaml import parse_hosts_file
 
-    found, source = parse_hosts_file(text, file)
+    hosts_file, source = parse_hosts_file(text, file)
     hosts: list[Host] = []
-    for place, entry in enumerate(found.hosts):
+    for place, entry in enumerate(hosts_file.hosts):
         where = source.nearest(("hosts", place)).where
         for name in expand(entry.host, where):
             host = _named_host(name, where)
             given = entry.model_dump(exclude_none=True, exclude={"host"})
             named = {"user": host.user} if host.user else {}
-            fields = {**found.defaults.model_dump(exclude_none=True), **named, **given}
-            labels = {**(found.defaults.labels or {}), **(entry.labels or {})}
+            fields = {**hosts_file.defaults.model_dump(exclude_none=True), **named, **given}
+            labels = {**(hosts_file.defaults.labels or {}), **(entry.labels or {})}
             hosts.append(replace(host, **{**fields, "labels": tuple(labels.items())}))
     checked = _check_hosts(hosts, source.nearest(("hosts",)).where)
     return Inventory(
-        hosts=checked if found.order_by is None else order_hosts(checked, found.order_by),
-        ssh_config=found.ssh_config,
+        hosts=checked if hosts_file.order_by is None else order_hosts(checked, hosts_file.order_by),
+        ssh_config=hosts_file.ssh_config,
     )
 
 
@@ -204,18 +204,18 @@ def filter_hosts(hosts: tuple[Host, ...], include: str, exclude: str) -> tuple[H
     known = [host.name for host in hosts]
     wanted = _parse_filter(include, "--include", known) or known
     unwanted = _parse_filter(exclude, "--exclude", known)
-    found = tuple(host for host in hosts if host.name in wanted and host.name not in unwanted)
-    if not found:
+    left = tuple(host for host in hosts if host.name in wanted and host.name not in unwanted)
+    if not left:
         _refuse("--include/--exclude", "no host is left", "leave one of them out")
-    return found
+    return left
 
 
 def _parse_filter(text: str, where: str, known: list[str]) -> list[str]:
-    found = _names(text, where)
-    for name in found:
+    names = _names(text, where)
+    for name in names:
         if name not in known:
             _refuse(where, f"{name} is not in the inventory", f"one of: {', '.join(known[:8])}")
-    return found
+    return names
 
 
 # -- refusals -------------------------------------------------------------------------------------

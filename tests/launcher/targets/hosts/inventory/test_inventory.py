@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.contract.errors import InputError
-from launcher.targets.hosts.inventory import (
+from launcher.targets.hosts.inventory.inventory import (
     Inventory,
     expand,
     filter_hosts,

@@ -14,13 +14,13 @@ import pytest
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.targets.conversation import Conversation
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program import leases
-from launcher.targets.hosts.program.messages import Lease, Refusal
+from launcher.targets.hosts.program.messages import Lease, Refusal, write_frame
 from launcher.targets.hosts.program.session import HELD_LIMIT_S, read_clock, take_lease
-from launcher.targets.hosts.program.wire import write_frame
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.hosts.ssh.client import Ssh, joined
+from launcher.targets.hosts.ssh.session import Session
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
             containers=False,
         )
         assert not in_the_way
-        assert [held.run_id for held in leases.read(lease_dir)] == ["r"]
+        assert [held.run_id for held in leases.read_leases(lease_dir)] == ["r"]
         assert answers(session)
         # As after a loss of power: the connection stays, and nothing comes.
         long_ago_ns = time.monotonic_ns() - int(HELD_LIMIT_S * 1e9)
@@ -146,7 +146,7 @@ def test_a_lease_is_held_as_long_as_the_launcher_is_heard(ssh, hosts, tmp_path):
         )
         with pytest.raises(TargetError):
             session.receive(limit_s=20.0)
-        assert leases.read(lease_dir) == []
+        assert leases.read_leases(lease_dir) == []
 
 
 # -- what is said of a session --------------------------------------------------------------------

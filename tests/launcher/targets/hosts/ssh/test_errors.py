@@ -2,10 +2,10 @@
 
 import pytest
 
-from launcher.targets.hosts.inventory import Inventory
+from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh
-from launcher.targets.hosts.ssh_errors import explain
+from launcher.targets.hosts.ssh.client import Ssh
+from launcher.targets.hosts.ssh.errors import explain
 
 
 @pytest.mark.parametrize(

@@ -54,34 +54,34 @@ _FORGET = re.compile(r"ssh-keygen -f .* -R .*")
 """What Debian's ssh says to type: known hosts may have the key under another name."""
 
 
-def explain(name: str, exit_code: int, said: str, entering: str = "") -> tuple[str, str]:
-    """What is wrong, and the fix, after a session ended without an answer; ``said`` is stderr.
+def explain(name: str, exit_code: int, printed: str, entering: str = "") -> tuple[str, str]:
+    """What is wrong, and the fix, after a session ended without an answer; ``printed`` is stderr.
 
     ``entering`` is the command that leads to the host, where more than its name is needed.
     """
-    said, entering = said.strip(), entering or f"ssh {name}"
+    printed, entering = printed.strip(), entering or f"ssh {name}"
     first = f"an ssh session: {entering} python3 --version"
-    last = said.splitlines()[-1].strip() if said else ""
+    last = printed.splitlines()[-1].strip() if printed else ""
     # csh says it with exit code 1. Start-up files may lack other commands.
-    if exit_code == 127 or re.search("(?i)python3: command not found", said):
+    if exit_code == 127 or re.search("(?i)python3: command not found", printed):
         return (
             f"{name}: has no python3 in the PATH of an ssh session",
             # Not python: of the inventory, which names the Python of the training.
             f"install python3, 3.9 or newer, there, or put it first on PATH in {first} ({last})",
         )
-    if old := re.search(r"python3 is [\d.]+ there, [\d.]+ is needed", said):
+    if old := re.search(r"python3 is [\d.]+ there, [\d.]+ is needed", printed):
         return (
             f"{name}: {old[0]}",
             f"install a newer python3 there, and have it first on PATH in {first}",
         )
     for pattern, (what, fix) in _TABLE.items():
         # With any other code the words are not ssh's: a folder's permission may be denied.
-        if exit_code == SSH_FAILED and re.search(pattern, said):
-            told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
-            forget = _FORGET.search(said)
+        if exit_code == SSH_FAILED and re.search(pattern, printed):
+            detail = "" if "known" in what or "key" in what else f" ({last})" if last else ""
+            forget = _FORGET.search(printed)
             way = entering.removeprefix("ssh ")
             forgetting = forget[0].strip() if forget else f"ssh-keygen -R {name}"
-            return f"{name}: {what}{told}", fix.format(way=way, forget=forgetting)
+            return f"{name}: {what}{detail}", fix.format(way=way, forget=forgetting)
     if re.search(FULL, last):
         return f"{name}: {last}", f"make room there: {entering} df -h"
     if exit_code != SSH_FAILED and last:

@@ -73,15 +73,15 @@ def parse_hosts_file(text: str, file: str) -> tuple[HostsFile, YamlSource]:
         return HostsFile.model_validate(source.data), source
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        below = {one["loc"][:size] for one in errors for size in range(len(one["loc"]))}
+        below = {mistake["loc"][:n] for mistake in errors for n in range(len(mistake["loc"]))}
         # A list of hosts that are all wrong would also be called empty.
-        problems = [_explain(one, source) for one in errors if one["loc"] not in below]
+        problems = [_explain(mistake, source) for mistake in errors if mistake["loc"] not in below]
         raise FileError(problems) from None
 
 
-def _explain(one: Any, source: YamlSource) -> Any:
-    path: KeyPath = one["loc"]
-    if one["type"] == "extra_forbidden":
+def _explain(mistake: Any, source: YamlSource) -> Any:
+    path: KeyPath = mistake["loc"]
+    if mistake["type"] == "extra_forbidden":
         kinds: dict[str, type[_Keys]] = {"hosts": HostEntry, "defaults": HostKeys}
         kind = kinds[str(path[0])] if len(path) > 1 else HostsFile
         accepted = kind.model_fields
@@ -89,7 +89,7 @@ def _explain(one: Any, source: YamlSource) -> Any:
         fix = f"did you mean {close}?" if close else f"one of: {', '.join(accepted)}"
         return source.problem(path, "no such key", fix)
     fix = next((EXAMPLES[key] for key in reversed(path) if key in EXAMPLES), EXAMPLE)
-    if one["type"] == "missing":
+    if mistake["type"] == "missing":
         return source.problem(path, "missing", fix)
-    words = re.sub("^[A-Z][a-z]+ should", "it should", one["msg"])
-    return source.problem(path, f"found {one['input']!r}; {words}", fix)
+    words = re.sub("^[A-Z][a-z]+ should", "it should", mistake["msg"])
+    return source.problem(path, f"found {mistake['input']!r}; {words}", fix)

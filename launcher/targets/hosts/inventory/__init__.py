@@ -1,0 +1,1 @@
+"""Which hosts a run may use: names, ranges, hostfiles, hosts.yaml."""

@@ -1,0 +1,1 @@
+"""Conversations with hosts through the OpenSSH client: its options, one session, its errors."""
