@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from launcher.api.choose_target import target_of
 from launcher.api.listing import list_runs
 from launcher.contract import protocol
+from launcher.contract.causes import OVER
 from launcher.contract.errors import InputError
-from launcher.contract.states import OVER
 from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder
 from launcher.targets.machine import read_size

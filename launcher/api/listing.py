@@ -14,10 +14,10 @@ from launcher.agent import disk
 from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target, target_of
 from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import protocol, typed
+from launcher.contract.causes import OVER, RunState
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.process_stat import is_stopped
-from launcher.contract.states import OVER, RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import prefix_of
 from launcher.follow.loop import fold, is_out_of_sight

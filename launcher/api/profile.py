@@ -9,10 +9,11 @@ from pathlib import Path
 
 from launcher.api.choose_target import target_of
 from launcher.api.listing import read_state
-from launcher.contract import look, typed
+from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError
-from launcher.contract.look import LookRequest
+from launcher.contract.reports import look
+from launcher.contract.reports.look import LookRequest
 from launcher.follow.look import present_nodes
 from launcher.runs.folder import RunFolder
 from launcher.targets.held.hold import refuse_hold

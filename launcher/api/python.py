@@ -30,15 +30,15 @@ from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 from launcher.follow.requests import request_stop
 from launcher.job.command import parse_command
 from launcher.job.file import check_job
-from launcher.job.refused import NotAcceptedError
 from launcher.job.script import UNNAMED, name_of
 from launcher.job.spec import JobSpec
+from launcher.job.values import NotAcceptedError
 from launcher.runs.folder import RunFolder, find_run
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
 from launcher.runs.report import Postmortem
-from launcher.targets.conversation import Conversation
 from launcher.targets.held.hold import Hold
+from launcher.targets.subprocesses.conversation import Conversation
 
 INTERRUPT_LIMIT_S = 10.0
 """How long the command line may take to end after an interrupt."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from launcher.api.choose_target import target_of
 from launcher.api.listing import GOES_ON, UNREADABLE, read_state
-from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.node_plan import AgentSettings
 from launcher.plan.launch_plan import LaunchPlan, Resources
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome

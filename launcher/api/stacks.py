@@ -10,10 +10,11 @@ from typing import Any
 
 from launcher.api.choose_target import target_of
 from launcher.api.listing import read_state
-from launcher.contract import look, typed
+from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError
-from launcher.contract.look import Look, LookRequest, RankStacks
+from launcher.contract.reports import look
+from launcher.contract.reports.look import Look, LookRequest, RankStacks
 from launcher.follow.look import present_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder

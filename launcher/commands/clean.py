@@ -9,7 +9,7 @@ from launcher.agent.disk import show_bytes
 from launcher.api.choose_target import rooms
 from launcher.api.cleaning import find_old
 from launcher.api.listing import render_age
-from launcher.commands.arguments import run_root
+from launcher.commands.parsing.arguments import run_root
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.follow.table import render_columns
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.api.choose_target import load, rooms
-from launcher.commands.other_programs import GONE, find_habit
-from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
-from launcher.commands.printed_commands import options_to_find_runs, program_name
-from launcher.commands.table import COMMANDS, add_commands
+from launcher.commands.parsing.other_programs import GONE, find_habit
+from launcher.commands.parsing.parser import TAKES_TRAINING, Parser, check_known
+from launcher.commands.parsing.printed_commands import options_to_find_runs, program_name
+from launcher.commands.parsing.table import COMMANDS, add_commands
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.api import launch
 from launcher.api.choose_target import Choice
 from launcher.api.debugging import debugged, listen
-from launcher.api.planning import PlannedRun
-from launcher.commands.arguments import shown, words_of_job_named
+from launcher.api.starting import launch
+from launcher.api.starting.planning import PlannedRun
 from launcher.commands.job_named import planned
-from launcher.commands.printed_commands import options_of_job
+from launcher.commands.parsing.arguments import shown, words_of_job_named
+from launcher.commands.parsing.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.generations import FOLDER as OF_AGENTS

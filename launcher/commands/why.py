@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from launcher.api.why import read_named_run, read_path
-from launcher.commands.arguments import run_root
+from launcher.commands.parsing.arguments import run_root
 from launcher.commands.runs import find
 from launcher.runs.folder import RunFolder
 from launcher.verdict.evidence import Evidence

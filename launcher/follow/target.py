@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from launcher.contract.causes import NodeState
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, is_out_of_memory
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.states import NodeState
-from launcher.contract.worker_end import is_out_of_memory
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.target_facts import TargetFacts
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable
 
 from launcher.contract import typed
-from launcher.job.refused import NotAcceptedError
+from launcher.job.values import NotAcceptedError
 
 _OPERATOR = re.compile(r"&&|\|\||[|;&<]|[12&]?>>?|[12]>&[12]")
 """Words that a shell reads as operators."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.contract.agent_settings import HANG_MAX_S, HANG_MIN_S
-from launcher.job.refused import NotAcceptedError
+from launcher.contract.node_plan import HANG_MAX_S, HANG_MIN_S
 from launcher.job.storage import parse_mount_target, split_mount
-from launcher.job.values import NodeRange, parse_nodes
+from launcher.job.values import NodeRange, NotAcceptedError, parse_nodes
 
 Raw = Mapping[str, object]
 """A section's keys as they were written."""

@@ -14,9 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.contract.did_you_mean import closest
+from launcher.contract.errors import closest
 from launcher.job.conflicts import Conflict
-from launcher.job.refused import NotAcceptedError
 from launcher.job.schema import (
     Schema,
     choices,
@@ -27,6 +26,7 @@ from launcher.job.schema import (
     resolve,
     schema_at,
 )
+from launcher.job.values import NotAcceptedError
 from launcher.yamlfile.problem import KeyPath, Problem, render_key, render_value
 from launcher.yamlfile.source import YamlSource
 

@@ -26,8 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from launcher.job import storage, values
 from launcher.job.command import parse_command, parse_text
-from launcher.job.refused import NotAcceptedError
-from launcher.job.values import NodeRange
+from launcher.job.values import NodeRange, NotAcceptedError
 
 MAX_SECONDS = 31_536_000
 """A year: timers do not accept arbitrarily large numbers."""

@@ -12,19 +12,20 @@ from pathlib import Path
 
 from launcher.agent.endings import judge_worker, name_who_left
 from launcher.agent.worker_exit import read_ends, read_exception, read_tail
-from launcher.contract import look, protocol
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import NodeOutcome
-from launcher.contract.errors import ExitCode
-from launcher.contract.keeper_record import RECORD, read_record
-from launcher.contract.node_plan import NodePlan
-from launcher.contract.worker_end import (
+from launcher.contract.ending import (
     ENDED_BY_AGENT,
+    NodeOutcome,
     WorkerEnd,
     WorkerExit,
     name_end,
     show_line,
 )
+from launcher.contract.errors import ExitCode
+from launcher.contract.node_plan import NodePlan
+from launcher.contract.process_stat import RECORD, read_record
+from launcher.contract.reports import look
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder

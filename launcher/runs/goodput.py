@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from launcher.contract.goodput import Tally
+from launcher.contract.reports.goodput import Tally
 from launcher.runs.ledger import LedgerEvent
 
 

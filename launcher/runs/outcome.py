@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import typed
-from launcher.contract.ending import Ending
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.ending import Ending, WorkerEnd
 from launcher.runs.heals import Heal
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from launcher.contract.worker_end import WorkerEnd, show_text
+from launcher.contract.ending import WorkerEnd, show_text
 from launcher.runs.heals import tell_heals
 from launcher.runs.particulars import Particulars
 from launcher.runs.report import render_postmortem

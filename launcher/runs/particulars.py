@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.code.record import DIFF_FILE
-from launcher.contract import look, protocol
+from launcher.contract import protocol
+from launcher.contract.ending import WorkerEnd
 from launcher.contract.errors import InputError
 from launcher.contract.records import parse_object, read_object
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.reports import look
 from launcher.runs.failure import read_failures
 from launcher.runs.folder import SUBMITTED_FILE, RunFolder
 from launcher.runs.ledger import agent_ledger, find_jump, read_ledger

@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.contract import typed
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, RunState
+from launcher.contract.ending import WorkerEnd, is_own_failure
 from launcher.contract.errors import ExitCode
-from launcher.contract.states import RunState
-from launcher.contract.worker_end import WorkerEnd, is_own_failure
 from launcher.runs.heals import Heal, tell_heals
 from launcher.runs.outcome import FailureReport, Outcome
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol, typed
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import KeyInputError
-from launcher.contract.node_plan import Env, NodePlan
+from launcher.contract.node_plan import Env, NodePlan, NodeTask
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import as_flags, parse_torch_version, plan_options
 from launcher.targets.agent_archive import read_agent_version, read_archive, read_compiled_archive
-from launcher.targets.shell import quote, render_line
+from launcher.targets.subprocesses.shell import quote, render_line
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

@@ -18,7 +18,7 @@ from launcher.follow.target import Door
 from launcher.plan.launch_plan import LaunchPlan, Resources
 from launcher.plan.target_settings import TargetSettings
 from launcher.targets.agent_files import TORCHRUN_MODULE, folder_of, start_argv
-from launcher.targets.shell import CONTINUED, quote, render_csv, render_line
+from launcher.targets.subprocesses.shell import CONTINUED, quote, render_csv, render_line
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

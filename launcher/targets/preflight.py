@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from launcher.contract.did_you_mean import closest
-from launcher.contract.errors import KeyInputError
+from launcher.contract.errors import KeyInputError, closest
 from launcher.contract.node_plan import NodePlan
 from launcher.job.values import RESERVED
 from launcher.plan.rendezvous import needs_majority

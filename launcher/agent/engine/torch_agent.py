@@ -46,12 +46,11 @@ from launcher.agent.membership.client import Client, ReplacedError
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.agent.worker import guard
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import name_signal
-from launcher.contract.node_plan import Elastic, Static
+from launcher.contract.node_plan import Elastic, NodeTask, Static
 from launcher.contract.waits import SOON_S, wait_until
 
 REQUEST_LIMIT_S = 2.0

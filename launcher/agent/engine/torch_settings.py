@@ -21,7 +21,7 @@ from launcher.agent.engine.rendezvous import configure, name_endpoint
 from launcher.agent.engine.tee import Tee
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
+from launcher.contract.node_plan import NodeTask
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 MONITOR_S = 0.05

@@ -14,7 +14,6 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
@@ -30,6 +29,7 @@ from launcher.targets.hosts.program.session import take_lease
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session, Ssh
+from launcher.targets.subprocesses.conversation import Conversation
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from launcher.contract.errors import TargetError
-from launcher.targets import short_command
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
 from launcher.targets.at_once import settle
-from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import Answered, FunctionCall, Refusal
 from launcher.targets.hosts.program.wire import MAGIC, Record, read_frame, write_frame
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh_errors import FULL, explain
+from launcher.targets.subprocesses import short_command
+from launcher.targets.subprocesses.conversation import Conversation
 
 CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
-from launcher.contract.states import NodeState
 from launcher.follow.look import keep_look
 from launcher.follow.requests import render_scale
 from launcher.follow.target import Door, NodeObservation, Observation, Target, Traits
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
     from launcher.contract.ending import Ending
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.follow.target import Artifact
     from launcher.job.spec import JobSpec
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from launcher.contract import protocol
+from launcher.contract.causes import NodeState
 from launcher.contract.clock import Clock
-from launcher.contract.states import NodeState
 from launcher.follow.tails import raise_file_limit
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan

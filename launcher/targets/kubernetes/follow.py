@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import typed
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
 from launcher.follow.console import Console
 from launcher.follow.endings import Part, judge_part, judge_parts

@@ -14,12 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.hold import READY_SAYS
-from launcher.contract.look import STANDS
-from launcher.contract.states import NodeState
+from launcher.contract.reports.look import STANDS
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.runs.ledger import read_moments, tell_moment
 from launcher.targets.kubernetes.logs import LogSource, containers_of

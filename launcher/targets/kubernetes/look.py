@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.records import dump_record
-from launcher.contract.states import NodeState
 from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
 from launcher.targets.at_once import at_once
@@ -19,7 +19,7 @@ from launcher.targets.docker_options import PYTHON
 from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
 
 if TYPE_CHECKING:
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
     from launcher.targets.kubernetes.api import Cluster

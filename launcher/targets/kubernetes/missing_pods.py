@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import TargetError
-from launcher.contract.states import NodeState
 from launcher.contract.waits import RARE_LOOK_S
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,

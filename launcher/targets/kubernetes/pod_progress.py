@@ -6,9 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.errors import ExitCode, name_exit_code
-from launcher.contract.states import NodeState
 from launcher.follow.endings import Part
 from launcher.targets.kubernetes.pod_states import (
     NOT_STARTED,

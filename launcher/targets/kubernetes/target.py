@@ -30,7 +30,7 @@ from launcher.targets.kubernetes.render_pod import TOKEN_VERBS, Object, render_t
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 

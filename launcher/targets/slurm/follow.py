@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 
 from launcher.contract import protocol
-from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code, parse_cause
+from launcher.contract.causes import RETRY_FROM, Cause, NodeState, cause_of_exit_code, parse_cause
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.states import NodeState
 from launcher.follow.console import Console
 from launcher.follow.endings import Part, decide_parts
 from launcher.follow.nodes import FolderWatch

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, WorkerEnd
 from launcher.contract.records import parse_record
 from launcher.contract.typed import as_called
-from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.endings import judge_run
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.summary import render_summary

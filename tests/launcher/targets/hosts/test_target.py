@@ -12,7 +12,7 @@ from launcher.code.record import pack_code
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.contract.look import LookRequest
+from launcher.contract.reports.look import LookRequest
 from launcher.follow.target import Door
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts import doctor, nodes

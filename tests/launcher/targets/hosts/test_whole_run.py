@@ -16,8 +16,8 @@ from launcher.code.place import CodePlace
 from launcher.code.record import pack_code
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
-from launcher.contract.look import LookRequest
 from launcher.contract.process_stat import name_machine
+from launcher.contract.reports.look import LookRequest
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
