@@ -79,8 +79,8 @@ def decide_next(
     if is_signalled:
         if description is None:
             return REQUEUED  # The queue tells what is true.
-        found = re.search(r" Restarts=([0-9]+)", description)
-        if found and int(found.group(1)) > restarts:
+        restarts_shown = re.search(r" Restarts=([0-9]+)", description)
+        if restarts_shown and int(restarts_shown.group(1)) > restarts:
             return REQUEUED
         if " Reason=TimeLimit " not in description:
             # A requeue would bring back what scancel ended.

@@ -278,7 +278,7 @@ def find(
 
 def list_runs(runs: str | os.PathLike[str] | None = None) -> list[RunHandle]:
     """All runs of a folder, oldest first."""
-    return [RunHandle(one.path) for one in list_folders(_run_root(runs))]
+    return [RunHandle(folder.path) for folder in list_folders(_run_root(runs))]
 
 
 def _run_root(runs: str | os.PathLike[str] | None) -> Path:
@@ -319,7 +319,7 @@ def _words(options: Mapping[str, object]) -> list[str]:
         many = [value]
         if isinstance(value, list | tuple):
             many = [*value] if name in ("set", "env") else [",".join(value)]
-        for one in many:
-            if one is not None and one is not False:
-                words.append(f"--{name.replace('_', '-')}" + ("" if one is True else f"={one}"))
+        for item in many:
+            if item is not None and item is not False:
+                words.append(f"--{name.replace('_', '-')}" + ("" if item is True else f"={item}"))
     return words

@@ -59,8 +59,8 @@ def read_node_states(
     And what did not answer; there are no states if that is the target itself.
     """
     try:
-        seen, error = target_of(plan, run.path.parent).observe_reachable(plan)
+        observation, error = target_of(plan, run.path.parent).observe_reachable(plan)
     except TargetError as silent:
         return {}, silent
-    states = {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in seen.nodes}
+    states = {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in observation.nodes}
     return states, error

@@ -127,7 +127,7 @@ def _tell_end(
         extra=arguments.extra,
         resumes_by_run=not planned_run.choice.target.traits.own_checkpoints,
         resumed=arguments.resume or "",
-        found=[name for name, is_there in there.items() if is_there],
+        left=[name for name, is_there in there.items() if is_there],
     )
     console.line(summary)
     return outcome.exit_code
@@ -139,7 +139,7 @@ def _find_checkpoints(plan: LaunchPlan) -> str:
     if host := next((machine.name for machine in plan.machines), ""):
         return f"{folder} on {host}"
     try:
-        return folder if any(one.name != OF_AGENTS for one in Path(folder).iterdir()) else ""
+        return folder if any(entry.name != OF_AGENTS for entry in Path(folder).iterdir()) else ""
     except PermissionError:
         return folder
     except OSError:

@@ -60,13 +60,13 @@ def _probe_nodes(plan: LaunchPlan, target: Target, limit_s: float) -> Iterator[F
 @contextlib.contextmanager
 def _folder_for_checkpoints(plan: LaunchPlan) -> Iterator[None]:
     """Removes the folders that only the probe has made."""
-    own = Path(plan.checkpoint_dir)
-    jobs_was_there = own.parent.exists()
+    folder = Path(plan.checkpoint_dir)
+    jobs_was_there = folder.parent.exists()
     try:
         yield
     finally:
-        if own.name == OWN_FOLDER:
-            shutil.rmtree(own, ignore_errors=True)
+        if folder.name == OWN_FOLDER:
+            shutil.rmtree(folder, ignore_errors=True)
             if not jobs_was_there:
                 with contextlib.suppress(OSError):
-                    own.parent.rmdir()
+                    folder.parent.rmdir()

@@ -212,7 +212,7 @@ class Follower:
         try:
             stop_requested = self.stop_reason is not None
             with self._showing(stop_requested=stop_requested):
-                self._driver.end(end, asked=stop_requested)
+                self._driver.end(end, stop_requested=stop_requested)
             # Record before the last output: a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
         except TargetError:

@@ -254,7 +254,7 @@ class NodeDriver:
         self._run.write_plan(plan, self._target.render(plan).shell())
         self.plan = plan
 
-    def end(self, why: Ending, *, asked: bool) -> None:
+    def end(self, why: Ending, *, stop_requested: bool) -> None:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
         is_done = why.cause.state is RunState.SUCCEEDED
         self._stop(0 if is_done else self.plan.stop_grace_s)

@@ -139,8 +139,8 @@ class Driver(Protocol):
         """Changes the number of nodes to one that the plan allows. Raises ``LauncherError``."""
         ...
 
-    def end(self, why: Ending, *, asked: bool) -> None:
-        """Ends what is left and brings the last output. ``asked``: a stop was asked for.
+    def end(self, why: Ending, *, stop_requested: bool) -> None:
+        """Ends what is left and brings the last output. ``stop_requested``: by a person.
 
         Raises ``TargetError`` if the run cannot be ended and goes on.
         """
@@ -334,7 +334,7 @@ class Target(ABC):
         """Brings the run's output into its folder, in turns; with ``follow`` until the run ends."""
         return iter(())
 
-    def look(
+    def look_at_workers(
         self,
         run: RunFolder,
         plan: LaunchPlan,

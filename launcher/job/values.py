@@ -20,11 +20,11 @@ class NotAcceptedError(ValueError):
     instead of the whole value, if that would say too much or too little.
     """
 
-    def __init__(self, accepted: str = "", *, fix: str = "", found: str | None = None) -> None:
+    def __init__(self, accepted: str = "", *, fix: str = "", given: str | None = None) -> None:
         super().__init__(f"accepted: {accepted}" if accepted else "not accepted")
         self.accepted = accepted
         self.fix = fix
-        self.found = found
+        self.given = given
 
 
 MAX_NODES = 100_000
@@ -208,13 +208,13 @@ def parse_variable(name: str) -> str:
         bare, equals, _ = name.partition("=")
         hidden = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value
         fix = f"write {bare}: a secret's value comes from your environment" if equals else ""
-        raise NotAcceptedError(VARIABLE_WORDS, found=hidden, fix=fix)
+        raise NotAcceptedError(VARIABLE_WORDS, given=hidden, fix=fix)
     if not re.search(RESERVED, name):
         return name
     is_launchers = name in _BY_LAUNCHER or name.startswith("LAUNCHER_")
     owner = "the launcher sets this one" if is_launchers else "torchrun sets this one"
     fix = f"use the key {_KEY_INSTEAD[name]}" if name in _KEY_INSTEAD else "remove it"
-    raise NotAcceptedError(f"names of your own; {owner} for every worker", fix=fix, found=name)
+    raise NotAcceptedError(f"names of your own; {owner} for every worker", fix=fix, given=name)
 
 
 _QUANTITY = re.compile(

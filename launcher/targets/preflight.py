@@ -75,8 +75,8 @@ def describe_left_behind(
         for end in ("", ".py")
     ):
         named.add("PYTHONPATH")
-    own = re.compile(f"{OF_MACHINE}|{RESERVED}")
-    names = sorted(n for n in named & environ.keys() - set(given) if not own.search(n))
+    of_machine = re.compile(f"{OF_MACHINE}|{RESERVED}")
+    names = sorted(n for n in named & environ.keys() - set(given) if not of_machine.search(n))
     if not names:
         return None
     is_folder = any(environ[name].startswith("/") for name in names)

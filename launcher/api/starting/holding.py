@@ -40,16 +40,16 @@ def check_name(root: Path, name: str) -> None:
 
 def find_hold(root: Path, name: str) -> RunFolder:
     """The living hold of that name, or run id. Raises ``InputError``."""
-    found: list[tuple[RunFolder, LaunchPlan]] = []
+    holds: list[tuple[RunFolder, LaunchPlan]] = []
     for run in list_runs(root):
         with contextlib.suppress(InputError):
             plan = run.read_plan()
             if plan.is_hold and name in (plan.job_name, run.run_id):
-                found.append((run, plan))
-    if not found:
+                holds.append((run, plan))
+    if not holds:
         fix = typed.command("hold", "--name", name, "--nnodes", "N")
         raise InputError(f"no hold {name!r} in {root.absolute()}", fix)
-    run, plan = found[-1]
+    run, plan = holds[-1]
     state, outcome = read_state(run, plan)
     if state in OVER:
         why = ": ".join(filter(None, (outcome.cause, outcome.detail))) if outcome else state

@@ -43,7 +43,7 @@ def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> It
         yield
         return
 
-    def look() -> None:
+    def watch_restarts() -> None:
         # Ended with the block.
         while not over.wait(LOOK_S):
             with contextlib.suppress(OSError):
@@ -55,16 +55,16 @@ def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> It
                     return
 
     if notify.restarts:
-        threading.Thread(target=look, name="notices", daemon=True).start()
+        threading.Thread(target=watch_restarts, name="notices", daemon=True).start()
     try:
         yield
     finally:
         over.set()
         outcome = run.read_outcome()
         if outcome and (notify.when == "end" or outcome.state == RunState.FAILED.value):
-            told = outcome.summarize(outcome.failure.first if outcome.failure else None)
-            text = f"{outcome.state} ({outcome.cause}); {outcome.verdict or told}"
-            record = {**outcome.to_jsonable(), "detail": told}
+            detail = outcome.summarize(outcome.failure.first if outcome.failure else None)
+            text = f"{outcome.state} ({outcome.cause}); {outcome.verdict or detail}"
+            record = {**outcome.to_jsonable(), "detail": detail}
             of_end = {name: record[name] for name in OF_END}
             send(notify, plan, note, "end", text.rstrip("; "), **of_end)
 

@@ -166,7 +166,7 @@ def _refuse_shared(plan: LaunchPlan, target: Target, run_root: Path) -> None:
         with contextlib.suppress(InputError):  # a damaged plan
             other = run.read_plan()
             is_same = (other.target, other.checkpoint_dir) == (plan.target, plan.checkpoint_dir)
-            is_shared = not target.traits.sends_code or hosts & {one.name for one in other.machines}
+            is_shared = not target.traits.sends_code or hosts & {m.name for m in other.machines}
             if is_same and is_shared and not other.is_hold and read_state(run, other)[0] in GOES_ON:
                 break
     else:

@@ -81,10 +81,10 @@ def check_known(
     if ours := decided_here(unknown):
         meant = f"leave out {', '.join(ours)}, which the launcher decides; "
     fix = f"{typed.command(command, 'JOB')} [options] -- [training arguments]"
-    own = given[: -len(unknown)]
-    if given == [*own, *unknown]:
+    before = given[: -len(unknown)]
+    if given == [*before, *unknown]:
         # Only at the end is it clear which words are values of the unknown options.
-        fix = typed.command(*own, "--", *unknown, *extra)
+        fix = typed.command(*before, "--", *unknown, *extra)
     what = f"{words}: no option of {command}"
     raise InputError(what, f"{meant}what is for the training goes behind --: {fix}")
 

@@ -35,7 +35,7 @@ def program_name() -> str:
 
 def options_to_find_runs(arguments: argparse.Namespace) -> list[str]:
     """The options of this call with which another command finds the same runs."""
-    of_rooms = (word for one in arguments.given.values() for word in one.finds_runs_by)
+    of_rooms = (word for options in arguments.given.values() for word in options.finds_runs_by)
     return [*given(arguments, ("runs",)), *of_rooms]
 
 
@@ -52,6 +52,6 @@ def given(arguments: argparse.Namespace, names: Collection[str]) -> list[str]:
         value = getattr(arguments, action.dest, None)
         if action.dest not in names or value in (None, action.default):
             continue
-        for one in value if isinstance(value, list) else [value]:
-            words += [action.option_strings[-1], *([] if one is True else [str(one)])]
+        for item in value if isinstance(value, list) else [value]:
+            words += [action.option_strings[-1], *([] if item is True else [str(item)])]
     return words

@@ -100,8 +100,8 @@ class HeldChild:
     def end(self, run_id: str, grace_s: float) -> None:
         """Has the node ended, by force after the grace; if it has not begun, it will not."""
         self._limit_at = 0.0
-        told = json.dumps({"run_id": run_id, "grace_s": grace_s})
-        write(self._held / protocol.HOLD_END, told)
+        order = json.dumps({"run_id": run_id, "grace_s": grace_s})
+        write(self._held / protocol.HOLD_END, order)
 
 
 def write(path: Path, text: str) -> None:

@@ -232,14 +232,14 @@ def _send(image: Image, ssh: Ssh, host: Host) -> str:
         with ssh.feed(host, "exec docker load --quiet") as load:
             # If the host's engine ends before the image does, it says why.
             with contextlib.suppress(BrokenPipeError):
-                while chunk := save.read(CHUNK_BYTES, ENGINE_SILENCE_S):
+                while chunk := save.read_bytes(CHUNK_BYTES, ENGINE_SILENCE_S):
                     with load.limit(ENGINE_SILENCE_S):
                         load.stdin.write(chunk)
                 code, said = save.end()
                 if code:
                     return said.strip() or f"docker save ended with exit code {code}"
                 load.stdin.close()
-            load.read(1 << 16, PROVIDE_LIMIT_S)  # until it has ended
+            load.read_bytes(1 << 16, PROVIDE_LIMIT_S)  # until it has ended
             code, said = load.end()
     finally:
         save.end()

@@ -254,10 +254,10 @@ class HostsTarget(Target):
                 )
         return True
 
-    def look(
+    def look_at_workers(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
-        """As ``Target.look``; a host that is not reached counts as a node that did not look."""
+        """As for any target; a host that is not reached counts as a node that did not look."""
         hosts = nodes.hosts_of(plan)
 
         def ask(item: tuple[HostFacts, int]) -> str:

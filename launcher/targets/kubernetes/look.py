@@ -63,7 +63,7 @@ def _may_not(cluster: Cluster, what: str) -> InputError:
 def look(
     job: ClusterJob, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float
 ) -> Mapping[int, str]:
-    """As ``Target.look``. Raises ``InputError`` for a user who may not start programs in pods."""
+    """As for any target. Raises ``InputError`` for a user who may not start programs in pods."""
     cluster = job.cluster
     check_exec(cluster, "stacks are taken in the pods")
     nodes = PurePosixPath(plan.nodes[0].log_dir).parents[1]

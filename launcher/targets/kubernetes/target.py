@@ -159,7 +159,7 @@ class KubernetesTarget(Target):
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         return self.job(plan).pods.as_run(plan)
 
-    def look(
+    def look_at_workers(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
         from launcher.targets.kubernetes.look import look

@@ -37,7 +37,7 @@ class Conversation:
         assert self._popen.stdout is not None
         self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
 
-    def read(self, size: int, limit_s: float) -> bytes:
+    def read_bytes(self, size: int, limit_s: float) -> bytes:
         """The next ``size`` bytes, fewer at the end; after ``limit_s`` the program is killed."""
         with self.limit(limit_s):
             return self.stdout.read(size)

@@ -34,9 +34,9 @@ def tell_vitals(
     processor, book = Processor(), TrainingBook(run_dir, node.attempts.node_dir, clock.wall())
     path = node.attempts.node_dir / protocol.VITALS_FILE
 
-    def read() -> Vitals:
+    def read_now() -> Vitals:
         used, limit = read_memory()
-        training, seconds = book.read()
+        training, seconds = book.read_new_events()
         return Vitals(
             at=clock.wall(),
             steps={str(rank): beat.steps for rank, beat in node.attempts.beats().items()},
@@ -52,7 +52,7 @@ def tell_vitals(
         # Ended by the end of the process: nothing waits for it.
         while not over.wait(protocol.VITALS_S):
             with contextlib.suppress(OSError):
-                write_atomically(path, dump_record(read()))
+                write_atomically(path, dump_record(read_now()))
 
     over = threading.Event()
     threading.Thread(target=tell, name="vitals", daemon=True).start()
@@ -80,8 +80,8 @@ def read_memory(cgroup: Path = _CGROUP, machine: Path = Path("/proc/meminfo")) -
         limit = int((cgroup / "memory.max").read_text())  # "max" where there is none
         return int((cgroup / "memory.current").read_text()), limit
     lines = (line.split(":") for line in machine.read_text().splitlines())
-    found = {name: int(rest.split()[0]) << 10 for name, rest in lines}
-    return found["MemTotal"] - found["MemAvailable"], found["MemTotal"]
+    sizes = {name: int(rest.split()[0]) << 10 for name, rest in lines}
+    return sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemTotal"]
 
 
 def read_hardware(visible: str | None) -> dict[str, str]:
@@ -103,35 +103,35 @@ class TrainingBook:
     def __init__(self, run_dir: Path, node_dir: Path, since: float) -> None:
         self._folder = run_dir / protocol.LEDGER_DIR
         place = {"node_index": node_dir.parent.name, "incarnation": node_dir.name}
-        self._own = protocol.TRAIN_LEDGER.format(**place, attempt="*", rank="0")
-        self._all = protocol.TRAIN_LEDGER.format(
+        self._ledgers_here = protocol.TRAIN_LEDGER.format(**place, attempt="*", rank="0")
+        self._ledgers = protocol.TRAIN_LEDGER.format(
             node_index="*", incarnation="*", attempt="*", rank="0"
         )
-        self._read: dict[Path, int] = {}
+        self._bytes_read: dict[Path, int] = {}
         self._present: Path | None = None
-        self._told = TrainingVitals()
-        self._told_at = 0.0
+        self._values = TrainingVitals()
+        self._values_at = 0.0
         self._tally = Tally(since)
 
-    def read(self) -> tuple[TrainingVitals, Mapping[str, float]]:
+    def read_new_events(self) -> tuple[TrainingVitals, Mapping[str, float]]:
         """``training`` and ``seconds`` of ``Vitals``; empty where rank 0 was never here.
 
         No second is ever taken back. Raises ``OSError``.
         """
-        if next(self._folder.glob(self._own), None) is None:
+        if next(self._folder.glob(self._ledgers_here), None) is None:
             return TrainingVitals(), {}
-        for path in sorted(self._folder.glob(self._all), key=os.path.getmtime):
+        for path in sorted(self._folder.glob(self._ledgers), key=os.path.getmtime):
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
+                file.seek(self._bytes_read.get(path, 0))
                 lines = file.read()
             whole = lines[: lines.rfind(b"\n") + 1]
-            self._read[path] = self._read.get(path, 0) + len(whole)
+            self._bytes_read[path] = self._bytes_read.get(path, 0) + len(whole)
             for line in whole.splitlines():
                 # A line that this version did not write is ignored.
                 with contextlib.suppress(ValueError, TypeError, KeyError, ZeroDivisionError):
                     self._add(path, parse_object(line))
         seconds = {name: round(spent_s, 3) for name, spent_s in self._tally.seconds.items()}
-        return self._told, seconds
+        return self._values, seconds
 
     def _add(self, path: Path, event: Mapping[str, Any]) -> None:
         name, at = event["event"], float(event["at"])
@@ -139,18 +139,18 @@ class TrainingBook:
             self._present = path
             self._tally.heal()
         elif name == "train-started":
-            self._present, self._told, self._told_at = path, TrainingVitals(), 0.0
+            self._present, self._values, self._values_at = path, TrainingVitals(), 0.0
             self._tally.begin(at)
         elif path == self._present:
             self._tally.add(name, at, event)
-            self._tell(step=int(event["step"]))
+            self._set(step=int(event["step"]))
             if name == "saved":
-                self._tell(saved_at=at)
+                self._set(saved_at=at)
             if name in ("progress", "trained"):
-                before, self._told_at = self._told_at, at
+                before, self._values_at = self._values_at, at
                 if before:
-                    self._tell(samples_per_s=round(event["samples"] / (at - before), 2))
-                self._tell(loss=float(event["loss"]))
+                    self._set(samples_per_s=round(event["samples"] / (at - before), 2))
+                self._set(loss=float(event["loss"]))
 
-    def _tell(self, **values: Any) -> None:
-        self._told = replace(self._told, **values)
+    def _set(self, **values: Any) -> None:
+        self._values = replace(self._values, **values)

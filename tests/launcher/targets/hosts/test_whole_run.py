@@ -273,7 +273,9 @@ def test_a_launcher_elsewhere_sees_a_run_and_asks_its_own_for_what_it_wants(benc
     wait_until((bench.run.path / "scale-request").exists)
     assert (bench.run.path / "scale-request").read_text() == '{"nodes": 1}'
     with answering(bench.folder / f"gpu1/state/runs/{RUN_ID}/nodes/0/0", 0):
-        looked = other.look(RunFolder(folder), plan, LookRequest(id="x"), 1.0, SystemClock())
+        looked = other.look_at_workers(
+            RunFolder(folder), plan, LookRequest(id="x"), 1.0, SystemClock()
+        )
     assert looked == {1: "its agent does not answer"}
     assert (folder / "nodes/0/0/looks/x/rank-0.stacks.json").exists()
     turns = other.bring_output(RunFolder(folder), plan, follow=True)

@@ -152,14 +152,14 @@ def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_p
     write(other, 4.0, "first-step", step=1)
     write(other, 14.0, "progress", step=11, save_stall_s=2.0, samples=50, loss=2.0)
     write(other, 14.5, "saved", step=5)
-    assert book.read() == (TrainingVitals(), {}), "told by the node that has rank 0"
+    assert book.read_new_events() == (TrainingVitals(), {}), "told by the node that has rank 0"
     write(own, 20.0, "train-started")
     write(own, 21.0, "loaded", step=5)
     write(own, 22.0, "first-step", step=6)
     write(own, 24.0, "progress", step=8, samples=40, loss=1.5)
     with own.open("a") as file:
         file.write('{"at": "x", "event": "progress"}\nno JSON\n{"at": 27.0, "event": "prog')
-    training, first = book.read()
+    training, first = book.read_new_events()
     assert training == TrainingVitals(step=8, loss=1.5)
     assert {name: spent for name, spent in first.items() if spent} == {
         "productive": 8.0,
@@ -173,10 +173,10 @@ def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_p
         file.write('ress", "step": 11, "samples": 60, "loss": null}\n')
     write(own, 27.5, "saved", step=11)
     told = TrainingVitals(step=11, loss=1.5, samples_per_s=20.0, saved_at=27.5)
-    assert book.read() == (told, {**first, "rework": 5.0})
+    assert book.read_new_events() == (told, {**first, "rework": 5.0})
     # Its workers go on in another group: nothing that was told is taken back.
     write(own, 28.0, "train-started", heals=True)
-    assert book.read()[0] == told
+    assert book.read_new_events()[0] == told
 
 
 def test_a_record_of_a_node_is_a_value():
