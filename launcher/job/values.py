@@ -86,6 +86,7 @@ def parse_nodes(value: object) -> NodeRange:
 
 
 def dump_nodes(nodes: NodeRange) -> int | str:
+    """As a job file has it: ``2``, or ``1:2``."""
     return str(nodes) if nodes.is_elastic else nodes.max
 
 

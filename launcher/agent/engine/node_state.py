@@ -124,6 +124,7 @@ class Node:
             )
 
     def on_restart(self, cause: Cause, failed: tuple[WorkerEnd, ...]) -> None:
+        """Counts and records a restart; ``failed`` are the workers to blame, causes first."""
         self._restart_recorded_after = self.attempts.number
         self.judge.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)

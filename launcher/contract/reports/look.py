@@ -175,6 +175,7 @@ def parse_printed_looks(console: str) -> tuple[PrintedLook, ...]:
 
 
 def look_dir(node_dir: Path, id: str) -> Path:
+    """The folder of one look, below that of the node's incarnation."""
     return node_dir / LOOKS_DIR / id
 
 

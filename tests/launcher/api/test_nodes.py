@@ -215,7 +215,7 @@ def test_a_verdict_on_a_run_that_goes_on_rests_on_its_target_and_a_look(run, on_
     assert (told.state, len(told.standing)) == ("running", 2)
     assert [line.text for line in told.lines if line.node == 1] == ["running: no space left"]
     assert not [line for line in told.lines if line.node == 0]
-    on_local(observe_reachable=silent, look=silent)
+    on_local(observe_reachable=silent, look_at_workers=silent)
     assert read_named_run(run).state == "running"
 
 

@@ -61,7 +61,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"job": HOSTS},
     ),
     "done in a hold, nothing found": (
-        {**DONE, "replaced_nodes": 2}, {"job": (*JOB, "--in", "held"), "found": ()},
+        {**DONE, "replaced_nodes": 2}, {"job": (*JOB, "--in", "held"), "left": ()},
     ),
     "failed": (
         failed(attempts=4, failure=report(replace(BOOM, attempt=2), rank(0, PEER)),
@@ -104,9 +104,9 @@ def test_each_ending_has_its_summary(expect_golden):
         told = {"run_id": "digits-0a1b2c", "job": "digits", "target": "local", "finished_at": 12.5}
         if "metrics" in fields:
             told |= {"checkpoint_dir": "/runs/digits-0a1b2c/checkpoints"}
-        given = {"folder": "runs/digits-0a1b2c", "job": JOB, "found": ("outcome", "logs"), **given}
+        given = {"folder": "runs/digits-0a1b2c", "job": JOB, "left": ("outcome", "logs"), **given}
         if not {"metrics", "checkpoint_dir"} & {*fields}:  # where things are is told above
-            given |= {"found": ()}
+            given |= {"left": ()}
         with as_called(".venv/bin/launcher"):
             lines = render_summary(Outcome(**(told | fields)), **given).splitlines()
         if "metrics" not in fields and "failure" in fields:

@@ -73,6 +73,7 @@ class SilenceBook:
         self._awake_since = float("-inf")
 
     def new_attempt(self) -> None:
+        """Other workers beat from now on."""
         self._last.clear()
 
     def wake(self, now: float) -> None:
@@ -81,6 +82,7 @@ class SilenceBook:
 
     @property
     def limit_s(self) -> float:
+        """The longest that a worker which uses no processor may be silent now."""
         learned = self._longest_s * self._settings.hang_factor
         return min(max(learned, self._settings.hang_min_s), self._settings.hang_max_s)
 
@@ -135,7 +137,6 @@ class Watchdog:
     ) -> None:
         """``waits``: whether the workers wait for other nodes, and so do not hang."""
         self._waits = waits
-        self._max_s = settings.hang_max_s
         self.book = SilenceBook(settings)
         self._attempts, self._ledger, self._clock = attempts, ledger, clock
         self._looker = looker
@@ -189,7 +190,7 @@ class Watchdog:
             self._first = second
         if first is None or share is None:
             return
-        if hung := decide_hung(silent, len(workers), share > BUSY_SHARE, self._max_s):
+        if hung := decide_hung(silent, len(workers), share > BUSY_SHARE, self.book.most_s):
             # Before the hang is reported: whoever reads that could end the workers.
             stacks_in = self._looker.take_look("hang") or "no file: they could not be written"
             self._report_hang(hung, (first.at, second.at), share, beats[hung.rank], stacks_in)
@@ -216,7 +217,7 @@ class Watchdog:
         beat: WorkerBeat,
         stacks_in: object,
     ) -> None:
-        limit_s = self._max_s if cpu_share > BUSY_SHARE else hung.limit_s
+        limit_s = self.book.most_s if cpu_share > BUSY_SHARE else hung.limit_s
         first, second = read_at
         say(
             f"rank {hung.rank} has hung for {hung.silent_s:.1f} s "

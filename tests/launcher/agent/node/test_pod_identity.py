@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.agent.engine.rendezvous import configure
+from launcher.agent.engine.torch_settings import configure
 from launcher.agent.node.identity import SOURCES, claim_incarnation, identify
 from launcher.agent.node.supervisor import write_termination
 from launcher.contract import protocol
