@@ -13,8 +13,7 @@ from typing import Literal
 
 from benchmarks.commands import ROOT, find_torchrun, free_port
 from benchmarks.trees import Trees
-from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
-from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.node_plan import AgentSettings, Elastic, NodePlan, NodeTask, StoreEndpoint
 from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
 
 SCRIPT = ROOT / "benchmarks" / "peers" / "collectives.py"

@@ -29,7 +29,7 @@ def main(argv: "list[str]") -> int:
 
         guard.enter_fresh(tuple(argv[2:]))
     if argv[1:2] == ["attach"]:
-        from launcher.agent import attach
+        from launcher.agent.worker import attach
 
         return attach.main(argv[2:])
     from launcher.agent.node import supervisor

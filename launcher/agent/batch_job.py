@@ -66,8 +66,8 @@ def decide_next(
     code: int, stop_reason: str, is_signalled: bool, description: Optional[str], restarts: int
 ) -> str:
     """What happens to the job: ``over``, with the reason if Slurm ended it; ``requeued``, if Slurm
-    has done it already; or why it has
-    to be requeued: a ``fault`` of the platform, or ``preempted``.
+    has done it already; or why it has to be requeued: a ``fault`` of the platform, or
+    ``preempted``.
 
     ``stop_reason`` is why the agents were asked to stop, empty if they were not. ``is_signalled``:
     Slurm has ended this start. ``description`` is then what ``scontrol show job`` printed, or None
@@ -79,8 +79,8 @@ def decide_next(
     if is_signalled:
         if description is None:
             return REQUEUED  # The queue tells what is true.
-        found = re.search(r" Restarts=([0-9]+)", description)
-        if found and int(found.group(1)) > restarts:
+        restarts_shown = re.search(r" Restarts=([0-9]+)", description)
+        if restarts_shown and int(restarts_shown.group(1)) > restarts:
             return REQUEUED
         if " Reason=TimeLimit " not in description:
             # A requeue would bring back what scancel ended.
@@ -197,6 +197,7 @@ class BatchJob:
         return sum(changed_at(path) >= newest for path in self.each("started"))
 
     def end_idle(self) -> int:
+        """Says that the starts get nowhere; returns the exit code, which is permanent."""
         why = f"{self.idle()} starts in a row left nothing new in {self.options.checkpoints}"
         say(f"error: {why}; fix: save there, or raise slurm.time")
         return 1
@@ -204,6 +205,7 @@ class BatchJob:
     # -- the nodes ---------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
+        """Asks the agents to stop, unless somebody has; on a full disk nobody is asked."""
         if not read_file(self.stop):
             with contextlib.suppress(OSError):
                 self.stop.write_text(f"{PREEMPTED}\n")
@@ -236,6 +238,7 @@ class BatchJob:
         return UNREACHABLE
 
     def start_srun(self) -> "subprocess.Popen[bytes]":
+        """Starts the nodes; srun's stderr can be read without waiting. Raises ``OSError``."""
         srun = subprocess.Popen(
             self.options.srun,
             env=self.env,
@@ -320,6 +323,8 @@ class BatchJob:
         return code, self.requeue() if decision in (FAULT, PREEMPTED) else decision
 
     def requeue(self) -> str:
+        """Requeues the job, or submits another where Slurm refuses; ``over`` if both fail. Blocks
+        for ``TRIES`` times ``TRY_S`` if the controller is away."""
         for _ in range(TRIES):
             # A requeue ends all processes of this start with SIGTERM, which is blocked here and in
             # the command.
@@ -337,6 +342,7 @@ class BatchJob:
         return OVER
 
     def submit(self) -> bool:
+        """Submits the batch script again, to start once this job has ended."""
         options = [f"--dependency=afterany:{self.id}"]
         options += [f"--array={self.element}"] if self.element else []
         failed, output = run_command("sbatch", "--parsable", *options, f"{self.run}/artifact.sh")
@@ -364,6 +370,7 @@ def read_file(path: Path) -> str:
 
 
 def changed_at(path: Path) -> float:
+    """In seconds since the epoch; minus infinity if there is no such file."""
     with contextlib.suppress(OSError):
         return path.lstat().st_mtime
     return float("-inf")

@@ -21,12 +21,10 @@ from launcher.agent.membership.group import (
     STRANDED,
 )
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause, cause_of_exit_code
-from launcher.contract.ending import Ending, NodeOutcome
-from launcher.contract.errors import ExitCode, name_ending
-from launcher.contract.node_plan import Static
-from launcher.contract.worker_end import (
+from launcher.contract.ending import (
+    Ending,
+    NodeOutcome,
     WorkerEnd,
     WorkerExit,
     cause_of_ending,
@@ -34,6 +32,8 @@ from launcher.contract.worker_end import (
     is_own_failure,
     sort_ends,
 )
+from launcher.contract.errors import ExitCode, name_ending
+from launcher.contract.node_plan import NodeTask, Static
 
 MOST_LOSSES = 8
 LOSSES_WITHIN_S = 60.0

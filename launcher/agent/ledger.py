@@ -39,5 +39,6 @@ class AgentLedger:
 
 
 def ledger_path(run_dir: Path, node_index: int, incarnation: int) -> Path:
+    """The file of one incarnation's agent."""
     name = protocol.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
     return run_dir / protocol.LEDGER_DIR / name

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.contract.causes import OF_RUNS, Cause, parse_cause
+from launcher.contract.causes import OF_RUNS, Cause, RunState, parse_cause
 from launcher.contract.records import parse_record, read_object
-from launcher.contract.states import RunState
 
 REASON_OF_SIGNAL = {
     signal.SIGTERM: Cause.PREEMPTED,

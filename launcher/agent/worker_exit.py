@@ -16,8 +16,8 @@ from launcher.agent import disk
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.endings import judge_worker
 from launcher.contract import protocol
+from launcher.contract.ending import WorkerEnd, WorkerExit, show_line, sort_ends
 from launcher.contract.records import dump_record, parse_record, read_object
-from launcher.contract.worker_end import WorkerEnd, WorkerExit, show_line, sort_ends
 
 TAIL_BYTES = 32 * 1024
 _CPP_EXCEPTION = re.compile(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.contract import protocol
-from launcher.contract.did_you_mean import closest
-from launcher.contract.errors import InputError, SilentTargetError, TargetError
+from launcher.contract.errors import InputError, SilentTargetError, TargetError, closest
 from launcher.targets.room import Room
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from launcher.api.choose_target import target_of
 from launcher.api.listing import list_runs
 from launcher.contract import protocol
+from launcher.contract.causes import OVER
 from launcher.contract.errors import InputError
-from launcher.contract.states import OVER
 from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder
 from launcher.targets.machine import read_size
@@ -38,22 +38,22 @@ def find_old(
     chosen: list[Left] = []
     if older_than_s is not None or keep is not None or states:
         old = map(_of_folder, _ended(rows[: max(0, len(rows) - (keep or 0))], states or OVER))
-        chosen = [one for one in old if one.age_s >= (older_than_s or 0)]
-    gone = {one.run_id for one in chosen}
+        chosen = [run for run in old if run.age_s >= (older_than_s or 0)]
+    gone = {run.run_id for run in chosen}
     used = {part for row in rows if row.run_id not in gone for part in _checkpoints(row)}
-    chosen = [one for one in chosen if one.run_id not in used]
+    chosen = [run for run in chosen if run.run_id not in used]
     gone -= used
     state_of = {row.run_id: row.state for row in rows}
-    for one in left:
-        state = state_of.get(one.run_id)
+    for run in left:
+        state = state_of.get(run.run_id)
         # Another machine may have started a run that has no folder here.
-        is_old = older_than_s is not None and one.age_s >= older_than_s
-        if one.run_id in gone or (state is None and is_old and one.run_id not in used):
-            chosen.insert(0, one._replace(state=state or "unknown"))
-        elif state in OVER and one.is_cut:
-            plan = RunFolder(run_root / one.run_id).read_plan()
+        is_old = older_than_s is not None and run.age_s >= older_than_s
+        if run.run_id in gone or (state is None and is_old and run.run_id not in used):
+            chosen.insert(0, run._replace(state=state or "unknown"))
+        elif state in OVER and run.is_cut:
+            plan = RunFolder(run_root / run.run_id).read_plan()
             end = functools.partial(target_of(plan, run_root).stop, plan.run_id, 0)
-            chosen.insert(0, one._replace(state=state, remove=end))
+            chosen.insert(0, run._replace(state=state, remove=end))
     return chosen
 
 

@@ -16,7 +16,7 @@ from launcher.follow.console import Console
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.conversation import Conversation
+from launcher.targets.subprocesses.conversation import Conversation
 
 AGAIN_S = 1.0
 """Seconds between two tries to reach a node, which may still have to start."""

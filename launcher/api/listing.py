@@ -14,10 +14,10 @@ from launcher.agent import disk
 from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target, target_of
 from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import protocol, typed
+from launcher.contract.causes import OVER, RunState
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.process_stat import is_stopped
-from launcher.contract.states import OVER, RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import prefix_of
 from launcher.follow.loop import fold, is_out_of_sight
@@ -269,12 +269,12 @@ def render_status(status: RunStatus) -> str:
         lines.append(f"  {where}: {node.state.value}{ended}{detail}")
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
     lines += [f"  folder: {status.folder}"] if status.folder else []
-    if status.outcome is None and (told := _tell_launcher(status)):
-        lines.append(f"  {told}")
+    if status.outcome is None and (warning := _warn_of_launcher(status)):
+        lines.append(f"  {warning}")
     return "\n".join(lines) + "\n"
 
 
-def _tell_launcher(status: RunStatus) -> str:
+def _warn_of_launcher(status: RunStatus) -> str:
     """What is wrong with the launcher of a run that goes on; empty if nothing is."""
     proof, pid = status.launcher_death, status.launcher_pid
     end = f"end it: {typed.command('stop', status.run_id)}"
@@ -369,9 +369,9 @@ def _prefixed(
     outputs: Iterable[Output], plan: LaunchPlan, rank: int | None
 ) -> Iterator[tuple[Output, str]]:
     for output in outputs:
-        own = None
+        worker_rank = None
         if output.worker is not None:
-            own = output.worker.rank_on(output.node_index, plan.nproc_per_node)
-            if rank not in (None, own) or output.block.is_progress:
+            worker_rank = output.worker.rank_on(output.node_index, plan.nproc_per_node)
+            if rank not in (None, worker_rank) or output.block.is_progress:
                 continue
-        yield output, prefix_of(output.node_index, own)
+        yield output, prefix_of(output.node_index, worker_rank)

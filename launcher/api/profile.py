@@ -9,10 +9,11 @@ from pathlib import Path
 
 from launcher.api.choose_target import target_of
 from launcher.api.listing import read_state
-from launcher.contract import look, typed
+from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError
-from launcher.contract.look import LookRequest
+from launcher.contract.reports import look
+from launcher.contract.reports.look import LookRequest
 from launcher.follow.look import present_nodes
 from launcher.runs.folder import RunFolder
 from launcher.targets.held.hold import refuse_hold
@@ -50,16 +51,17 @@ def take_profile(run: RunFolder, clock: Clock, *, steps: int, seconds: float) ->
     id = f"profile-{clock.wall():.3f}-{os.getpid()}"
     request = LookRequest(id=id, steps=steps, seconds=seconds)
     target = target_of(plan, run.path.parent)
-    silent = target.look(run, plan, request, seconds + MARGIN_S, clock)
+    silent = target.look_at_workers(run, plan, request, seconds + MARGIN_S, clock)
     profiles = RunProfile(silent=silent)
     for node_dir in present_nodes(run).values():
         folder = look.look_dir(node_dir, id)
         recorded = look.read_look(folder)
-        for one in recorded.ranks if recorded else ():
-            paths = [folder / name.format(rank=one.rank) for name in (look.TRACE, look.SPEEDSCOPE)]
+        for worker in recorded.ranks if recorded else ():
+            names = (look.TRACE.format(rank=worker.rank), look.SPEEDSCOPE.format(rank=worker.rank))
+            paths = [folder / name for name in names]
             there = [path for path in paths if path.exists()]
             if there:
-                profiles.files[one.rank] = there[0]
+                profiles.files[worker.rank] = there[0]
             else:
-                profiles.missing[one.rank] = one.no_stacks or "its node has sent no file"
+                profiles.missing[worker.rank] = worker.no_stacks or "its node has sent no file"
     return profiles

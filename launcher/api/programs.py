@@ -11,7 +11,7 @@ from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.at_once import at_once
-from launcher.targets.conversation import Conversation
+from launcher.targets.subprocesses.conversation import Conversation
 
 _BOTH_STREAMS = ("sh", "-c", 'exec "$@" 2>&1', "sh")
 _SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")

@@ -30,15 +30,15 @@ from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 from launcher.follow.requests import request_stop
 from launcher.job.command import parse_command
 from launcher.job.file import check_job
-from launcher.job.refused import NotAcceptedError
 from launcher.job.script import UNNAMED, name_of
 from launcher.job.spec import JobSpec
+from launcher.job.values import NotAcceptedError
 from launcher.runs.folder import RunFolder, find_run
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
 from launcher.runs.report import Postmortem
-from launcher.targets.conversation import Conversation
 from launcher.targets.held.hold import Hold
+from launcher.targets.subprocesses.conversation import Conversation
 
 INTERRUPT_LIMIT_S = 10.0
 """How long the command line may take to end after an interrupt."""
@@ -278,7 +278,7 @@ def find(
 
 def list_runs(runs: str | os.PathLike[str] | None = None) -> list[RunHandle]:
     """All runs of a folder, oldest first."""
-    return [RunHandle(one.path) for one in list_folders(_run_root(runs))]
+    return [RunHandle(folder.path) for folder in list_folders(_run_root(runs))]
 
 
 def _run_root(runs: str | os.PathLike[str] | None) -> Path:
@@ -319,7 +319,7 @@ def _words(options: Mapping[str, object]) -> list[str]:
         many = [value]
         if isinstance(value, list | tuple):
             many = [*value] if name in ("set", "env") else [",".join(value)]
-        for one in many:
-            if one is not None and one is not False:
-                words.append(f"--{name.replace('_', '-')}" + ("" if one is True else f"={one}"))
+        for item in many:
+            if item is not None and item is not False:
+                words.append(f"--{name.replace('_', '-')}" + ("" if item is True else f"={item}"))
     return words

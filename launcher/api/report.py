@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from launcher.api.choose_target import target_of
 from launcher.api.listing import GOES_ON, UNREADABLE, read_state
-from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.node_plan import AgentSettings
 from launcher.plan.launch_plan import LaunchPlan, Resources
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -59,8 +59,8 @@ def read_node_states(
     And what did not answer; there are no states if that is the target itself.
     """
     try:
-        seen, error = target_of(plan, run.path.parent).observe_reachable(plan)
+        observation, error = target_of(plan, run.path.parent).observe_reachable(plan)
     except TargetError as silent:
         return {}, silent
-    states = {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in seen.nodes}
+    states = {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in observation.nodes}
     return states, error

@@ -12,6 +12,7 @@ from launcher.follow.requests import check_scale, count_nodes, request_scale
 from launcher.runs.folder import RunFolder
 
 ANSWER_LIMIT_S = 30.0
+"""How long the run's launcher may take to take the request."""
 
 
 def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
@@ -28,14 +29,10 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     if not is_over and run.launcher_pid() is None and target.scale(run, plan, nodes):
         return answer
     if is_over or run.launcher_pid() is None:
-        raise _has_ended(run)
+        what = f"{run.run_id} has ended, or no launcher follows it"
+        raise InputError(what, f"{typed.command('ps')} lists the runs that go on")
     request = request_scale(run, nodes)
     if not wait_until(lambda: not request.exists(), ANSWER_LIMIT_S, SOON_S, clock):
         what = f"the launcher of {run.run_id} has not answered for {ANSWER_LIMIT_S:g} s"
         raise TargetError(what, typed.command("status", run.run_id))
     return f"{answer}; {typed.command('status', run.run_id)} shows them"
-
-
-def _has_ended(run: RunFolder) -> InputError:
-    what = f"{run.run_id} has ended, or no launcher follows it"
-    return InputError(what, f"{typed.command('ps')} lists the runs that go on")

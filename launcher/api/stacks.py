@@ -10,10 +10,10 @@ from typing import Any
 
 from launcher.api.choose_target import target_of
 from launcher.api.listing import read_state
-from launcher.contract import look, typed
+from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError
-from launcher.contract.look import Look, LookRequest, RankStacks
+from launcher.contract.reports.look import Look, LookRequest, RankStacks, describe_state, look_dir
 from launcher.follow.look import present_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
@@ -77,39 +77,41 @@ def look_at_nodes(
 ) -> tuple[dict[int, Path], Mapping[int, str]]:
     """Has the agents look at their workers: the folders of the looks, and why nodes are silent."""
     request = LookRequest(id=f"asked-{clock.wall():.3f}-{os.getpid()}", native=native)
-    silent = target_of(plan, run.path.parent).look(run, plan, request, LIMIT_S, clock)
+    silent = target_of(plan, run.path.parent).look_at_workers(run, plan, request, LIMIT_S, clock)
     nodes = present_nodes(run)
-    return {index: look.look_dir(folder, request.id) for index, folder in nodes.items()}, silent
+    return {index: look_dir(folder, request.id) for index, folder in nodes.items()}, silent
 
 
 def _read_last(run: RunFolder, ended: str, rank: int | None) -> RunStacks:
     """The newest look that agents took by themselves, or else that somebody asked for."""
-    seen = read_snapshots(find_last_looks(run, run.incarnations()))
-    if not seen.looks:
+    snapshots = read_snapshots(find_last_looks(run, run.incarnations()))
+    if not snapshots.looks:
         what = f"{run.run_id} has ended ({ended}), and no look at its workers was left"
         raise InputError(what, typed.command("report", run.run_id))
-    at = max(one.at for one in seen.looks.values())
-    return _complete(run, seen, rank, RunStacks(run_id=run.run_id, at=at, ended=ended))
+    at = max(look.at for look in snapshots.looks.values())
+    return _complete(run, snapshots, rank, RunStacks(run_id=run.run_id, at=at, ended=ended))
 
 
-def _complete(run: RunFolder, seen: RankSnapshots, rank: int | None, begun: RunStacks) -> RunStacks:
-    """Adds what was seen, of all ranks or of one, and what is wrong between their collectives."""
-    if rank is not None and rank not in seen.traces and seen.traces:
-        raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(seen.traces)} there")
-    idle = {node: "no worker runs there" for node, one in seen.looks.items() if not one.ranks}
-    newest = max((one.at for one in seen.looks.values()), default=begun.at)
+def _complete(
+    run: RunFolder, snapshots: RankSnapshots, rank: int | None, begun: RunStacks
+) -> RunStacks:
+    """Adds what the looks show, of all ranks or of one, and what is wrong between collectives."""
+    looks, stacks, traces = snapshots.looks, snapshots.stacks, snapshots.traces
+    if rank is not None and rank not in traces and traces:
+        raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(traces)} there")
+    idle = {node: "no worker runs there" for node, look in looks.items() if not look.ranks}
     return replace(
         begun,
         looks={
-            node: replace(one, ranks=tuple(r for r in one.ranks if rank in (None, r.rank)))
-            for node, one in seen.looks.items()
+            node: replace(look, ranks=tuple(r for r in look.ranks if rank in (None, r.rank)))
+            for node, look in looks.items()
         },
         silent={**idle, **begun.silent},
-        stacks={r: one for r, one in seen.stacks.items() if rank in (None, r)},
+        stacks={r: of_rank for r, of_rank in stacks.items() if rank in (None, r)},
         findings=join_recorders(
-            {r: one for r, one in seen.traces.items() if one},
-            newest,
-            places={r: own_place(one.main_frames) for r, one in seen.stacks.items()},
+            {r: trace for r, trace in traces.items() if trace},
+            max((look.at for look in looks.values()), default=begun.at),
+            places={r: own_place(of_rank.main_frames) for r, of_rank in stacks.items()},
         ),
     )
 
@@ -131,13 +133,13 @@ def render_stacks(report: RunStacks, *, all_threads: bool = False) -> str:
 def _by_reason(report: RunStacks) -> list[str]:
     """A line for each reason why a rank stands still, or why part of its look is missing."""
     ranks_of: dict[str, list[int]] = {}
-    for one in (seen for each in report.looks.values() for seen in each.ranks):
-        if state := look.describe_state(one):
-            ranks_of.setdefault(state, []).append(one.rank)
-        if one.no_stacks:
-            ranks_of.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)
-        if one.no_collectives:
-            ranks_of.setdefault(f"no collectives: {one.no_collectives}", []).append(one.rank)
+    for worker in (worker for look in report.looks.values() for worker in look.ranks):
+        if state := describe_state(worker):
+            ranks_of.setdefault(state, []).append(worker.rank)
+        if worker.no_stacks:
+            ranks_of.setdefault(f"no stacks: {worker.no_stacks}", []).append(worker.rank)
+        if worker.no_collectives:
+            ranks_of.setdefault(f"no collectives: {worker.no_collectives}", []).append(worker.rank)
     for rank, stacks in report.stacks.items():
         if stacks.missing:
             ranks_of.setdefault(f"by faulthandler, as {stacks.missing}", []).append(rank)

@@ -10,12 +10,11 @@ import signal
 from launcher.agent import disk
 from launcher.api.choose_target import target_of
 from launcher.contract import protocol, typed
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, RunState
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.process_stat import is_stopped
-from launcher.contract.states import RunState
 from launcher.contract.waits import wait_until
 from launcher.follow.loop import fold, is_out_of_sight, write_outcome
 from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_kept, request_stop

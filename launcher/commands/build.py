@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.code.git import find_repository
 from launcher.code.place import CodePlace, find_code
 from launcher.code.record import read_code
-from launcher.commands.arguments import run_root
+from launcher.commands.parsing.arguments import run_root
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.follow.signals import raise_on_signals

@@ -28,7 +28,7 @@ STDIN = "-"
 def check(arguments: argparse.Namespace) -> int:
     """Prints what is wrong with the files; returns the exit code."""
 
-    def read(file: str) -> tuple[str, str]:
+    def read_named(file: str) -> tuple[str, str]:
         if file != STDIN:
             text = read_text(file, MAX_FILE_BYTES)
             script = _find_script(text, file)
@@ -36,7 +36,7 @@ def check(arguments: argparse.Namespace) -> int:
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         return STDIN_NAME, decode_text(raw, STDIN_NAME, MAX_FILE_BYTES)
 
-    checked = check_manifests([read(file) for file in arguments.files])
+    checked = check_manifests([read_named(file) for file in arguments.files])
     if arguments.json:
         print(json.dumps([breach.to_jsonable() for breach in checked.breaches], indent=2))
     else:

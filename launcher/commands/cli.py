@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.api.choose_target import load, rooms
-from launcher.commands.other_programs import GONE, find_habit
-from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
-from launcher.commands.printed_commands import options_to_find_runs, program_name
-from launcher.commands.table import COMMANDS, add_commands
+from launcher.commands.parsing.other_programs import GONE, find_habit
+from launcher.commands.parsing.parser import TAKES_TRAINING, Parser, check_known
+from launcher.commands.parsing.printed_commands import options_to_find_runs, program_name
+from launcher.commands.parsing.table import COMMANDS, add_commands
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
@@ -43,30 +43,30 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     """
     # Words after the first ``--`` go to the training as they are.
     at = argv.index("--") if "--" in argv else len(argv)
-    own, extra = list(argv[:at]), list(argv[at + 1 :])
+    words, extra = list(argv[:at]), list(argv[at + 1 :])
     plugin = next(room.plugin for room in rooms() if room.plugin) if is_plugin else None
     parser = _parser(plugin.typed if plugin else program_name())
     if ASKED in os.environ:
         load("launcher.commands.completion:complete")(parser)
-    own = _place_last(own, plugin.options) if plugin else own
+    words = _place_last(words, plugin.options) if plugin else words
     with typed.as_called(parser.prog):
-        return _run_command(parser, own, extra, plugin)
+        return _run_command(parser, words, extra, plugin)
 
 
 def _run_command(
-    parser: argparse.ArgumentParser, own: list[str], extra: list[str], plugin: Plugin | None
+    parser: argparse.ArgumentParser, words: list[str], extra: list[str], plugin: Plugin | None
 ) -> int:
     arguments = argparse.Namespace()
     try:
-        if own and own[0] in GONE:
-            raise InputError(f"{own[0]}: gone", f"{typed.program()} {GONE[own[0]]}")
-        wrong, meant = find_habit(own, TAKES_TRAINING, [name for name, *_ in COMMANDS])
+        if words and words[0] in GONE:
+            raise InputError(f"{words[0]}: gone", f"{typed.program()} {GONE[words[0]]}")
+        wrong, meant = find_habit(words, TAKES_TRAINING, [name for name, *_ in COMMANDS])
         if wrong:
             fix = _fix(parser, meant, extra) if meant else f"{typed.program()} --help"
             raise InputError(wrong, fix)
-        arguments, unknown = parser.parse_known_args(own)
+        arguments, unknown = parser.parse_known_args(words)
         arguments.extra, arguments.is_plugin = tuple(extra), plugin is not None
-        _check(arguments, unknown, own, extra)
+        _check(arguments, unknown, words, extra)
         with contextlib.ExitStack() as arguments.until_end:
             arguments.given = {room.name: room.read_options(arguments) for room in rooms()}
             found_by = options_to_find_runs(arguments)
@@ -104,10 +104,10 @@ def _fix(parser: argparse.ArgumentParser, words: list[str], extra: list[str]) ->
 
 
 def _check(
-    arguments: argparse.Namespace, unknown: list[str], own: list[str], extra: list[str]
+    arguments: argparse.Namespace, unknown: list[str], words: list[str], extra: list[str]
 ) -> None:
     """What every command needs, before it does anything."""
-    check_known(arguments, unknown, own, extra)
+    check_known(arguments, unknown, words, extra)
     if extra and arguments.command not in TAKES_TRAINING:
         *others, last = TAKES_TRAINING
         names = f"{', '.join(others)} and {last}"
@@ -120,7 +120,7 @@ def _check(
     except OSError as error:
         why = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be used: {error}"
         raise InputError(f"the current folder {why}", "cd to one that is there") from None
-    for word in (folder, *own, *extra):
+    for word in (folder, *words, *extra):
         if word != word.encode(errors="replace").decode():
             fix = "rename it (mv)" if os.path.lexists(word) else "write it in UTF-8"
             raise InputError(f"{word!r} is not UTF-8, and a plan can only hold UTF-8", fix)

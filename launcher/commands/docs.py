@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 from launcher.contract import typed
-from launcher.contract.did_you_mean import closest
-from launcher.contract.errors import InputError
+from launcher.contract.errors import InputError, closest
 from launcher.job.schema import render_schema
 
 INSTALLED = Path(__file__).parent / "pages"

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from launcher.api.choose_target import choose_target, room_of
-from launcher.commands.arguments import is_job_named, run_root, target_named
 from launcher.commands.job_named import read_job
+from launcher.commands.parsing.arguments import is_job_named, run_root, target_named
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 from launcher.doctor.finding import is_fit, render_findings

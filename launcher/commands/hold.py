@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from launcher.api import launch
-from launcher.api.holding import check_name, wait_ready, write_job
-from launcher.api.planning import plan_job
-from launcher.commands.arguments import open_named, run_root
+from launcher.api.starting import launch
+from launcher.api.starting.holding import check_name, wait_ready, write_job
+from launcher.api.starting.planning import plan_job
 from launcher.commands.job_named import read_job
+from launcher.commands.parsing.arguments import open_named, run_root
 from launcher.commands.run import create_told
 from launcher.contract import typed
 from launcher.follow.console import Console

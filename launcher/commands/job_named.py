@@ -10,8 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api.choose_target import choose_engine, room_of
-from launcher.api.planning import PlannedRun, note_no_checkpoint, plan_job, read_job_of, resume_job
-from launcher.commands.arguments import open_named, run_root
+from launcher.api.starting.planning import (
+    PlannedRun,
+    note_no_checkpoint,
+    plan_job,
+    read_job_of,
+    resume_job,
+)
+from launcher.commands.parsing.arguments import open_named, run_root
 from launcher.contract.errors import InputError
 from launcher.job import script
 from launcher.job.file import (
@@ -113,7 +119,7 @@ def planned(
         arguments.hold = again.read_plan().hold.rpartition("-")[0]
     if name := getattr(arguments, "hold", None):
         # It imports what manages runs, which a render does not need.
-        from launcher.api.holding import enter_hold, find_hold
+        from launcher.api.starting.holding import enter_hold, find_hold
 
         hold = find_hold(root, name)
         opened = opened or room_of(hold.read_plan().target).open(root, arguments)

@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 
-from launcher.api.node import become_node
-from launcher.commands.arguments import run_root
+from launcher.api.starting.node import become_node
 from launcher.commands.job_named import read_job
+from launcher.commands.parsing.arguments import run_root
 
 
 def node(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from launcher.commands.runs import find
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.contract.protocol import LATEST_LINK
-from launcher.targets import children
+from launcher.targets.subprocesses import children
 
 
 def exec_in(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.api.report import report_run
-from launcher.commands.arguments import run_root
+from launcher.commands.parsing.arguments import run_root
 from launcher.commands.runs import find
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock

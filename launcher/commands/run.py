@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.api import launch
 from launcher.api.choose_target import Choice
 from launcher.api.debugging import debugged, listen
-from launcher.api.planning import PlannedRun
-from launcher.commands.arguments import shown, words_of_job_named
+from launcher.api.starting import launch
+from launcher.api.starting.planning import PlannedRun
 from launcher.commands.job_named import planned
-from launcher.commands.printed_commands import options_of_job
+from launcher.commands.parsing.arguments import shown, words_of_job_named
+from launcher.commands.parsing.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.generations import FOLDER as OF_AGENTS
@@ -127,7 +127,7 @@ def _tell_end(
         extra=arguments.extra,
         resumes_by_run=not planned_run.choice.target.traits.own_checkpoints,
         resumed=arguments.resume or "",
-        found=[name for name, is_there in there.items() if is_there],
+        left=[name for name, is_there in there.items() if is_there],
     )
     console.line(summary)
     return outcome.exit_code
@@ -139,7 +139,7 @@ def _find_checkpoints(plan: LaunchPlan) -> str:
     if host := next((machine.name for machine in plan.machines), ""):
         return f"{folder} on {host}"
     try:
-        return folder if any(one.name != OF_AGENTS for one in Path(folder).iterdir()) else ""
+        return folder if any(entry.name != OF_AGENTS for entry in Path(folder).iterdir()) else ""
     except PermissionError:
         return folder
     except OSError:

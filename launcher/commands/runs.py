@@ -15,7 +15,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher.api.choose_target import room_of, rooms
-from launcher.api.holding import find_hold, release
 from launcher.api.listing import (
     describe_none,
     find_elsewhere,
@@ -30,8 +29,9 @@ from launcher.api.listing import (
     with_size,
 )
 from launcher.api.resizing import scale_run
+from launcher.api.starting.holding import find_hold, release
 from launcher.api.stopping import stop_run
-from launcher.commands.arguments import rooms_of_runs, run_root
+from launcher.commands.parsing.arguments import rooms_of_runs, run_root
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.protocol import LATEST_LINK

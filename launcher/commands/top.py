@@ -18,8 +18,8 @@ def top(arguments: argparse.Namespace) -> None:
     run = find(arguments)
     has_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
     if arguments.json or not has_terminal:
-        seen = read_snapshot(run, SystemClock().wall())
-        text = json.dumps(seen.to_jsonable(), indent=2) if arguments.json else render_snapshot(seen)
+        now = read_snapshot(run, SystemClock().wall())
+        text = json.dumps(now.to_jsonable(), indent=2) if arguments.json else render_snapshot(now)
         print(text)
         return
     run.read_plan()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from launcher.api.why import read_named_run, read_path
-from launcher.commands.arguments import run_root
+from launcher.commands.parsing.arguments import run_root
 from launcher.commands.runs import find
 from launcher.runs.folder import RunFolder
 from launcher.verdict.evidence import Evidence
@@ -20,14 +20,14 @@ STDIN = "-"
 
 def why(arguments: argparse.Namespace) -> None:
     """Tells why a run failed or stands still."""
-    verdict = decide_verdict(_read(arguments))
+    verdict = decide_verdict(_read_evidence(arguments))
     if arguments.json:
         print(json.dumps(verdict.to_jsonable(), indent=2))
     else:
         sys.stdout.write(render_verdict(verdict, evidence=arguments.evidence))
 
 
-def _read(arguments: argparse.Namespace) -> Evidence:
+def _read_evidence(arguments: argparse.Namespace) -> Evidence:
     if arguments.run == STDIN:
         return read_stdin(sys.stdin.buffer)
     path, in_root = Path(arguments.run), run_root(arguments) / arguments.run

@@ -1,5 +1,5 @@
-"""Every cause why a worker, a node or a run ended, in one list: its exit code, whose fault it is,
-its meaning and its fix.
+"""States of a node and of a run, and every cause why a worker, a node or a run ended, in one list:
+its exit code, whose fault it is, its meaning and its fix.
 
 Agent, command line, renderers and docs read the same table.
 """
@@ -12,7 +12,29 @@ from typing import Any, NamedTuple
 
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode
-from launcher.contract.states import RunState
+
+
+class NodeState(enum.Enum):
+    """One node at an instant, as its target reports it."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    EXITED = "exited"
+    MISSING = "missing"
+    """The target does not know it: never started, or removed by someone else."""
+
+
+class RunState(enum.StrEnum):
+    """A run, as ``launcher status`` shows it; a run whose launcher is gone is called orphaned."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+OVER = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED})
+"""States of a run that has ended."""
 
 _DONE, _FAILS, _STOPS = RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED
 _FAILED, _INPUT, _LOST = "training-failed", "bad-input", "node-lost"

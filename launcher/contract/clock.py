@@ -51,10 +51,10 @@ class AwakeClock(SystemClock):
     the process does not run, as after Ctrl-Z: what others said then was not heard."""
 
     def __init__(self) -> None:
-        self._looked_at, self._lock = time.monotonic(), threading.Lock()
-        threading.Thread(target=self._look, name="awake", daemon=True).start()
+        self._ran_at, self._lock = time.monotonic(), threading.Lock()
+        threading.Thread(target=self._keep_watch, name="awake", daemon=True).start()
 
-    def _look(self) -> None:
+    def _keep_watch(self) -> None:
         # Ended by the end of the process: nothing waits for it.
         while True:
             time.sleep(TICK_S)
@@ -63,7 +63,7 @@ class AwakeClock(SystemClock):
     def monotonic(self) -> float:
         with self._lock:
             now = time.monotonic()
-            if now - self._looked_at > STOOD_S:
-                self.stood_s += now - self._looked_at
-            self._looked_at = now
+            if now - self._ran_at > STOOD_S:
+                self.stood_s += now - self._ran_at
+            self._ran_at = now
             return now - self.stood_s

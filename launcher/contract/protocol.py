@@ -189,7 +189,7 @@ watches it."""
 ALIVE_S = 5.0
 VITALS_FILE = "vitals.json"
 """Replaced by the agent every ``VITALS_S`` seconds: the fields of ``Vitals`` of
-``contract/vitals``."""
+``contract/reports/vitals``."""
 VITALS_S = 5.0
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based; an incarnation never uses a number again."""
@@ -211,7 +211,7 @@ ANSWERED = "\0"
 """Follows a prompt of pdb once the person has typed a line."""
 LOOK_REQUEST = "look-request"
 """Written atomically by whoever asks for a look at the workers: the fields of ``LookRequest`` of
-``contract/look``. The agent removes it."""
+``contract/reports/look``. The agent removes it."""
 LOOKS_DIR = "looks"
 """Holds a folder for each look."""
 LOOK_FILE = "look.json"

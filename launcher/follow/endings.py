@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 
 from launcher.agent import disk
 from launcher.contract import protocol
-from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code
-from launcher.contract.ending import Ending, NodeOutcome
+from launcher.contract.causes import RETRY_FROM, Cause, NodeState, cause_of_exit_code
+from launcher.contract.ending import Ending, NodeOutcome, WorkerEnd
 from launcher.contract.errors import ExitCode, LauncherError, name_exit_code
 from launcher.contract.node_plan import Elastic
-from launcher.contract.states import NodeState
-from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.target import NodeObservation, Observation
-from launcher.job.quantity import render_bytes
+from launcher.job.values import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 
 _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")

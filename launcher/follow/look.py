@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.contract import look, protocol
+from launcher.contract import protocol
 from launcher.contract.clock import Clock
-from launcher.contract.look import LookRequest
 from launcher.contract.records import dump_record
+from launcher.contract.reports import look
+from launcher.contract.reports.look import LookRequest
 from launcher.contract.waits import SOON_S
 from launcher.runs.folder import RunFolder, write_atomically
 

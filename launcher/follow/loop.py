@@ -14,11 +14,10 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, RunState
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.states import RunState
 from launcher.contract.waits import POLL_S
 from launcher.follow.console import Console, prefix_of
 from launcher.follow.endings import FOLDER_REMOVED, judge_error, judge_found, judge_run
@@ -213,7 +212,7 @@ class Follower:
         try:
             stop_requested = self.stop_reason is not None
             with self._showing(stop_requested=stop_requested):
-                self._driver.end(end, asked=stop_requested)
+                self._driver.end(end, stop_requested=stop_requested)
             # Record before the last output: a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
         except TargetError:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import NodeState, RunState
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import SilentTargetError, TargetError
-from launcher.contract.states import NodeState, RunState
-from launcher.contract.vitals import read_vitals
+from launcher.contract.reports.vitals import read_vitals
 from launcher.follow import endings
 from launcher.follow.console import Console
 from launcher.follow.requests import is_stop_requested, read_withdrawn, without
@@ -254,7 +254,7 @@ class NodeDriver:
         self._run.write_plan(plan, self._target.render(plan).shell())
         self.plan = plan
 
-    def end(self, why: Ending, *, asked: bool) -> None:
+    def end(self, why: Ending, *, stop_requested: bool) -> None:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
         is_done = why.cause.state is RunState.SUCCEEDED
         self._stop(0 if is_done else self.plan.stop_grace_s)

@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from launcher.contract.causes import NodeState
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, is_out_of_memory
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.states import NodeState
-from launcher.contract.worker_end import is_out_of_memory
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.target_facts import TargetFacts
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
@@ -140,8 +139,8 @@ class Driver(Protocol):
         """Changes the number of nodes to one that the plan allows. Raises ``LauncherError``."""
         ...
 
-    def end(self, why: Ending, *, asked: bool) -> None:
-        """Ends what is left and brings the last output. ``asked``: a stop was asked for.
+    def end(self, why: Ending, *, stop_requested: bool) -> None:
+        """Ends what is left and brings the last output. ``stop_requested``: by a person.
 
         Raises ``TargetError`` if the run cannot be ended and goes on.
         """
@@ -335,7 +334,7 @@ class Target(ABC):
         """Brings the run's output into its folder, in turns; with ``follow`` until the run ends."""
         return iter(())
 
-    def look(
+    def look_at_workers(
         self,
         run: RunFolder,
         plan: LaunchPlan,

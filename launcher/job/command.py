@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable
 
 from launcher.contract import typed
-from launcher.job.refused import NotAcceptedError
+from launcher.job.values import NotAcceptedError
 
 _OPERATOR = re.compile(r"&&|\|\||[|;&<]|[12&]?>>?|[12]>&[12]")
 """Words that a shell reads as operators."""
@@ -58,9 +58,9 @@ def _check_operators(words: Iterable[str], operators: re.Pattern[str]) -> None:
     """No shell reads a command: its operators would become arguments of the script."""
     for word in words:
         if operators.fullmatch(word):
-            own = f"in your own shell, around the launcher: {typed.command('run', 'JOB')} > FILE"
-            fix = f"""{own}; an argument is quoted: "train.py '{word}'\""""
-            raise NotAcceptedError("words for the script: no shell reads them", found=word, fix=fix)
+            shell = f"in your own shell, around the launcher: {typed.command('run', 'JOB')} > FILE"
+            fix = f"""{shell}; an argument is quoted: "train.py '{word}'\""""
+            raise NotAcceptedError("words for the script: no shell reads them", given=word, fix=fix)
 
 
 def _check_first_words(words: tuple[str, ...]) -> None:
@@ -69,7 +69,7 @@ def _check_first_words(words: tuple[str, ...]) -> None:
     keys = "torchrun's options have keys of their own (nnodes, nproc_per_node, rdzv)"
     named = "name it as import does, such as -m train.main; a script is named without -m"
     starts = "the launcher starts Python and the processes itself"
-    for is_wrong, found, fix in (
+    for is_wrong, given, fix in (
         (not first, "no words", "for example [train.py, --epochs, 3]"),
         (_PROGRAM.fullmatch(program), first, f"drop {first}: {starts}"),
         (first.startswith("-") and not is_module, first, f"drop it: {keys}"),
@@ -78,4 +78,4 @@ def _check_first_words(words: tuple[str, ...]) -> None:
         (is_module and not _MODULE.fullmatch(second), both, named),
     ):
         if is_wrong:
-            raise NotAcceptedError(found=found, fix=fix)
+            raise NotAcceptedError(given=given, fix=fix)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.contract.agent_settings import HANG_MAX_S, HANG_MIN_S
-from launcher.job.refused import NotAcceptedError
+from launcher.contract.node_plan import HANG_MAX_S, HANG_MIN_S
 from launcher.job.storage import parse_mount_target, split_mount
-from launcher.job.values import NodeRange, parse_nodes
+from launcher.job.values import NodeRange, NotAcceptedError, parse_nodes
 
 Raw = Mapping[str, object]
 """A section's keys as they were written."""
@@ -31,7 +30,7 @@ class Conflict:
     """Two keys that are right alone and wrong together; ``path`` is the one to change."""
 
     path: tuple[str | int, ...]
-    found: object
+    given: object
     accepted: str
     fix: str
 
@@ -128,18 +127,18 @@ def _secrets(raw: Raw) -> Iterator[Conflict]:
 
 
 def _mounts(raw: Raw) -> Iterator[Conflict]:
-    seen: dict[str, int] = {}
+    mount_of: dict[str, int] = {}
     for index, value in enumerate(_list(raw, "mounts")):
         try:
             mount = split_mount(value)
             target = parse_mount_target(str(mount["target"])) if isinstance(mount, dict) else ""
         except (NotAcceptedError, KeyError):
             continue
-        if target in seen:
-            accepted = f"a target that no other mount has; mounts.{seen[target]} has this one"
+        if target in mount_of:
+            accepted = f"a target that no other mount has; mounts.{mount_of[target]} has this one"
             fix = f"write another target, such as {target}-2"
             yield Conflict(("mounts", index, "target"), target, accepted, fix)
-        seen.setdefault(target, index)
+        mount_of.setdefault(target, index)
 
 
 def _kubernetes(raw: Raw) -> Iterator[Conflict]:

@@ -118,7 +118,7 @@ def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Over
         try:
             source = _overridden(source, override)
         except FileError as error:
-            problems += [replace(one, path=override.path + one.path) for one in error.problems]
+            problems += [replace(p, path=override.path + p.path) for p in error.problems]
     return _check(_as_written(source.data, (), source), source, problems)
 
 
@@ -179,7 +179,7 @@ def _overridden(source: YamlSource, override: Override) -> YamlSource:
         path = (*path, part if isinstance(data, list) else str(part))
         data = _child(data, path[-1])
     size = len(path)
-    entries = {one: entry for one, entry in entries.items() if one[:size] != path}
+    entries = {place: entry for place, entry in entries.items() if place[:size] != path}
     entries |= {(*path, *below): entry for below, entry in given.entries.items()}
     return YamlSource(data=_put(source.data, path, given.data, override), entries=entries)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from launcher.contract.agent_settings import START_LIMIT_S
+from launcher.contract.node_plan import START_LIMIT_S
 from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_volume
 from launcher.job.types import AsPairs, Flag, Pairs, Read, Section, Text, matching, text
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.contract.did_you_mean import closest
+from launcher.contract.errors import closest
 from launcher.job.conflicts import Conflict
-from launcher.job.refused import NotAcceptedError
 from launcher.job.schema import (
     Schema,
     choices,
@@ -27,6 +26,7 @@ from launcher.job.schema import (
     resolve,
     schema_at,
 )
+from launcher.job.values import NotAcceptedError
 from launcher.yamlfile.problem import KeyPath, Problem, render_key, render_value
 from launcher.yamlfile.source import YamlSource
 
@@ -61,28 +61,28 @@ def find_problems(
 ) -> Iterator[Problem]:
     """The problems that pydantic found and the conflicts between keys, each with its place."""
     for conflict in conflicts:
-        what = f"found {render_value(str(conflict.found))}; accepted: {conflict.accepted}"
+        what = f"found {render_value(str(conflict.given))}; accepted: {conflict.accepted}"
         yield source.problem(conflict.path, what, conflict.fix)
-    for one in error.errors(include_url=False) if error is not None else ():
-        path = tuple(part for part in one["loc"] if part != _OF_THE_KEY)
-        yield source.problem(path, *_explain(one, path, source))
+    for refusal in error.errors(include_url=False) if error is not None else ():
+        path = tuple(part for part in refusal["loc"] if part != _OF_THE_KEY)
+        yield source.problem(path, *_explain(refusal, path, source))
 
 
-def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
+def _explain(refusal: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
     """What one of pydantic's errors says is wrong, and the fix."""
-    if one["type"] == "extra_forbidden":
+    if refusal["type"] == "extra_forbidden":
         return _explain_unknown(path)
     schema = schema_at(path)
-    if one["type"] == "missing":
+    if refusal["type"] == "missing":
         return f"missing; accepted: {describe(schema)}", _example(path, source)
-    cause = one.get("ctx", {}).get("error")
+    cause = refusal.get("ctx", {}).get("error")
     if not isinstance(cause, NotAcceptedError):
         cause = NotAcceptedError()
-    found = render_value(cause.found or _found(one, path, source))
-    is_other = one["type"] == "string_type" and one["input"] is not None
+    given = render_value(cause.given or _render_given(refusal, path, source))
+    is_other = refusal["type"] == "string_type" and refusal["input"] is not None
     quoted = _quoted(path, source, schema) if is_other else ""
     fix = cause.fix or quoted or _meant(path, source, schema) or _example(path, source)
-    return f"found {found}; accepted: {cause.accepted or describe(schema)}", fix
+    return f"found {given}; accepted: {cause.accepted or describe(schema)}", fix
 
 
 def _quoted(path: KeyPath, source: YamlSource, schema: Schema) -> str:
@@ -168,10 +168,10 @@ def is_secret(path: KeyPath) -> bool:
     return path[:1] == ("env",) and (len(path) == 1 or bool(_SECRET_NAME.search(str(path[1]))))
 
 
-def _found(one: Any, path: KeyPath, source: YamlSource) -> str:
+def _render_given(refusal: Any, path: KeyPath, source: YamlSource) -> str:
     """The refused value as it was written, if that is one line; never a possible credential."""
-    value = one["input"]
-    if one["loc"][-1] == _OF_THE_KEY:
+    value = refusal["input"]
+    if refusal["loc"][-1] == _OF_THE_KEY:
         return str(value)
     if path not in (("env",), ("secrets",)) and is_secret(path):
         return "a value (hidden)"

@@ -78,28 +78,28 @@ def resolve(node: Schema) -> Schema:
     while True:
         if "$ref" in node:
             node = job_schema()["$defs"][node["$ref"].rsplit("/", 1)[-1]]
-        elif "anyOf" in node and any("$ref" in one for one in node["anyOf"]):
-            node = next(one for one in node["anyOf"] if "$ref" in one)
+        elif "anyOf" in node and any("$ref" in choice for choice in node["anyOf"]):
+            node = next(choice for choice in node["anyOf"] if "$ref" in choice)
         else:
             return node
 
 
 def _child(node: Schema, part: str | int) -> Schema:
-    for one in [node, *node.get("anyOf", ())]:
-        if isinstance(part, int) and "items" in one:
-            return dict(one["items"])
-        if part in one.get("properties", {}):
-            return dict(one["properties"][part])
-        if isinstance(one.get("additionalProperties"), dict):
-            return dict(one["additionalProperties"])
+    for choice in [node, *node.get("anyOf", ())]:
+        if isinstance(part, int) and "items" in choice:
+            return dict(choice["items"])
+        if part in choice.get("properties", {}):
+            return dict(choice["properties"][part])
+        if isinstance(choice.get("additionalProperties"), dict):
+            return dict(choice["additionalProperties"])
     return {}
 
 
 def choices(schema: Schema) -> Iterator[Schema]:
     """A schema and all its alternatives."""
     yield schema
-    for one in schema.get("anyOf", ()):
-        yield from choices(one)
+    for choice in schema.get("anyOf", ()):
+        yield from choices(choice)
 
 
 # -- in words -----------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def describe(schema: Schema) -> str:
     if "errorMessage" in schema:
         return str(schema["errorMessage"])
     if "anyOf" in schema:
-        words = [describe(one) for one in schema["anyOf"] if one.get("type") != "null"]
+        words = [describe(choice) for choice in schema["anyOf"] if choice.get("type") != "null"]
         return " or ".join(dict.fromkeys(words))
     if "enum" in schema:
         return " or ".join([", ".join(schema["enum"][:-1]), schema["enum"][-1]])

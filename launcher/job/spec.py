@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from launcher.contract.agent_settings import DETECTION_LIMIT_S, GPU_FREE_LIMIT_S, HANG_MIN_S
+from launcher.contract.node_plan import DETECTION_LIMIT_S, GPU_FREE_LIMIT_S, HANG_MIN_S
 from launcher.job.kubernetes import KubernetesSpec
-from launcher.job.refused import NotAcceptedError
 from launcher.job.slurm import SlurmSpec
 from launcher.job.storage import EPHEMERAL, MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
@@ -46,7 +45,13 @@ from launcher.job.types import (
     Url,
     Variable,
 )
-from launcher.job.values import IN_IMAGE, NodeRange, parse_devices, parse_quantity_bytes
+from launcher.job.values import (
+    IN_IMAGE,
+    NodeRange,
+    NotAcceptedError,
+    parse_devices,
+    parse_quantity_bytes,
+)
 
 
 class RdzvConfSpec(Section):

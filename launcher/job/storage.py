@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from launcher.contract import protocol
-from launcher.job.refused import NotAcceptedError
+from launcher.job.values import NotAcceptedError
 
 EPHEMERAL = "ephemeral"
 

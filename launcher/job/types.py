@@ -26,8 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from launcher.job import storage, values
 from launcher.job.command import parse_command, parse_text
-from launcher.job.refused import NotAcceptedError
-from launcher.job.values import NodeRange
+from launcher.job.values import NodeRange, NotAcceptedError
 
 MAX_SECONDS = 31_536_000
 """A year: timers do not accept arbitrarily large numbers."""
@@ -58,7 +57,7 @@ class Read:
         keep: bool = False,
     ) -> None:
         self._parse = (lambda value: (parse(value), value)[1]) if keep else parse
-        self._is_text = all(one.get("type") == "string" for one in types)
+        self._is_text = all(kind.get("type") == "string" for kind in types)
         self._schema = {"anyOf": list(types)} if len(types) > 1 else types[0]
         self._words, self._dump = words, dump
 

@@ -1,5 +1,5 @@
-"""What a job file accepts as a name, a number of nodes or processes, a quantity, devices, a path;
-and which variables a job may not set.
+"""What a job file accepts as a name, a number of nodes or processes, a quantity such as ``512Mi``,
+devices, a path; which variables a job may not set; and the error that refuses a value.
 
 Every ``parse_`` function here is pure and raises ``NotAcceptedError``; ``problems.py`` adds the
 place (file, line, key), and the words of the schema (``types.py``) if the error has none.
@@ -11,8 +11,21 @@ import re
 from dataclasses import dataclass
 
 from launcher.contract import protocol
-from launcher.job.quantity import parse_whole
-from launcher.job.refused import NotAcceptedError
+
+
+class NotAcceptedError(ValueError):
+    """A value that a job file may not hold: what is accepted there, and what to write instead.
+
+    Without ``accepted`` the message has the words of the field's schema. ``found`` is what to show
+    instead of the whole value, if that would say too much or too little.
+    """
+
+    def __init__(self, accepted: str = "", *, fix: str = "", given: str | None = None) -> None:
+        super().__init__(f"accepted: {accepted}" if accepted else "not accepted")
+        self.accepted = accepted
+        self.fix = fix
+        self.given = given
+
 
 MAX_NODES = 100_000
 """More than any cluster has; planning for a mistyped number could take an hour."""
@@ -73,6 +86,7 @@ def parse_nodes(value: object) -> NodeRange:
 
 
 def dump_nodes(nodes: NodeRange) -> int | str:
+    """As a job file has it: ``2``, or ``1:2``."""
     return str(nodes) if nodes.is_elastic else nodes.max
 
 
@@ -195,10 +209,48 @@ def parse_variable(name: str) -> str:
         bare, equals, _ = name.partition("=")
         hidden = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value
         fix = f"write {bare}: a secret's value comes from your environment" if equals else ""
-        raise NotAcceptedError(VARIABLE_WORDS, found=hidden, fix=fix)
+        raise NotAcceptedError(VARIABLE_WORDS, given=hidden, fix=fix)
     if not re.search(RESERVED, name):
         return name
     is_launchers = name in _BY_LAUNCHER or name.startswith("LAUNCHER_")
     owner = "the launcher sets this one" if is_launchers else "torchrun sets this one"
     fix = f"use the key {_KEY_INSTEAD[name]}" if name in _KEY_INSTEAD else "remove it"
-    raise NotAcceptedError(f"names of your own; {owner} for every worker", fix=fix, found=name)
+    raise NotAcceptedError(f"names of your own; {owner} for every worker", fix=fix, given=name)
+
+
+_QUANTITY = re.compile(
+    r"([+-]?)([0-9]{0,40})(?:\.([0-9]{0,40}))?(?:[eE]([+-]?[0-9]{1,2}))?([numkMGTPE]|[KMGTPE]i|)"
+)
+_BINARY = {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
+_DECIMAL = {letter: 1000**power for power, letter in enumerate("kMGTPE", 1)}
+_UNITS = {"": 1, **_DECIMAL, **_BINARY}
+_PARTS = {"m": 1000, "u": 1000**2, "n": 1000**3}
+
+
+def parse_quantity(text: str) -> float:
+    """A quantity as a number: bytes, cores. Raises ``ValueError`` for anything else."""
+    number, parts = _parse(text)
+    return number / parts
+
+
+def parse_whole(text: str) -> int:
+    """A quantity as a whole number, rounded up as Kubernetes does. Raises ``ValueError``."""
+    number, parts = _parse(text)
+    return -(-number // parts)
+
+
+def _parse(text: str) -> tuple[int, int]:
+    """The quantity as an exact fraction."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or not (match[2] or match[3]):
+        raise ValueError(f"{text!r} is no quantity")
+    sign, whole, after, exponent, unit = match.groups(default="")
+    power = int(exponent or 0) - len(after)
+    number = int(f"{sign}{whole}{after}") * _UNITS.get(unit, 1) * 10 ** max(power, 0)
+    return number, _PARTS.get(unit, 1) * 10 ** max(-power, 0)
+
+
+def render_bytes(n_bytes: int) -> str:
+    """Bytes in the largest binary unit that gives a whole number."""
+    unit = next((u for u, size in reversed(_BINARY.items()) if n_bytes % size == 0), "")
+    return f"{n_bytes // _BINARY.get(unit, 1)}{unit}"

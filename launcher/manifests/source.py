@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.job.quantity import parse_quantity
+from launcher.job.values import parse_quantity
 from launcher.yamlfile.problem import KeyPath
 from launcher.yamlfile.source import YamlSource, parse_documents
 

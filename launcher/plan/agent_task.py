@@ -7,8 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.contract.agent_settings import HANG_MAX_S, NEVER_S, AgentSettings, StoreEndpoint
-from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.node_plan import (
+    HANG_MAX_S,
+    NEVER_S,
+    AgentSettings,
+    Elastic,
+    NodePlan,
+    StoreEndpoint,
+)
 from launcher.plan.target_facts import RUN_ID, TargetFacts
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import NodePlan, Static
+from launcher.contract.node_plan import AgentSettings, NodePlan, Static
 from launcher.contract.records import changed_fields, dump_record, parse_text
 from launcher.plan.agent_task import TRAINING, Purpose, plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices

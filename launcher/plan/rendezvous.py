@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, Env, NodePlan, Static
+from launcher.contract.node_plan import ROSTER, Elastic, Env, NodePlan, Static
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

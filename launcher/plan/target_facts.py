@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings
-from launcher.contract.node_plan import Env
+from launcher.contract.node_plan import AgentSettings, Env
 
 if TYPE_CHECKING:
     from launcher.plan.target_settings import TargetSettings

@@ -12,19 +12,20 @@ from pathlib import Path
 
 from launcher.agent.endings import judge_worker, name_who_left
 from launcher.agent.worker_exit import read_ends, read_exception, read_tail
-from launcher.contract import look, protocol
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import NodeOutcome
-from launcher.contract.errors import ExitCode
-from launcher.contract.keeper_record import RECORD, read_record
-from launcher.contract.node_plan import NodePlan
-from launcher.contract.worker_end import (
+from launcher.contract.ending import (
     ENDED_BY_AGENT,
+    NodeOutcome,
     WorkerEnd,
     WorkerExit,
     name_end,
     show_line,
 )
+from launcher.contract.errors import ExitCode
+from launcher.contract.node_plan import NodePlan
+from launcher.contract.process_stat import RECORD, read_record
+from launcher.contract.reports import look
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
@@ -56,37 +57,37 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
     logs = run.worker_logs()
     for node in plan.nodes:
         place = (node.node_index, node.incarnation)
-        own = [log for log in logs if (log.node_index, log.incarnation) == place]
-        reader = _NodeReader(run, node, own)
+        node_logs = [log for log in logs if (log.node_index, log.incarnation) == place]
+        reader = _NodeReader(run, node, node_logs)
         tail = tail or _last_lines(read_tail(reader.console, CONSOLE_BYTES))
-        found = reader.by_torchrun() if plan.agent is None else reader.by_agent()
-        failures += [_placed(failure, plan) for failure in found]
+        failed = reader.by_torchrun() if plan.agent is None else reader.by_agent()
+        failures += [_placed(failure, plan) for failure in failed]
     return decide_report(failures, tail)
 
 
 def read_node_outcomes(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:
     """Outcomes of the plan's incarnations, by the launcher's clock; killed ones left none."""
     offsets = clock_offsets(plan)
-    found = (run.read_node_outcome(node.node_index, node.incarnation) for node in plan.nodes)
+    outcomes = (run.read_node_outcome(node.node_index, node.incarnation) for node in plan.nodes)
     return tuple(
-        replace(told, finished_at=told.finished_at - offsets.get(told.node_index, 0.0))
-        for told in found
-        if told is not None
+        replace(outcome, finished_at=outcome.finished_at - offsets.get(outcome.node_index, 0.0))
+        for outcome in outcomes
+        if outcome is not None
     )
 
 
 def read_failures(run: RunFolder, plan: LaunchPlan) -> tuple[WorkerEnd, ...]:
     """The workers that failed by themselves in any attempt of any incarnation, oldest first."""
     planned = {node.node_index: node for node in plan.nodes}
-    found: list[WorkerEnd] = []
+    failures: list[WorkerEnd] = []
     for index, incarnation in run.incarnations():
         if index in planned:
             reader = _NodeReader(run, replace(planned[index], incarnation=incarnation), ())
             attempts = run.node_dir(index, incarnation).glob("attempt-*")
             ends = (end for folder in attempts for end in read_ends(folder, run.path))
-            own = (end for end in ends if end.exit_code != 0 and not end.is_collateral)
-            found += [_placed(reader.of_end(end), plan) for end in own]
-    return tuple(sorted(found, key=lambda end: end.failed_at))
+            failed = (end for end in ends if end.exit_code != 0 and not end.is_collateral)
+            failures += [_placed(reader.of_end(end), plan) for end in failed]
+    return tuple(sorted(failures, key=lambda end: end.failed_at))
 
 
 def _placed(failure: WorkerEnd, plan: LaunchPlan) -> WorkerEnd:
@@ -123,8 +124,8 @@ class _NodeReader:
         """From torchrun's report on the console; from the workers' files if it made none."""
         ends = []
         for rank, local_rank, exit_code in parse_failures(read_tail(self.console, CONSOLE_BYTES)):
-            own = [log for log in self._logs if log.local_rank == local_rank]
-            ends.append(self._of_worker(rank, local_rank, exit_code, own[-1] if own else None))
+            logs = [log for log in self._logs if log.local_rank == local_rank]
+            ends.append(self._of_worker(rank, local_rank, exit_code, logs[-1] if logs else None))
         return ends or self._unreported(set())
 
     def _newest_attempt(self) -> int:
@@ -150,7 +151,7 @@ class _NodeReader:
             detail = detail or os.strerror(errno.ENOSPC)
         if not record.get("exit_code") or detail in ("", protocol.LAUNCHER_GONE):
             return []
-        seen = WorkerExit(
+        worker_exit = WorkerExit(
             rank=self._node.node_index * self._node.nproc_per_node,
             local_rank=0,
             attempt=0,
@@ -159,7 +160,7 @@ class _NodeReader:
             was_asked=False,
         )
         tail = _last_lines(read_tail(self.console, TAIL_BYTES))
-        return [self._with_log(judge_worker(seen, detail), str(self.console), tail)]
+        return [self._with_log(judge_worker(worker_exit, detail), str(self.console), tail)]
 
     def of_end(self, end: WorkerEnd) -> WorkerEnd:
         """What the agent recorded, with the worker's log and its last lines."""
@@ -184,10 +185,10 @@ class _NodeReader:
         """From the look that found the hang: the file of the worker's stacks, the calls of its main
         thread, and whether it waits in a collective.
         """
-        for one in reversed(look.read_looks(self._folder)):
-            folder = look.look_dir(self._folder, one.id)
+        for past in reversed(look.read_looks(self._folder)):
+            folder = look.look_dir(self._folder, past.id)
             stacks = look.read_stacks(folder, end.rank)
-            if one.why == "hang" and one.attempt == end.attempt and stacks and stacks.threads:
+            if past.why == "hang" and past.attempt == end.attempt and stacks and stacks.threads:
                 file = folder / look.STACKS.format(rank=end.rank)
                 calls = look.render_thread(stacks.threads[0])
                 # In a collective that another worker does not enter.
@@ -216,7 +217,7 @@ class _NodeReader:
                 with contextlib.suppress(OSError):
                     failed_at = (folder / name).stat().st_mtime
             log, tail = str(folder / stderr), _read_first(folder, (stderr, stdout))[1]
-        seen = WorkerExit(
+        worker_exit = WorkerExit(
             rank=rank,
             local_rank=local_rank,
             attempt=worker.attempt if worker else 0,
@@ -227,7 +228,7 @@ class _NodeReader:
             was_asked=exit_code == -signal.SIGTERM,
             had_failed=True,
         )
-        end = judge_worker(seen, exception)
+        end = judge_worker(worker_exit, exception)
         return self._with_log(replace(end, exception=exception or name_end(end)), log, tail)
 
     def _with_log(self, end: WorkerEnd, log: str, tail: tuple[str, ...]) -> WorkerEnd:

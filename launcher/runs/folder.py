@@ -174,8 +174,8 @@ class RunFolder:
 
     def consoles(self) -> tuple[tuple[tuple[int, int], Path], ...]:
         """The file of every node's own output, by (node index, incarnation)."""
-        found = (self.path / protocol.NODES_DIR).glob(f"*/*/{protocol.CONSOLE_FILE}")
-        return tuple(sorted(((int(path.parts[-3]), int(path.parts[-2])), path) for path in found))
+        files = (self.path / protocol.NODES_DIR).glob(f"*/*/{protocol.CONSOLE_FILE}")
+        return tuple(sorted(((int(path.parts[-3]), int(path.parts[-2])), path) for path in files))
 
     def console(self, node_index: int, incarnation: int) -> Path:
         """The file that holds a node's own output."""
@@ -216,9 +216,9 @@ class RunFolder:
     def is_elsewhere(self) -> bool:
         """Whether its launcher ran on another machine, or in another container of this one."""
         mark, here = read_object(self.path / LAUNCHER_FILE), process_space()
-        seen, machine = str(mark.get("sees", here)), str(mark.get("machine", name_machine()))
-        if seen.partition(":")[0] == here.partition(":")[0]:
-            return seen != here
+        space, machine = str(mark.get("sees", here)), str(mark.get("machine", name_machine()))
+        if space.partition(":")[0] == here.partition(":")[0]:
+            return space != here
         # A reboot of this machine has ended all that ran on it.
         return machine != name_machine()
 

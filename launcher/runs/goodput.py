@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import NamedTuple
 
-from launcher.contract.goodput import Tally
+from launcher.contract.reports.goodput import Tally
 from launcher.runs.ledger import LedgerEvent
 
 
@@ -97,40 +97,42 @@ class _Start:
 
 
 def _tell_points(starts: Iterable[_Start], submitted_at: float) -> Iterator[Point]:
-    seen, writer = {0: 0.0}, None  # the samples that led to a step
-    since = untold = 0  # the last step of a point; how many steps after it no line counts
+    samples_at, writer = {0: 0.0}, None  # by step, the samples that led to it
+    since = uncounted = 0  # the last step of a point; how many steps after it no line counts
     for start in starts:
         earlier, writer = writer, _writer(start.events[0])
         step, at = 0, start.began_at
         if not start.heals:
-            since = untold = 0
+            since = uncounted = 0
         for event in start.events:
             if event.name in ("loaded", "first-step"):
                 step, at = int(event.values.get("step") or 0), event.at
             if event.name == "loaded" and not start.heals:
-                since, untold = step, 0
-                seen[since] = seen[max((known for known in seen if known <= since), default=0)]
+                since, uncounted = step, 0
+                known = max((step for step in samples_at if step <= since), default=0)
+                samples_at[since] = samples_at[known]
             if event.name == "first-step":
                 # A start's lines leave out its first step; those of a new writer all before it.
-                untold = untold + 1 if writer == earlier and start.heals else step - since
+                uncounted = uncounted + 1 if writer == earlier and start.heals else step - since
             if event.name not in ("progress", "trained"):
                 continue
             new_step, samples = int(event.values["step"]), event.values.get("samples") or 0
-            told = new_step - since - untold
-            batch = samples / told if told > 0 else 0
+            counted = new_step - since - uncounted
+            batch = samples / counted if counted > 0 else 0
             spent_s = event.at - at
-            seen[new_step] = seen.get(since, 0) + (batch * (new_step - since) if batch else samples)
+            new_samples = batch * (new_step - since) if batch else samples
+            samples_at[new_step] = samples_at.get(since, 0) + new_samples
             made = batch * (new_step - step) if batch else samples
             yield Point(
                 after_s=round(event.at - submitted_at, 3),
                 step=new_step,
-                samples=round(seen[new_step]),
+                samples=round(samples_at[new_step]),
                 loss=event.values.get("loss"),
                 lr=event.values.get("lr"),
                 samples_per_s=round(made / spent_s, 2) if spent_s > 0 else None,
                 workers=start.workers,
             )
-            step, since, untold, at = new_step, new_step, 0, event.at
+            step, since, uncounted, at = new_step, new_step, 0, event.at
 
 
 def measure_goodput(

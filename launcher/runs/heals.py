@@ -65,7 +65,7 @@ def find_heals(events: Iterable[LedgerEvent]) -> tuple[Heal, ...]:
     for group in by_step.values():
         losses = [each.at for _, since in group for each in since if not _is_join(each)]
         # Each agent writes at each heal: who was silent by then was lost before it.
-        silent = {one for one in gone if one[0] < min(losses, default=0.0)}
+        silent = {lost for lost in gone if lost[0] < min(losses, default=0.0)}
         gone -= silent
         heals.append(_describe(group, sorted({node for _, node in silent})))
     return tuple(heals)
@@ -78,10 +78,10 @@ def _is_join(event: LedgerEvent) -> bool:
 def _describe(
     group: Sequence[tuple[LedgerEvent, Sequence[LedgerEvent]]], silent: Sequence[int]
 ) -> Heal:
-    """``told``: what each agent wrote when it healed, and since its last heal."""
-    healed, events = max(group, key=lambda one: len(one[1]))
+    """``group``: what each agent wrote when it healed, and since its last heal."""
+    healed, events = max(group, key=lambda agent: len(agent[1]))
     met = [each.values for each in events if each.name == "met-again"]
-    cause = next((one["cause"] for one in met if one["cause"] != JOINED), JOINED)
+    cause = next((values["cause"] for values in met if values["cause"] != JOINED), JOINED)
     nodes = ", ".join(f"node {index}" for index in silent)
     with_it = f", and {nodes} with it" if nodes else ""
     details = [

@@ -18,7 +18,7 @@ from launcher.agent.ledger import ledger_path
 from launcher.contract import protocol
 from launcher.contract.causes import with_cause
 from launcher.contract.records import parse_object
-from launcher.contract.vitals import Vitals
+from launcher.contract.reports.vitals import Vitals
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import Heal, find_heals

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import typed
-from launcher.contract.ending import Ending
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.ending import Ending, WorkerEnd
 from launcher.runs.heals import Heal
 
 
@@ -39,12 +38,12 @@ class FailureReport:
     @property
     def clock_offsets_s(self) -> dict[str, float]:
         """How far the clocks of the failed workers' hosts are ahead of the launcher's."""
-        return {one.host: one.clock_offset_s for one in self.ranks if one.host}
+        return {end.host: end.clock_offset_s for end in self.ranks if end.host}
 
     def with_log_commands(self, run_id: str) -> FailureReport:
         """With the command that shows each worker's log in place of its path."""
         command = typed.command("logs", run_id, "--rank")
-        named = [replace(one, log=f"{command} {one.rank}") for one in self.ranks]
+        named = [replace(end, log=f"{command} {end.rank}") for end in self.ranks]
         return replace(self, first=next(iter(named), None), collateral=tuple(named[1:]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from launcher.contract.worker_end import WorkerEnd, show_text
+from launcher.contract.ending import WorkerEnd, show_text
 from launcher.runs.heals import tell_heals
 from launcher.runs.particulars import Particulars
 from launcher.runs.report import render_postmortem
@@ -117,12 +117,12 @@ def _head(side: Particulars) -> str:
     )
 
 
-def _differences(one: Particulars, other: Particulars) -> str:
-    tables = [{**side.facts, **side.settings} for side in (one, other)]
+def _differences(first: Particulars, other: Particulars) -> str:
+    tables = [{**side.facts, **side.settings} for side in (first, other)]
     names = dict.fromkeys(name for table in tables for name in table)
     rows = ([name, *(table.get(name, "") for table in tables)] for name in names)
     differing = [row for row in rows if row[1] != row[2]]
-    return _table(("", one.report.run_id, other.report.run_id), differing) or "<p>Nothing.</p>"
+    return _table(("", first.report.run_id, other.report.run_id), differing) or "<p>Nothing.</p>"
 
 
 def _seconds(side: Particulars) -> str:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.code.record import DIFF_FILE
-from launcher.contract import look, protocol
+from launcher.contract import protocol
+from launcher.contract.ending import WorkerEnd
 from launcher.contract.errors import InputError
 from launcher.contract.records import parse_object, read_object
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.reports import look
 from launcher.runs.failure import read_failures
 from launcher.runs.folder import SUBMITTED_FILE, RunFolder
 from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
@@ -115,9 +116,9 @@ def _read_stack(end: WorkerEnd) -> str:
     if len(folder.parents) < 2:
         return ""
     node_dir = folder.parents[1]
-    for one in reversed(look.read_looks(node_dir)):
-        stacks = look.read_stacks(look.look_dir(node_dir, one.id), end.rank)
-        if one.attempt == end.attempt and stacks and stacks.threads:
+    for past in reversed(look.read_looks(node_dir)):
+        stacks = look.read_stacks(look.look_dir(node_dir, past.id), end.rank)
+        if past.attempt == end.attempt and stacks and stacks.threads:
             calls = "\n".join(look.render_thread(stacks.threads[0]))
             return f"where it stood, newest call first:\n{calls}"[:STACK_CHARACTERS]
     return ""

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.contract.worker_end import show_text
+from launcher.contract.ending import show_text
 from launcher.runs.goodput import Goodput, Point
 from launcher.runs.report import Postmortem
 

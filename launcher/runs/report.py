@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import typed
-from launcher.contract.states import OVER, NodeState
+from launcher.contract.causes import OVER, NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder

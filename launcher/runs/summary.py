@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.contract import typed
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, RunState
+from launcher.contract.ending import WorkerEnd, is_own_failure
 from launcher.contract.errors import ExitCode
-from launcher.contract.states import RunState
-from launcher.contract.worker_end import WorkerEnd, is_own_failure
 from launcher.runs.heals import Heal, tell_heals
 from launcher.runs.outcome import FailureReport, Outcome
 
@@ -31,22 +30,22 @@ def render_summary(
     extra: Sequence[str] = (),
     resumes_by_run: bool = True,
     resumed: str = "",
-    found: Collection[str] = ("outcome", "logs"),
+    left: Collection[str] = ("outcome", "logs"),
 ) -> str:
     """The result, a failure's first cause, where things are, and the next commands to type.
 
     ``job`` are the words that name the job, the target and its options, ``extra`` the training's
     arguments. ``resumes_by_run``: ``--resume`` names a run.
-    ``resumed`` is the run that this one resumed. ``found`` is what the run's folder has.
+    ``resumed`` is the run that this one resumed. ``left`` is what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = ["", *render_end(outcome)]
     lines += _results(outcome.metrics)
-    if "outcome" in found:
+    if "outcome" in left:
         lines.append(f"  outcome      {folder}/outcome.json")
-    if "logs" in found:
+    if "logs" in left:
         lines.append(f"  logs         {folder}/nodes   {typed.command('logs', outcome.run_id)}")
-    if "outcome" in found and (outcome.failure or outcome.restarts or outcome.heals):
+    if "outcome" in left and (outcome.failure or outcome.restarts or outcome.heals):
         lines.append(f"  report       {typed.command('report', outcome.run_id)}")
     if outcome.checkpoint_dir:
         lines.append(f"  checkpoints  {outcome.checkpoint_dir}")

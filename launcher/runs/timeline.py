@@ -152,15 +152,15 @@ def measure_phases(
     """
     begins = dict(_PHASE_FROM) if steps_seen else {**_PHASE_FROM, "workers-started": "running"}
     spent = dict.fromkeys(PHASES, 0.0)
-    seen = set[str]()
+    phases = set[str]()
     phase: str | None = None
     since_s = last_at = 0.0
     for event in events:
         if phase is not None:
             spent[phase] += event.monotonic_s - since_s
-            seen.add(phase)
+            phases.add(phase)
         phase, since_s, last_at = begins.get(event.name, phase), event.monotonic_s, event.at
     if phase is not None and now is not None:
         spent[phase] += max(0.0, now - last_at)
-        seen.add(phase)
-    return {name: round(spent[name], 3) for name in PHASES if name in seen}
+        phases.add(phase)
+    return {name: round(spent[name], 3) for name in PHASES if name in phases}

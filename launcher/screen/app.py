@@ -19,8 +19,8 @@ from launcher.agent.worker_exit import read_tail
 from launcher.api.stacks import render_stacks, take_stacks
 from launcher.api.stopping import stop_run
 from launcher.contract.clock import SystemClock
+from launcher.contract.ending import show_text
 from launcher.contract.errors import LauncherError
-from launcher.contract.worker_end import show_text
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_headline
 from launcher.runs.timeline import Moment

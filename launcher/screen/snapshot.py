@@ -13,9 +13,9 @@ from typing import Any
 from launcher.agent.worker_exit import read_tail
 from launcher.api.listing import render_age
 from launcher.api.report import report_run
-from launcher.contract.states import NodeState
-from launcher.contract.vitals import GpuVitals, Vitals, read_vitals
-from launcher.contract.worker_end import show_line
+from launcher.contract.causes import NodeState
+from launcher.contract.ending import show_line
+from launcher.contract.reports.vitals import GpuVitals, Vitals, read_vitals
 from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder
 from launcher.runs.heals import tell_heals

@@ -34,11 +34,12 @@ _PLAIN_IMPORT = rf"(?m)^[ \t]*import {PACKAGE}\b.*"
 HOST_FOLDER = "targets/hosts/program"
 HOST_NAMES = (
     *("agent/__init__.py", "agent/addresses.py", "agent/atomic_write.py", "agent/disk.py"),
-    *("contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
+    *("contract/__init__.py", "contract/protocol.py"),
     *("contract/process_stat.py", "contract/waits.py"),
-    *("targets/__init__.py", "targets/children.py", "targets/held_child.py"),
-    *("targets/machine.py", "targets/process_table.py", "targets/short_command.py"),
-    "targets/hosts/__init__.py",
+    *("targets/__init__.py", "targets/machine.py", "targets/process_table.py"),
+    *("targets/held/__init__.py", "targets/held/child.py", "targets/hosts/__init__.py"),
+    *("targets/subprocesses/__init__.py", "targets/subprocesses/children.py"),
+    "targets/subprocesses/short_command.py",
 )
 
 
@@ -89,8 +90,7 @@ def read_agent_version() -> str:
 
 def read_agent_sources() -> dict[str, str]:
     """The sources that go into the archive, by path inside the package."""
-    names = (path.name for path in (_LAUNCHER / "contract").glob("*.py"))
-    return _read_sources(tuple(f"contract/{name}" for name in names), AGENT_FOLDER)
+    return _read_sources((), "contract", AGENT_FOLDER)
 
 
 def read_host_sources() -> dict[str, str]:
@@ -98,11 +98,12 @@ def read_host_sources() -> dict[str, str]:
     return _read_sources(HOST_NAMES, HOST_FOLDER)
 
 
-def _read_sources(names: tuple[str, ...], folder: str) -> dict[str, str]:
-    paths = [*(_LAUNCHER / name for name in names), *sorted((_LAUNCHER / folder).rglob("*.py"))]
-    read = {path.relative_to(_LAUNCHER).as_posix(): path.read_text() for path in paths}
+def _read_sources(names: tuple[str, ...], *folders: str) -> dict[str, str]:
+    paths = [_LAUNCHER / name for name in names]
+    paths += [path for folder in folders for path in sorted((_LAUNCHER / folder).rglob("*.py"))]
+    sources = {path.relative_to(_LAUNCHER).as_posix(): path.read_text() for path in paths}
     # The package's own ``__init__.py`` is for people's imports, not for nodes.
-    return {"__init__.py": "", **read}
+    return {"__init__.py": "", **sources}
 
 
 def render_agent_archive(

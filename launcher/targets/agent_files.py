@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol, typed
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import KeyInputError
-from launcher.contract.node_plan import Env, NodePlan
+from launcher.contract.node_plan import Env, NodePlan, NodeTask
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import as_flags, parse_torch_version, plan_options
 from launcher.targets.agent_archive import read_agent_version, read_archive, read_compiled_archive
-from launcher.targets.shell import quote, render_line
+from launcher.targets.subprocesses.shell import quote, render_line
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -174,10 +173,11 @@ def choose_agent(job: JobSpec, image: str, held: str | None) -> tuple[bool, str]
     ``held`` is the version in the image's label, None without one. Raises ``KeyInputError`` if the
     job wants the image's agent, and its version is not this launcher's.
     """
-    own, wanted = read_agent_version(), job.agent.in_image
-    if held == own or not job.uses_agent:
+    ours, wanted = read_agent_version(), job.agent.in_image
+    if held == ours or not job.uses_agent:
         return wanted is not False and job.uses_agent, ""
-    other = f"image {image} holds {f'agent {held}' if held else 'no agent'}, the launcher has {own}"
+    there = f"agent {held}" if held else "no agent"
+    other = f"image {image} holds {there}, the launcher has {ours}"
     if wanted:
         raise KeyInputError(("agent", "in_image"), other, OTHER_AGENT_FIX)
     if held is None or wanted is False:

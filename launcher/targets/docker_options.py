@@ -18,7 +18,7 @@ from launcher.follow.target import Door
 from launcher.plan.launch_plan import LaunchPlan, Resources
 from launcher.plan.target_settings import TargetSettings
 from launcher.targets.agent_files import TORCHRUN_MODULE, folder_of, start_argv
-from launcher.targets.shell import CONTINUED, quote, render_csv, render_line
+from launcher.targets.subprocesses.shell import CONTINUED, quote, render_csv, render_line
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -198,14 +198,14 @@ class Container:
 # -- options, each in both spellings ----------------------------------------------------------
 
 
-def shared_options(plan: LaunchPlan, own: ContainerSettings, network: str) -> Iterator[Option]:
+def shared_options(plan: LaunchPlan, settings: ContainerSettings, network: str) -> Iterator[Option]:
     """What all containers of a run have in common; made once for all of them."""
     yield Option(
         lines=_line("--network", network),
         config={"networking_config": {"EndpointsConfig": {network: {}}}},
         host={"network_mode": network},
     )
-    hosts = [f"{name}:{address}" for name, address in own.extra_hosts]
+    hosts = [f"{name}:{address}" for name, address in settings.extra_hosts]
     if hosts:
         yield Option(lines=_each("--add-host", hosts), host={"extra_hosts": hosts})
     yield _entrypoint(plan)
@@ -214,12 +214,12 @@ def shared_options(plan: LaunchPlan, own: ContainerSettings, network: str) -> It
         lines=_line("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
         config={"stop_signal": "SIGTERM", "stop_timeout": timeout_s},
     )
-    if own.user is not None:
-        yield Option(lines=_line("--user", own.user), config={"user": own.user})
-    if own.userns is not None:
-        yield Option(lines=_line("--userns", own.userns), host={"userns_mode": own.userns})
-    if own.runtime is not None:
-        yield Option(lines=_line("--runtime", own.runtime), host={"runtime": own.runtime})
+    if settings.user is not None:
+        yield Option(lines=_line("--user", settings.user), config={"user": settings.user})
+    if (mode := settings.userns) is not None:
+        yield Option(lines=_line("--userns", mode), host={"userns_mode": mode})
+    if settings.runtime is not None:
+        yield Option(lines=_line("--runtime", settings.runtime), host={"runtime": settings.runtime})
     yield from _limits(plan.resources, plan.accelerator)
     # Not the engine's default driver: json-file replaces bytes that are not UTF-8, and a driver
     # set for the whole engine may rotate logs or keep none.
@@ -228,7 +228,8 @@ def shared_options(plan: LaunchPlan, own: ContainerSettings, network: str) -> It
         lines=_line("--log-driver", "local", *log_options),
         host={"log_config": {"type": "local", "config": dict(LOG_OPTIONS)}},
     )
-    yield _labels((*own.labels, *run_labels(plan), (protocol.LABEL_ATTEMPT, str(plan.attempt))))
+    attempt = (protocol.LABEL_ATTEMPT, str(plan.attempt))
+    yield _labels((*settings.labels, *run_labels(plan), attempt))
 
 
 def _entrypoint(plan: LaunchPlan) -> Option:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from launcher.contract.errors import KeyInputError, TargetError
-from launcher.targets import short_command
+from launcher.targets.subprocesses import short_command
 
 READ_VERSION = """
 from importlib import metadata

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from launcher.targets import short_command
+from launcher.targets.subprocesses import short_command
 
 PROCESSES_PER_CORE = 200
 """Importing torch takes a second or more of a core, and nodes wait ten minutes for each other."""

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from launcher.contract.did_you_mean import closest
-from launcher.contract.errors import KeyInputError
+from launcher.contract.errors import KeyInputError, closest
 from launcher.contract.node_plan import NodePlan
 from launcher.job.values import RESERVED
 from launcher.plan.rendezvous import needs_majority
@@ -76,8 +75,8 @@ def describe_left_behind(
         for end in ("", ".py")
     ):
         named.add("PYTHONPATH")
-    own = re.compile(f"{OF_MACHINE}|{RESERVED}")
-    names = sorted(n for n in named & environ.keys() - set(given) if not own.search(n))
+    of_machine = re.compile(f"{OF_MACHINE}|{RESERVED}")
+    names = sorted(n for n in named & environ.keys() - set(given) if not of_machine.search(n))
     if not names:
         return None
     is_folder = any(environ[name].startswith("/") for name in names)

@@ -16,7 +16,7 @@ from launcher.plan.target_settings import TargetSettings
 from launcher.targets.agent_files import AgentFiles, env_of, render_agent_files, start_argv
 from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus, read_used_gpus
-from launcher.targets.shell import render_block, render_start
+from launcher.targets.subprocesses.shell import render_block, render_start
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

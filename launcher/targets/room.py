@@ -92,7 +92,7 @@ class Room:
 
         The probe runs in ``folder``, for ``limit_s`` seconds at most.
         """
-        from launcher.targets.diagnosis import diagnose_nodes
+        from launcher.doctor.diagnosis import diagnose_nodes
 
         return diagnose_nodes(job, self.open(folder, arguments), limit_s)
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import ROSTER
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, TargetError
-from launcher.contract.states import NodeState
+from launcher.contract.node_plan import ROSTER
 from launcher.follow.loop import fold
 from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan

@@ -16,12 +16,11 @@ from typing import BinaryIO
 from launcher.agent.stopping import SILENT_S
 from launcher.agent.worker_exit import read_end, read_traceback
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, RunState
+from launcher.contract.ending import show_line
 from launcher.contract.errors import InputError
-from launcher.contract.look import CRASHED_STACKS
-from launcher.contract.states import RunState
-from launcher.contract.worker_end import show_line
-from launcher.job.quantity import render_bytes
+from launcher.contract.reports.look import CRASHED_STACKS
+from launcher.job.values import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.engine.stacks import parse_faulthandler
+from launcher.agent.engine.monitoring.stacks import parse_faulthandler
 from launcher.agent.stopping import SILENT_S
 from launcher.agent.worker_exit import read_error, read_tail, read_traceback
 from launcher.contract.causes import Cause
-from launcher.contract.look import (
+from launcher.contract.ending import COLLATERAL, WorkerEnd
+from launcher.contract.protocol import ERROR_FILE, STDERR_FILE
+from launcher.contract.records import read_object
+from launcher.contract.reports.look import (
     CRASH,
     CRASHED_STACKS,
     FAILED_COLLECTIVES,
@@ -29,9 +32,6 @@ from launcher.contract.look import (
     read_looks,
     read_stacks,
 )
-from launcher.contract.protocol import ERROR_FILE, STDERR_FILE
-from launcher.contract.records import read_object
-from launcher.contract.worker_end import COLLATERAL, WorkerEnd
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from launcher.contract.look import Frame, RankStacks
+from launcher.contract.reports.look import Frame, RankStacks
 from launcher.verdict.scan import LIBRARY
 
 MOST_CALLS = 6

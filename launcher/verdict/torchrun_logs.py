@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.agent.endings import judge_worker
+from launcher.contract.ending import WorkerExit, is_own_failure
 from launcher.contract.errors import name_ending
-from launcher.contract.worker_end import WorkerExit, is_own_failure
 from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, LogReading, read_error_file

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from launcher.contract import typed
-from launcher.contract.causes import Cause
-from launcher.contract.states import RunState
-from launcher.contract.worker_end import WorkerEnd, is_own_failure, show_line
+from launcher.contract.causes import Cause, RunState
+from launcher.contract.ending import WorkerEnd, is_own_failure, show_line
 from launcher.runs.heals import JOINED
 from launcher.runs.outcome import FailureReport
 from launcher.verdict.evidence import Evidence

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from launcher.contract.did_you_mean import closest
+from launcher.contract.errors import closest
 from launcher.yamlfile.nodes import BOOL, FLOAT, INT, MAX_DEPTH, NULL, TAG, read_nodes
 from launcher.yamlfile.problem import FileError, KeyPath, Origin, Problem
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.agent.engine.health_server import Health, render_metrics
-from launcher.contract.vitals import TrainingVitals
+from launcher.agent.engine.monitoring.health_server import Health, render_metrics
+from launcher.contract.reports.vitals import TrainingVitals
 from tests.launcher.runner import ROOT
 from tests.launcher.vitals import GPU, vitals
 

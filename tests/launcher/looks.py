@@ -8,9 +8,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.contract import look
-from launcher.contract.look import Frame, Look, LookRequest, RankLook, RankStacks, ThreadStack
 from launcher.contract.records import dump_record, parse_record, read_object
+from launcher.contract.reports import look
+from launcher.contract.reports.look import (
+    Frame,
+    Look,
+    LookRequest,
+    RankLook,
+    RankStacks,
+    ThreadStack,
+)
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 

@@ -28,10 +28,8 @@ from launcher.agent.engine.torch_agent import judge_error
 from launcher.agent.membership.client import ReplacedError
 from launcher.agent.worker_exit import write_exit
 from launcher.contract import protocol
-from launcher.contract.causes import RETRY_FROM, Cause
-from launcher.contract.ending import Ending, NodeOutcome
-from launcher.contract.states import NodeState
-from launcher.contract.worker_end import WorkerExit
+from launcher.contract.causes import RETRY_FROM, Cause, NodeState
+from launcher.contract.ending import Ending, NodeOutcome, WorkerExit
 from launcher.follow.endings import Replace, Restart, decide_action
 from launcher.follow.loop import write_outcome
 from launcher.follow.target import NodeObservation, Observation

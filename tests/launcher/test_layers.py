@@ -157,12 +157,13 @@ def test_a_package_never_imports_these_others(folder, foreign):
 
 
 def test_only_these_modules_start_programs():
-    here = {"targets.short_command", "targets.children", "targets.conversation"}
+    started_by = ("short_command", "children", "conversation")
+    here = {f"targets.subprocesses.{name}" for name in started_by}
     # git tells what the code of a job is, before any target is known.
     here.add("code.git")
     # In a host, in a node, and in an image that is built there is no launcher.
     elsewhere = {f"{HOST}.processes", "doctor.program", "targets.docker.in_image"}
-    elsewhere |= {"agent.engine.stacks", "agent.batch_job"}
+    elsewhere |= {"agent.engine.monitoring.stacks", "agent.batch_job"}
     assert {m for m in modules() if _imports_subprocess(m)} == here | elsewhere
 
 
@@ -265,7 +266,7 @@ def test_the_agent_imports_the_standard_library_torch_and_the_contract_alone(mod
 
 
 WITHOUT_TORCH = ("node.supervisor", "worker.guard", "worker.start")
-WITHOUT_TORCH += ("engine.run", "engine.preload", "engine.health_server")
+WITHOUT_TORCH += ("engine.run", "engine.preload", "engine.monitoring.health_server")
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)

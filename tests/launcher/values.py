@@ -8,7 +8,7 @@ from types import ModuleType
 
 def records_of(room: ModuleType) -> list[type]:
     """The dataclasses that a room's modules define."""
-    names = [found.name for found in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]
+    names = [m.name for m in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
     held = [kind for name in names for kind in vars(importlib.import_module(name)).values()]
     return [
         kind

@@ -5,7 +5,7 @@ from typing import Any
 
 from launcher.contract.protocol import VITALS_FILE
 from launcher.contract.records import dump_record
-from launcher.contract.vitals import GpuVitals, Vitals
+from launcher.contract.reports.vitals import GpuVitals, Vitals
 
 GPU = GpuVitals(
     name="0", model="H200", share=0.5, memory_bytes=1, memory_limit_bytes=2, temperature_c=60

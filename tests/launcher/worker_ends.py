@@ -3,7 +3,7 @@
 from typing import Any
 
 from launcher.contract.causes import Cause
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.ending import WorkerEnd
 
 
 def worker_end(rank: int = 0, exception: str = "", **fields: Any) -> WorkerEnd:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.agent import disk, signals
 from launcher.agent.endings import judge_worker
-from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, hung_mark, read_heartbeat
+from launcher.agent.worker.heartbeat import WorkerBeat, create_heartbeat, hung_mark, read_heartbeat
 from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import (
     judge_end,
@@ -23,8 +23,7 @@ from launcher.agent.worker_exit import (
 )
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
-from launcher.contract.worker_end import WorkerEnd, WorkerExit, sort_ends
+from launcher.contract.ending import Ending, WorkerEnd, WorkerExit, sort_ends
 
 
 @dataclass(frozen=True, kw_only=True)

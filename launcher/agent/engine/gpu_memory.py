@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 
 from launcher.contract.clock import Clock
-from launcher.contract.vitals import GpuVitals
+from launcher.contract.reports.vitals import GpuVitals
 from launcher.contract.waits import POLL_S
 
 DRIVERS_BYTES = 256 << 20

@@ -26,7 +26,6 @@ from launcher.agent.engine import preload
 from launcher.agent.stopping import LAST_WORD_S, MARGIN_S
 from launcher.agent.streams import say
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.errors import ExitCode
 from launcher.contract.hold import (
@@ -38,8 +37,8 @@ from launcher.contract.hold import (
     Ready,
     StartRun,
 )
-from launcher.contract.keeper_record import write_record
-from launcher.contract.process_stat import start_of
+from launcher.contract.node_plan import NodeTask, parse_task
+from launcher.contract.process_stat import start_of, write_record
 from launcher.contract.records import dump_record, parse_object, parse_record, read_object
 
 POLL_S = 0.03

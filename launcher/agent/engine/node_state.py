@@ -10,14 +10,13 @@ from launcher.agent.endings import AttemptJudge
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuGate
 from launcher.agent.engine.heal import Healer
-from launcher.agent.engine.look import Looker
+from launcher.agent.engine.monitoring.look import Looker
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock
-from launcher.contract.ending import Ending
-from launcher.contract.worker_end import WorkerEnd, describe
+from launcher.contract.ending import Ending, WorkerEnd, describe
 
 if TYPE_CHECKING:
     from launcher.agent.membership.client import Client
@@ -125,6 +124,7 @@ class Node:
             )
 
     def on_restart(self, cause: Cause, failed: tuple[WorkerEnd, ...]) -> None:
+        """Counts and records a restart; ``failed`` are the workers to blame, causes first."""
         self._restart_recorded_after = self.attempts.number
         self.judge.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)

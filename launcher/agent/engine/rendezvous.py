@@ -19,30 +19,13 @@ from launcher.agent.membership.group import Membership
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
-from launcher.contract.node_plan import NodePlan, Static
+from launcher.contract.node_plan import ROSTER
 
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
 
-BACKEND = "roster"
 ADMISSION_LIMIT_S = 60.0
 """How long the training may take to commit before the newcomers come in anyway."""
-
-
-def name_endpoint(plan: NodePlan) -> str:
-    """Where the node's rendezvous is, as torch writes it."""
-    match plan.rendezvous:
-        case Static(master_addr=host, master_port=port):
-            pass
-        case elastic:
-            host, port = elastic.endpoint_host, elastic.endpoint_port
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def configure(plan: NodePlan) -> dict[str, Any]:
-    """The ``rdzv_configs`` for torch; ``NodeHandler`` reads the rest from the plan."""
-    # A number: torch compares it with 0 to find the node that serves the store.
-    return {"rank": plan.node_index} if isinstance(plan.rendezvous, Static) else {}
 
 
 def describe(membership: Membership) -> RendezvousInfo:
@@ -100,7 +83,7 @@ class RosterHandler(RendezvousHandler):
         return self._part()
 
     def get_backend(self) -> str:
-        return BACKEND
+        return ROSTER
 
     def get_run_id(self) -> str:
         return self._roster.run_id

@@ -21,16 +21,16 @@ from launcher.agent.endings import AttemptJudge
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuGate, open_devices, open_gauges
+from launcher.agent.engine.monitoring.vitals import read_hardware, tell_vitals
+from launcher.agent.engine.monitoring.watchdog import Watchdog
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.vitals import read_hardware, tell_vitals
-from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import NodeOutcome
+from launcher.contract.node_plan import AgentSettings, NodeTask
 
 _FABRIC = "lightning.fabric"
 _IMPORTS = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
@@ -93,7 +93,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
 def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:
     if settings.health_port is None:
         return
-    from launcher.agent.engine.health_server import read_health, start_health_server
+    from launcher.agent.engine.monitoring.health_server import read_health, start_health_server
 
     book = watchdog.book if settings.hang_min_s > 0 else None
     try:

@@ -33,7 +33,7 @@ from launcher.agent.endings import (
 from launcher.agent.engine import preload
 from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import BACKEND, Admission, RosterHandler, describe
+from launcher.agent.engine.rendezvous import Admission, RosterHandler, describe
 from launcher.agent.engine.tee import Tee
 from launcher.agent.engine.torch_settings import (
     build_config,
@@ -46,12 +46,11 @@ from launcher.agent.membership.client import Client, ReplacedError
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.agent.worker import guard
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.causes import Cause
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import name_signal
-from launcher.contract.node_plan import Elastic, Static
+from launcher.contract.node_plan import ROSTER, Elastic, NodeTask, Static
 from launcher.contract.waits import SOON_S, wait_until
 
 REQUEST_LIMIT_S = 2.0
@@ -180,8 +179,8 @@ def _run_round(task: NodeTask, node: Node, archive: str, *, forks: bool) -> Endi
 def register_handler(node: Node) -> str:
     """Registers the handlers of this node with torch and returns the name of their backend."""
     with contextlib.suppress(ValueError):  # at the second store
-        rdzv.rendezvous_handler_registry.register(BACKEND, partial(NodeHandler, node))
-    return BACKEND
+        rdzv.rendezvous_handler_registry.register(ROSTER, partial(NodeHandler, node))
+    return ROSTER
 
 
 class NodeHandler(RosterHandler):
@@ -269,6 +268,8 @@ class NodeHandler(RosterHandler):
         return bool(losses)
 
     def num_nodes_waiting(self) -> int:
+        """torch's agent asks many times a second; above zero, it ends the workers and comes to
+        ``next_rendezvous``. Zero while the workers heal by themselves."""
         healer, roster = self._node.healer, self._roster
         if healer.comes_too_late:
             return 1

@@ -17,11 +17,10 @@ from launcher.agent import signals
 from launcher.agent.addresses import interface_of
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import configure, name_endpoint
 from launcher.agent.engine.tee import Tee
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
+from launcher.contract.node_plan import NodePlan, NodeTask, Static
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 MONITOR_S = 0.05
@@ -57,6 +56,22 @@ def build_config(
     # Older versions of torch lack some of them.
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     return LaunchConfig(**{name: value for name, value in values.items() if name in known})
+
+
+def name_endpoint(plan: NodePlan) -> str:
+    """Where the node's rendezvous is, as torch writes it."""
+    match plan.rendezvous:
+        case Static(master_addr=host, master_port=port):
+            pass
+        case elastic:
+            host, port = elastic.endpoint_host, elastic.endpoint_port
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def configure(plan: NodePlan) -> dict[str, Any]:
+    """The ``rdzv_configs`` for torch; ``NodeHandler`` reads the rest from the plan."""
+    # A number: torch compares it with 0 to find the node that serves the store.
+    return {"rank": plan.node_index} if isinstance(plan.rendezvous, Static) else {}
 
 
 def quieten_torch() -> None:

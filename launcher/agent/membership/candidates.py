@@ -22,9 +22,8 @@ from launcher.agent.membership.coordinator import SIGN_S
 from launcher.agent.membership.group import parse_rules
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, ask, serve_forked
 from launcher.agent.membership.wire import WireError
-from launcher.contract.agent_settings import NEVER_S, NodeTask
 from launcher.contract.clock import Clock
-from launcher.contract.node_plan import Elastic
+from launcher.contract.node_plan import NEVER_S, Elastic, NodeTask
 from launcher.contract.records import parse_object, parse_record
 from launcher.contract.waits import LOOK_S
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from launcher.contract.agent_settings import DETECTION_LIMIT_S
-from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.node_plan import DETECTION_LIMIT_S, Elastic, NodePlan
 
 SIGNS_PER_S = 1000
 """The most signs of life of all nodes of a run together."""

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from launcher.agent.addresses import LOOPBACK, choose_address
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, NodePlan, place_node
+from launcher.contract.node_plan import Elastic, NodePlan, NodeTask, place_node
 
 FROM_PLAN = "plan"
 

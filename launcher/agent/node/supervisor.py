@@ -21,7 +21,6 @@ from pathlib import Path
 from launcher.agent import disk, processes, signals, streams
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.endings import judge_node
-from launcher.agent.heartbeat import WorkerBeat, read_heartbeat
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node.identity import claim_incarnation, identify, source_of
 from launcher.agent.stopping import (
@@ -32,16 +31,17 @@ from launcher.agent.stopping import (
     StopFiles,
     read_stop_file,
 )
+from launcher.agent.worker.heartbeat import WorkerBeat, read_heartbeat
 from launcher.agent.worker_exit import read_oom_kills
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.hold import RENEW
-from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
+from launcher.contract.node_plan import NodeTask, parse_task
 from launcher.contract.records import dump_record
+from launcher.contract.reports.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 
 say = partial(streams.say, who="supervisor")

@@ -1,6 +1,6 @@
 """The worker's side of ``run --debug``: what ``breakpoint()`` does in each rank.
 
-pdb talks through a socket of the node, to which ``agent/attach`` connects the person's terminal; an
+pdb talks through a socket of the node, to which ``attach`` connects the person's terminal; an
 editor talks to debugpy. Standard library only; debugpy is the node's own.
 """
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.agent import disk, processes, signals
-from launcher.agent.heartbeat import hung_mark, read_heartbeat
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
+from launcher.agent.worker.heartbeat import hung_mark, read_heartbeat
 from launcher.agent.worker_exit import own_code, read_failed_at, read_oom_kills, write_exit
 from launcher.contract import protocol
-from launcher.contract.look import CRASH, CRASHED_STACKS
-from launcher.contract.worker_end import WorkerExit
+from launcher.contract.ending import WorkerExit
+from launcher.contract.reports.look import CRASH, CRASHED_STACKS
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""

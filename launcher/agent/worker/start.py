@@ -29,13 +29,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.agent import processes
-from launcher.agent.after_import import after_import
 from launcher.agent.atomic_write import write_atomically
-from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
 from launcher.agent.worker import groups, recorder
+from launcher.agent.worker.after_import import after_import
+from launcher.agent.worker.heartbeat import HeartbeatWriter, beat_after_steps
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
-from launcher.contract.look import FAILED_COLLECTIVES
+from launcher.contract.reports.look import FAILED_COLLECTIVES
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -28,10 +28,10 @@ from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.job.types import Image
-from launcher.targets import short_command
 from launcher.targets.agent_archive import read_agent_version, read_archive
-from launcher.targets.conversation import Conversation
 from launcher.targets.docker.engine import Engine, engine_errors
+from launcher.targets.subprocesses import short_command
+from launcher.targets.subprocesses.conversation import Conversation
 
 CODE = protocol.CONTAINER_CODE
 USER = "1000:1000"

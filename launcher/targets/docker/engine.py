@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
+from launcher.contract.causes import NodeState
 from launcher.contract.clock import Clock
-from launcher.contract.did_you_mean import closest
-from launcher.contract.errors import SilentTargetError, TargetError
-from launcher.contract.states import NodeState
+from launcher.contract.errors import SilentTargetError, TargetError, closest
 from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.at_once import at_once
 from launcher.targets.docker_options import Container

@@ -10,7 +10,7 @@ from launcher.contract.node_plan import Env
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import AgentFiles, render_agent_files
 from launcher.targets.docker_options import Container, ContainerSettings, run_labels, shared_options
-from launcher.targets.shell import quote, render_block
+from launcher.targets.subprocesses.shell import quote, render_block
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import NodeState
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.states import NodeState
 from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts

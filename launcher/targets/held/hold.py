@@ -25,7 +25,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import absolute
 from launcher.runs.folder import RunFolder, full_disk
-from launcher.targets.held_child import TAKEN_LIMIT_S, find_held
+from launcher.targets.held.child import TAKEN_LIMIT_S, find_held
 
 if TYPE_CHECKING:
     from launcher.follow.target import Target

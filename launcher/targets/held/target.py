@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
-from launcher.contract.agent_settings import AgentSettings
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import TargetError
 from launcher.contract.hold import StartRun
-from launcher.contract.node_plan import NodePlan
+from launcher.contract.node_plan import AgentSettings, NodePlan
 from launcher.contract.records import dump_record
-from launcher.contract.states import NodeState
 from launcher.contract.waits import wait_until
 from launcher.follow.target import (
     Door,
@@ -40,8 +39,8 @@ from launcher.plan.target_facts import (
 )
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import env_of, render_agent_files, write_agent_files
+from launcher.targets.held.child import HeldChild
 from launcher.targets.held.hold import Hold, check_reach, ids_in, render_run
-from launcher.targets.held_child import HeldChild
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_here, check_in_code, read_secrets
 from launcher.targets.processes import ProcessSettings

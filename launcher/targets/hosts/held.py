@@ -19,19 +19,19 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import Ready, StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record, parse_record
-from launcher.contract.states import NodeState
 from launcher.contract.waits import POLL_S, SLOW_LOOK_S
 from launcher.follow.nodes import AWAY_LIMIT_S
 from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker_options import plan_containers
+from launcher.targets.held.child import TAKEN_LIMIT_S
 from launcher.targets.held.hold import Hold, check_contained, check_reach, ids_in, render_run
-from launcher.targets.held_child import TAKEN_LIMIT_S
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.plan import find_caller, plan_facts, run_dir_on, shared_folder

@@ -14,7 +14,6 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
@@ -31,6 +30,7 @@ from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh.client import Ssh
 from launcher.targets.hosts.ssh.session import REQUEST_LIMIT_S, Session
+from launcher.targets.subprocesses.conversation import Conversation
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -226,14 +226,14 @@ def _send(image: Image, ssh: Ssh, host: Host) -> str:
         with ssh.feed(host, "exec docker load --quiet") as load:
             # If the host's engine ends before the image does, it says why.
             with contextlib.suppress(BrokenPipeError):
-                while chunk := save.read(CHUNK_BYTES, ENGINE_SILENCE_S):
+                while chunk := save.read_bytes(CHUNK_BYTES, ENGINE_SILENCE_S):
                     with load.limit(ENGINE_SILENCE_S):
                         load.stdin.write(chunk)
                 code, errors = save.end()
                 if code:
                     return errors.strip() or f"docker save ended with exit code {code}"
                 load.stdin.close()
-            load.read(1 << 16, PROVIDE_LIMIT_S)  # until it has ended
+            load.read_bytes(1 << 16, PROVIDE_LIMIT_S)  # until it has ended
             code, errors = load.end()
     finally:
         save.end()

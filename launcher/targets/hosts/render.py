@@ -24,7 +24,7 @@ from launcher.targets.docker_options import (
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.shell import quote, render_block, render_line, render_start
+from launcher.targets.subprocesses.shell import quote, render_block, render_line, render_start
 
 
 @dataclass(frozen=True, kw_only=True)

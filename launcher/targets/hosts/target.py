@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
-from launcher.contract.states import NodeState
 from launcher.follow.look import keep_look
 from launcher.follow.requests import render_scale
 from launcher.follow.target import Door, NodeObservation, Observation, Target, Traits
@@ -47,7 +47,7 @@ from launcher.targets.preflight import check_in_code, check_there, read_secrets
 if TYPE_CHECKING:
     from launcher.contract.clock import Clock
     from launcher.contract.ending import Ending
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.follow.target import Artifact
     from launcher.job.spec import JobSpec
 
@@ -245,10 +245,10 @@ class HostsTarget(Target):
                 )
         return True
 
-    def look(
+    def look_at_workers(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
-        """As ``Target.look``; a host that is not reached counts as a node that did not look."""
+        """As ``Target.look_at_workers``; a host that is not reached is a node that did not look."""
 
         def look_at(index: int) -> str:
             host = HostsSettings.of(plan).hosts[index]

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol, typed
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.records import read_object
-from launcher.contract.states import NodeState
 from launcher.contract.waits import wait_until
 from launcher.follow.endings import Part
 from launcher.follow.requests import read_withdrawn, write_size

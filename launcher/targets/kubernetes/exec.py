@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.records import dump_record
-from launcher.contract.states import NodeState
 from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
 from launcher.targets.at_once import at_once
@@ -19,7 +19,7 @@ from launcher.targets.docker_options import PYTHON
 from launcher.targets.kubernetes.pods.states import PodView, newest_of_each
 
 if TYPE_CHECKING:
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.runs.folder import RunFolder
     from launcher.targets.kubernetes.api.cluster import Cluster
@@ -63,7 +63,7 @@ def _may_not(cluster: Cluster, what: str) -> InputError:
 def collect_looks(
     job: ClusterJob, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float
 ) -> Mapping[int, str]:
-    """As ``Target.look``. Raises ``InputError`` for a user who may not start programs in pods."""
+    """As for any target. Raises ``InputError`` for a user who may not start programs in pods."""
     cluster = job.cluster
     check_exec(cluster, "stacks are taken in the pods")
     nodes = PurePosixPath(plan.nodes[0].log_dir).parents[1]

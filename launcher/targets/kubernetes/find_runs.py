@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.contract import protocol, typed
+from launcher.contract.causes import RunState
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.states import RunState
 from launcher.follow.target import SUSPENDED, ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically

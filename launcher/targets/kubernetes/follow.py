@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import typed
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
 from launcher.follow.console import Console
 from launcher.follow.endings import Part, judge_part, judge_parts
@@ -179,19 +178,19 @@ class ClusterDriver:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def end(self, why: Ending, *, asked: bool) -> None:
+    def end(self, why: Ending, *, stop_requested: bool) -> None:
         """As ``Driver.end``: a failed job's object stays for kubectl describe."""
         try:
-            if not asked:
+            if not stop_requested:
                 self._collect()
             if is_to_be_kept(self._run):
                 self._insist(self._job.suspend, keep=True)
-            elif self._ends_it or asked:
+            elif self._ends_it or stop_requested:
                 self._delete()
             else:
                 look, end = self._job.render_looking(), typed.command("stop", self._run.run_id)
                 self._console.note(f"kept for {look}; {end} removes it")
-            if asked:
+            if stop_requested:
                 self._collect()
         finally:
             self._print_news()

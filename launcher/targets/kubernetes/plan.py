@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import START_LIMIT_S, AgentSettings, NodeTask
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Env
+from launcher.contract.node_plan import START_LIMIT_S, AgentSettings, Env, NodeTask
 from launcher.contract.records import dump_record, parse_record
 from launcher.job.storage import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run

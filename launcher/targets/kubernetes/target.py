@@ -34,7 +34,7 @@ from launcher.targets.kubernetes.render.pod import TOKEN_VERBS, Object, render_t
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
-    from launcher.contract.look import LookRequest
+    from launcher.contract.reports.look import LookRequest
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
@@ -164,7 +164,7 @@ class KubernetesTarget(Target):
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         return self.job(plan).pods.as_run(plan)
 
-    def look(
+    def look_at_workers(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
         from launcher.targets.kubernetes.exec import collect_looks

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from launcher.agent import disk
 from launcher.contract import protocol
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import KeyInputError, TargetError
-from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
-from launcher.contract.process_stat import lives, parent_of, start_of
-from launcher.contract.states import NodeState
+from launcher.contract.process_stat import lives, parent_of, read_record, start_of, write_record
 from launcher.contract.waits import SOON_S, wait_until
 from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
@@ -27,7 +26,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import TargetFacts, describe_ignored
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
-from launcher.targets import children, process_table
+from launcher.targets import process_table
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.machine import PORTS, is_free
 from launcher.targets.preflight import check_here, read_secrets
@@ -38,6 +37,7 @@ from launcher.targets.processes import (
     read_facts,
     render_processes,
 )
+from launcher.targets.subprocesses import children
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

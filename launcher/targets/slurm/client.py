@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.contract.causes import Cause
 from launcher.contract.errors import TargetError
-from launcher.targets import short_command
+from launcher.targets.subprocesses import short_command
 
 LIMIT_S = 20.0
 """The limit of a command: Slurm's own tries last far longer if the controller is away."""

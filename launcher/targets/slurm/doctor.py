@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.contract.errors import LauncherError
+from launcher.doctor.diagnosis import diagnose_nodes
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.job.values import NodeRange
 from launcher.plan.launch_plan import new_run_id, plan_run
 from launcher.runs.folder import check_folder
-from launcher.targets.diagnosis import diagnose_nodes
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.target import SlurmTarget

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 
 from launcher.contract import protocol
-from launcher.contract.causes import RETRY_FROM, Cause, cause_of_exit_code, parse_cause
+from launcher.contract.causes import RETRY_FROM, Cause, NodeState, cause_of_exit_code, parse_cause
 from launcher.contract.clock import Clock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.states import NodeState
 from launcher.follow.console import Console
 from launcher.follow.endings import Part, decide_parts
 from launcher.follow.nodes import FolderWatch
@@ -136,10 +135,10 @@ class SlurmDriver:
     def scale(self, nodes: int) -> None:
         self._target.scale(self._run, self.plan, nodes)
 
-    def end(self, why: Ending, *, asked: bool) -> None:
+    def end(self, why: Ending, *, stop_requested: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
-        if asked or not is_all_over(self._run, self.plan, read_starts(self._run)):
-            self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
+        if stop_requested or not is_all_over(self._run, self.plan, read_starts(self._run)):
+            self._target.stop(self._run.run_id, self.plan.stop_grace_s if stop_requested else 0)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was submitted goes on without a launcher."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.plan.nnodes import NodesThere
 from launcher.runs.folder import RunFolder
-from launcher.targets import children
 from launcher.targets.slurm import client
 from launcher.targets.slurm.job_starts import write_job
 from launcher.targets.slurm.settings import JOBS_DIR
 from launcher.targets.slurm_process import SlurmProcess, read_slurm
+from launcher.targets.subprocesses import children
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

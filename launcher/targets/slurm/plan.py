@@ -9,9 +9,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import KeyInputError
-from launcher.contract.node_plan import Mount
+from launcher.contract.node_plan import AgentSettings, Mount
 from launcher.plan.nodes import absolute
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.agent_files import is_own_image

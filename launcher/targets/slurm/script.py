@@ -10,13 +10,13 @@ import re
 from pathlib import PurePosixPath
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import InputError
+from launcher.contract.node_plan import NodeTask
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_files import render_base64
-from launcher.targets.shell import CONTINUED, quote, render_line
 from launcher.targets.slurm.client import comment_of
 from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
+from launcher.targets.subprocesses.shell import CONTINUED, quote, render_line
 
 ARRAY, PYXIS = "array", "pyxis"
 

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.node_plan import NodeTask
 from launcher.contract.records import read_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import decide_nnodes
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
-from launcher.targets import children
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
@@ -34,6 +33,7 @@ from launcher.targets.shared_folder import check_meeting
 from launcher.targets.starter.plan import StarterSettings, env_of_node, nodes_of
 from launcher.targets.starter.starters import NodePlace, find_place, plain
 from launcher.targets.starter.target import STARTS_DIR, StarterTarget
+from launcher.targets.subprocesses import children
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

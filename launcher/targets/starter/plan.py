@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError, KeyInputError
+from launcher.contract.node_plan import AgentSettings
 from launcher.follow.requests import count_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere

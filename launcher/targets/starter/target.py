@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
+from launcher.contract.causes import NodeState
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import InputError
-from launcher.contract.states import NodeState
 from launcher.contract.waits import wait_until
 from launcher.follow.endings import Part, decide_parts, judge_left
 from launcher.follow.target import Observation, Traits

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from launcher.contract.causes import Cause
-from launcher.contract.errors import name_ending
-from launcher.contract.worker_end import (
+from launcher.contract.ending import (
     ENDED_BY_AGENT,
     WorkerEnd,
     cause_of_ending,
     is_own_failure,
     last_of,
 )
+from launcher.contract.errors import name_ending
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
 from launcher.verdict.rules.rule import FOLLOWS, LIKELY, ROOT, SIGN, SURE, Meaning

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.contract.causes import Cause
-from launcher.contract.look import Frame, RankLook, describe_state
+from launcher.contract.reports.look import Frame, RankLook, describe_state
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, Meaning
 from launcher.verdict.scan import LIBRARY, place_of

@@ -4,7 +4,7 @@ from typing import Any
 
 import psutil
 
-from launcher.contract.agent_settings import StoreEndpoint
+from launcher.contract.node_plan import StoreEndpoint
 from tests.launcher.agent.place import LIMIT_S, Place, free_port
 from tests.waiting import wait_until
 

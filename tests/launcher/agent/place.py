@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.node_plan import AgentSettings, NodeTask
 from launcher.contract.protocol import RUN_ID
 from tests.launcher.node_plans import node_plan
 from tests.waiting import LIMIT_S, wait_until

@@ -12,9 +12,9 @@ import pytest
 
 from launcher.agent.node import supervisor
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
-from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
+from launcher.contract.node_plan import AgentSettings
 from tests.waiting import wait_until
 
 

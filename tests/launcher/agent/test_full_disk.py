@@ -7,7 +7,7 @@ import pytest
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.engine.attempts import Attempts
-from launcher.agent.heartbeat import HeartbeatWriter
+from launcher.agent.worker.heartbeat import HeartbeatWriter
 from tests.disks import Disk, mounted
 from tests.launcher.agent.conftest import end
 from tests.launcher.agent.place import Place

@@ -18,8 +18,8 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.contract.protocol import END_OF_INPUT
 from launcher.follow.console import Console
 from launcher.follow.target import Door
-from launcher.targets.conversation import Conversation
 from launcher.targets.local.target import LocalTarget
+from launcher.targets.subprocesses.conversation import Conversation
 from tests.waiting import wait_until
 
 

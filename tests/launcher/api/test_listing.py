@@ -27,11 +27,10 @@ from launcher.api.listing import (
     show_logs,
     with_size,
 )
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.ending import Ending
 from launcher.contract.process_stat import is_stopped
 from launcher.contract.protocol import LAUNCHER_GONE
-from launcher.contract.states import NodeState
 from launcher.follow.loop import write_outcome
 from launcher.follow.requests import request_stop
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Traits

@@ -5,17 +5,19 @@ from typing import Any
 
 import pytest
 
-from launcher.api import holding
 from launcher.api.profile import take_profile
 from launcher.api.programs import plan_shell, run_in_nodes
 from launcher.api.report import report_run
 from launcher.api.resizing import scale_run
 from launcher.api.stacks import RunStacks, render_stacks, take_stacks
+from launcher.api.starting import holding
 from launcher.api.why import read_named_run, read_path
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import OWNER_FILE
-from launcher.contract.look import (
+from launcher.contract.protocol import SCALE_REQUEST
+from launcher.contract.records import dump_record, parse_record, read_object
+from launcher.contract.reports.look import (
     LOOK_FILE,
     LOOK_REQUEST,
     Look,
@@ -24,10 +26,7 @@ from launcher.contract.look import (
     RankStacks,
     look_dir,
 )
-from launcher.contract.look import ThreadStack as Thread
-from launcher.contract.protocol import SCALE_REQUEST
-from launcher.contract.records import dump_record, parse_record, read_object
-from launcher.contract.states import NodeState
+from launcher.contract.reports.look import ThreadStack as Thread
 from launcher.follow.target import Door, NodeObservation, Observation
 from launcher.runs.folder import BORROWED_FILE, RunFolder
 from launcher.targets.held.hold import Hold
@@ -216,7 +215,7 @@ def test_a_verdict_on_a_run_that_goes_on_rests_on_its_target_and_a_look(run, on_
     assert (told.state, len(told.standing)) == ("running", 2)
     assert [line.text for line in told.lines if line.node == 1] == ["running: no space left"]
     assert not [line for line in told.lines if line.node == 0]
-    on_local(observe_reachable=silent, look=silent)
+    on_local(observe_reachable=silent, look_at_workers=silent)
     assert read_named_run(run).state == "running"
 
 

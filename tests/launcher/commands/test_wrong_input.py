@@ -52,7 +52,9 @@ def typed(
 ) -> Callable[..., Told]:
     # As it is called where the program is on the PATH.
     monkeypatch.setattr("launcher.commands.cli.program_name", lambda: "launcher")
-    monkeypatch.setattr("launcher.commands.printed_commands.program_name", lambda: "launcher")
+    monkeypatch.setattr(
+        "launcher.commands.parsing.printed_commands.program_name", lambda: "launcher"
+    )
 
     def type_(*argv: str) -> Told:
         capfd.readouterr()

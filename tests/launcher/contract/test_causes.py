@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.causes import OF_RUNS, RETRY_FROM, Cause, cause_of_exit_code
+from launcher.contract.causes import OF_RUNS, OVER, RETRY_FROM, Cause, RunState, cause_of_exit_code
 from launcher.contract.errors import ExitCode
-from launcher.contract.states import OVER, RunState
 
 PAGE = Path(__file__).parents[3] / "docs" / "exit-codes.md"
 ROWS = re.findall(r"^\| (\d+) \| (\w*) \| `(.+?)` \| (\w+) \| (\w*) \|", PAGE.read_text(), re.M)

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.contract import protocol
-from launcher.contract.did_you_mean import closest
+from launcher.contract.errors import closest
 from launcher.contract.node_plan import place_node
 from launcher.contract.typed import as_called, command, program
 from tests.launcher.node_plans import node_plan

@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 
 import launcher.contract
-from launcher.contract import agent_settings, ending, hold, keeper_record, look, protocol, vitals
-from launcher.contract.agent_settings import NodeTask, parse_task
+from launcher.contract import hold, process_stat, protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import InputError
+from launcher.contract.node_plan import (
+    DETECTION_LIMIT_S,
+    HANG_MAX_S,
+    START_LIMIT_S,
+    AgentSettings,
+    NodeTask,
+    parse_task,
+)
 from launcher.contract.records import dump_record, parse_record
+from launcher.contract.reports import look, vitals
 from tests.launcher.node_plans import node_plan
 from tests.launcher.values import by_place, changeable, records_of
 from tests.launcher.worker_ends import worker_end
@@ -58,11 +66,11 @@ def test_what_is_written_means_what_it_meant(expect_golden):
     assert found
     read["NodeOutcome"] = {**asdict(found), "exit_code": found.exit_code}
     read["numbers"] = {name: getattr(protocol, name) for name in NUMBERS} | {
-        "RECORD_BYTES": keeper_record.RECORD_BYTES,
+        "RECORD_BYTES": process_stat.RECORD_BYTES,
         **{name: getattr(hold, name) for name in ("LEASE_S", "WARN_S")},
-        "START_LIMIT_S": agent_settings.START_LIMIT_S,
-        "DETECTION_LIMIT_S": agent_settings.DETECTION_LIMIT_S,
-        "HANG_MAX_S": agent_settings.HANG_MAX_S,
+        "START_LIMIT_S": START_LIMIT_S,
+        "DETECTION_LIMIT_S": DETECTION_LIMIT_S,
+        "HANG_MAX_S": HANG_MAX_S,
     }
     lines = (f"{name} {json.dumps(data, default=str)}\n" for name, data in read.items())
     expect_golden("records.txt", "".join(lines))
@@ -74,7 +82,7 @@ def test_a_record_is_a_value_and_is_built_by_name():
 
 
 def test_a_task_is_read_back_as_it_was_and_nothing_else_is():
-    settings = agent_settings.AgentSettings(start="fork", preload=("numpy",), health_port=0)
+    settings = AgentSettings(start="fork", preload=("numpy",), health_port=0)
     task = NodeTask(node=node_plan(), settings=settings)
     text = task.to_json()
     assert parse_task(text) == task
@@ -94,7 +102,7 @@ def test_an_outcome_is_read_back_as_it_was_and_nothing_else_is():
         assert parse_node_outcome(text) == outcome
     assert json.loads(outcome.to_json())["exit_code"] == outcome.exit_code == 1
     assert outcome.worker_ends == (first, second)
-    well = ending.NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED)
+    well = NodeOutcome(node_index=0, incarnation=0, cause=Cause.COMPLETED)
     assert (well.exit_code, well.worker_ends) == (0, ())
     for other in ("", "[]", "{}", outcome.to_json().replace('"schema": 3', '"schema": 1')):
         assert parse_node_outcome(other) is None

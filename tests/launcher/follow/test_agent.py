@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import TargetError
-from launcher.contract.states import NodeState
 from launcher.follow import loop
 from launcher.follow.console import Console
 from launcher.follow.endings import FINISH_S

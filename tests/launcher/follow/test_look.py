@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.records import parse_record, read_object
+from launcher.contract.reports.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.follow.look import NO_ANSWER, NOT_STARTED, ask_nodes, keep_look, present_nodes
 from launcher.runs.folder import RunFolder
 from tests.launcher.looks import write_look

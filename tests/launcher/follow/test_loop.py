@@ -43,9 +43,9 @@ class Noting(NodeDriver):
 
     _target: Ended
 
-    def end(self, why: Ending, *, asked: bool) -> None:
-        self._target.how.append(f"asked: {asked}")
-        super().end(why, asked=asked)
+    def end(self, why: Ending, *, stop_requested: bool) -> None:
+        self._target.how.append(f"asked: {stop_requested}")
+        super().end(why, stop_requested=stop_requested)
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         self._target.how.append(f"submitted: {submitted}")
@@ -119,7 +119,7 @@ def test_a_run_that_cannot_be_ended_shows_what_it_said_all_the_same(
     target = Ended()
     _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
 
-    def fail(why: Ending, *, asked: bool) -> None:
+    def fail(why: Ending, *, stop_requested: bool) -> None:
         target.notes.append("its last word")
         raise TargetError("no engine")
 

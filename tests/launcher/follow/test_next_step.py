@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.causes import NodeState
 from launcher.contract.ending import Ending
 from launcher.contract.errors import ExitCode
-from launcher.contract.states import NodeState
 from launcher.follow.endings import (
     FALL_S,
     FINISH_S,

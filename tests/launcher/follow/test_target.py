@@ -5,10 +5,9 @@ from dataclasses import asdict
 import pytest
 
 from launcher.agent.node.supervisor import write_outcome
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError
-from launcher.contract.states import NodeState
 from launcher.follow.target import Door, NodeObservation, Target, Traits
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_agent import ScriptedTarget

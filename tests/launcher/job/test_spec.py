@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import launcher.job
-from launcher.job.refused import NotAcceptedError
 from launcher.job.spec import JobSpec, RdzvConfSpec
 from launcher.job.storage import parse_volume
-from launcher.job.values import NodeRange, parse_nodes, parse_quantity_bytes, parse_variable
+from launcher.job.values import (
+    NodeRange,
+    NotAcceptedError,
+    parse_nodes,
+    parse_quantity_bytes,
+    parse_variable,
+)
 from tests.launcher.values import by_place, changeable
 from tests.programs import run_program
 

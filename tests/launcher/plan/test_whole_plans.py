@@ -9,8 +9,8 @@ import pytest
 
 import launcher.plan
 from launcher.code.place import CodePlace
-from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError
+from launcher.contract.node_plan import AgentSettings
 from launcher.job.spec import JobSpec
 from launcher.plan.agent_task import Purpose
 from launcher.plan.launch_plan import (

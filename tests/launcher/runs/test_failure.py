@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.causes import Cause
-from launcher.contract.worker_end import WorkerEnd, last_of
+from launcher.contract.ending import WorkerEnd, last_of
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import RunFolder

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.contract.goodput import CLASSES
+from launcher.contract.reports.goodput import CLASSES
 from launcher.runs.goodput import Goodput, Point, measure_goodput
 from launcher.runs.ledger import LedgerEvent
 

@@ -11,15 +11,15 @@ import pytest
 
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node.supervisor import write_outcome
-from launcher.contract import look, protocol
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.ending import Ending, NodeOutcome, parse_node_outcome
+from launcher.contract.ending import Ending, NodeOutcome, WorkerEnd, parse_node_outcome
 from launcher.contract.errors import ExitCode
-from launcher.contract.keeper_record import write_record
-from launcher.contract.look import Frame, Look, RankStacks, ThreadStack
+from launcher.contract.process_stat import write_record
 from launcher.contract.records import dump_record
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.reports import look
+from launcher.contract.reports.look import Frame, Look, RankStacks, ThreadStack
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.runs.failure import read_report

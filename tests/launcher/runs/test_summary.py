@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, WorkerEnd
 from launcher.contract.records import parse_record
 from launcher.contract.typed import as_called
-from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.endings import judge_run
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.summary import render_summary
@@ -62,7 +61,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"job": HOSTS},
     ),
     "done in a hold, nothing found": (
-        {**DONE, "replaced_nodes": 2}, {"job": (*JOB, "--in", "held"), "found": ()},
+        {**DONE, "replaced_nodes": 2}, {"job": (*JOB, "--in", "held"), "left": ()},
     ),
     "failed": (
         failed(attempts=4, failure=report(replace(BOOM, attempt=2), rank(0, PEER)),
@@ -105,9 +104,9 @@ def test_each_ending_has_its_summary(expect_golden):
         told = {"run_id": "digits-0a1b2c", "job": "digits", "target": "local", "finished_at": 12.5}
         if "metrics" in fields:
             told |= {"checkpoint_dir": "/runs/digits-0a1b2c/checkpoints"}
-        given = {"folder": "runs/digits-0a1b2c", "job": JOB, "found": ("outcome", "logs"), **given}
+        given = {"folder": "runs/digits-0a1b2c", "job": JOB, "left": ("outcome", "logs"), **given}
         if not {"metrics", "checkpoint_dir"} & {*fields}:  # where things are is told above
-            given |= {"found": ()}
+            given |= {"left": ()}
         with as_called(".venv/bin/launcher"):
             lines = render_summary(Outcome(**(told | fields)), **given).splitlines()
         if "metrics" not in fields and "failure" in fields:

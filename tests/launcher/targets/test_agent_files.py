@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.agent_settings import StoreEndpoint, parse_task
 from launcher.contract.errors import KeyInputError
+from launcher.contract.node_plan import StoreEndpoint, parse_task
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets import agent_archive
 from launcher.targets.agent_archive import (

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.contract.node_plan import Env
 from launcher.targets.processes import ProcessSettings, render_processes
-from launcher.targets.shell import render_exports, render_line
+from launcher.targets.subprocesses.shell import render_exports, render_line
 
 PLAIN = {"engine": "torchrun"}
 AWKWARD = "a 'b' \"c\" $HOME `id` \\ \n* é"

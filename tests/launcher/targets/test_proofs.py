@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import TargetError
-from launcher.contract.keeper_record import write_record
-from launcher.contract.process_stat import name_machine, start_of
-from launcher.contract.states import NodeState
+from launcher.contract.process_stat import name_machine, start_of, write_record
 from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run

@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 
 from launcher.api.choose_target import ROOMS
+from launcher.contract.causes import NodeState
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.protocol import AGENT_ARCHIVE, CONSOLE_FILE, STALE_VARIABLES
-from launcher.contract.states import NodeState
 from launcher.follow.target import Artifact, LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan

@@ -16,9 +16,8 @@ import pytest
 from launcher.agent.node.supervisor import write_outcome
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import NodeOutcome
-from launcher.contract.look import RankLook
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.ending import NodeOutcome, WorkerEnd
+from launcher.contract.reports.look import RankLook
 from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.look import FAILED_COLLECTIVES, Look, RankLook
+from launcher.contract.reports.look import FAILED_COLLECTIVES, Look, RankLook
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.looks import RankSnapshots, moved_lately, read_frames, tell_recorded

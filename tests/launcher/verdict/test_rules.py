@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.causes import Cause
-from launcher.contract.look import Frame, RankLook
+from launcher.contract.reports.look import Frame, RankLook
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import RULES, judge_end, judge_line, judge_lines, judge_run_cause
 from launcher.verdict.rules.rule import Weight

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.contract.look import Frame, Look, RankLook, RankStacks, ThreadStack
+from launcher.contract.reports.look import Frame, Look, RankLook, RankStacks, ThreadStack
 from launcher.runs.folder import RunFolder
 from launcher.verdict.looks import RankSnapshots, tell_standing
 from launcher.verdict.stacks import merge_stacks, render_group, shorten

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.ending import WorkerEnd
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import decide_verdict
 from tests.launcher.torchrun_report import report, worker

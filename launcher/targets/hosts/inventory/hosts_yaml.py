@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from launcher.contract.did_you_mean import closest
+from launcher.contract.errors import closest
 from launcher.targets.hosts.settings import LEASE_DIR
 from launcher.yamlfile.problem import FileError, KeyPath
 from launcher.yamlfile.source import YamlSource, parse_yaml

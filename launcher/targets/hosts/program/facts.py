@@ -18,7 +18,7 @@ from launcher.targets.hosts.program.leases import read_leases
 from launcher.targets.hosts.program.messages import TYPE_CHECKING, Address, HostReport
 from launcher.targets.hosts.program.reach import nearest_folder
 from launcher.targets.machine import is_free, read_gpus
-from launcher.targets.short_command import read_output
+from launcher.targets.subprocesses.short_command import read_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,13 +18,13 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.waits import SOON_S
-from launcher.targets import children
-from launcher.targets.held_child import HeldChild, write
+from launcher.targets.held.child import HeldChild, write
 from launcher.targets.hosts.program import leases, processes
 from launcher.targets.hosts.program.messages import TYPE_CHECKING, KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.process_table import send
-from launcher.targets.short_command import read_output
+from launcher.targets.subprocesses import children
+from launcher.targets.subprocesses.short_command import read_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

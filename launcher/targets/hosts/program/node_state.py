@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import read_record
-from launcher.contract.process_stat import lives
+from launcher.contract.process_stat import lives, read_record
 from launcher.targets.hosts.program.messages import FOLLOWED_S, NodeSeen
 
 

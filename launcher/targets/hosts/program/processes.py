@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import RECORD, write_record
-from launcher.contract.process_stat import start_of
+from launcher.contract.process_stat import RECORD, start_of, write_record
 from launcher.targets import process_table
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import mark_followed
-from launcher.targets.short_command import read_output
+from launcher.targets.subprocesses.short_command import read_output
 
 KEEPER = "LAUNCHER_KEEPER"
 """Only a node's keeper has this variable."""

@@ -26,7 +26,7 @@ from launcher.targets.hosts.program.node_state import is_followed, read_state
 from launcher.targets.hosts.program.watch import split_outputs
 from launcher.targets.machine import read_size
 from launcher.targets.process_table import send
-from launcher.targets.short_command import ask, read_output
+from launcher.targets.subprocesses.short_command import ask, read_output
 
 ANSWER_LIMIT_S = 30.0
 """How long a launcher here may take to act on a request."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import RECORD
+from launcher.contract.process_stat import RECORD
 from launcher.contract.waits import POLL_S
 from launcher.targets.hosts.program.messages import (
     TYPE_CHECKING,

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from launcher.contract.errors import TargetError
-from launcher.targets import short_command
 from launcher.targets.at_once import settle
-from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh.session import (
@@ -24,6 +22,8 @@ from launcher.targets.hosts.ssh.session import (
     SSH_ENV,
     Session,
 )
+from launcher.targets.subprocesses import short_command
+from launcher.targets.subprocesses.conversation import Conversation
 
 CONTROL_LIMIT_S = 5.0
 """How long the process that holds a shared connection may take to stop sharing it."""

@@ -12,7 +12,6 @@ from typing import NoReturn, ParamSpec, TypeVar, cast
 
 from launcher.contract.errors import TargetError
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
-from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.program.messages import (
     BEAT,
     MAGIC,
@@ -25,6 +24,7 @@ from launcher.targets.hosts.program.messages import (
 )
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh.errors import FULL, explain
+from launcher.targets.subprocesses.conversation import Conversation
 
 CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.hold import READY_SAYS
-from launcher.contract.look import STANDS
-from launcher.contract.states import NodeState
+from launcher.contract.reports.look import STANDS
 from launcher.follow.tails import raise_file_limit
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan

@@ -9,9 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.errors import ExitCode, TargetError, name_exit_code
-from launcher.contract.states import NodeState
 from launcher.contract.waits import RARE_LOOK_S
 from launcher.follow.endings import Part
 from launcher.targets.kubernetes.api.refusals import (

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from launcher.contract.causes import Cause
-from launcher.contract.ending import NodeOutcome, parse_node_outcome
+from launcher.contract.causes import Cause, NodeState
+from launcher.contract.ending import NodeOutcome, is_out_of_memory, parse_node_outcome
 from launcher.contract.errors import name_exit_code
-from launcher.contract.states import NodeState
-from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.endings import Part
 
 Object = Mapping[str, Any]

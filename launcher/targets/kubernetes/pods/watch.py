@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 import time
 
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import TargetError
-from launcher.contract.states import NodeState
 from launcher.contract.waits import RETRY_S
 from launcher.targets.kubernetes.api.cluster import OPENED, Cluster, Object
 from launcher.targets.kubernetes.api.refusals import GONE, ApiError

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env
-from launcher.job.quantity import render_bytes
+from launcher.job.values import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.docker_options import PYTHON

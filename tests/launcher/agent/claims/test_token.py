@@ -14,9 +14,8 @@ from launcher.agent.membership.candidates import Meeting
 from launcher.agent.membership.client import Client
 from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import ask
-from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
-from launcher.contract.node_plan import Elastic
+from launcher.contract.node_plan import AgentSettings, Elastic, NodeTask
 from launcher.targets.agent_files import make_token
 from tests.launcher.agent.conftest import end
 from tests.launcher.agent.group import Group

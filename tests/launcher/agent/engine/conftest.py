@@ -16,7 +16,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 WORKER = """
 import faulthandler, signal, sys, time
 from pathlib import Path
-from launcher.agent.heartbeat import HeartbeatWriter
+from launcher.agent.worker.heartbeat import HeartbeatWriter
 def hangs(stacks):
     print("hangs", flush=True)
     time.sleep(600)

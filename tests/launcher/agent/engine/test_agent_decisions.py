@@ -16,19 +16,24 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.endings import Again, AttemptJudge, may_meet_again
 from launcher.agent.engine import torch_agent
-from launcher.agent.engine.health_server import Health, start_health_server
+from launcher.agent.engine.monitoring.health_server import Health, start_health_server
 from launcher.agent.engine.torch_agent import Rounds
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop
 from launcher.agent.worker_exit import read_ends, write_exit
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
-from launcher.contract.ending import Ending
+from launcher.contract.ending import Ending, WorkerExit, is_out_of_memory
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, Static
-from launcher.contract.worker_end import WorkerExit, is_out_of_memory
+from launcher.contract.node_plan import (
+    AgentSettings,
+    Elastic,
+    NodeTask,
+    Static,
+    StoreEndpoint,
+    parse_task,
+)
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.agent.engine import preload, run, vitals
+from launcher.agent.engine import preload, run
 from launcher.agent.engine.gpu_memory import (
     GpuBusyError,
     GpuGate,
@@ -19,6 +19,7 @@ from launcher.agent.engine.gpu_memory import (
     open_devices,
     open_gauges,
 )
+from launcher.agent.engine.monitoring import vitals
 from launcher.agent.engine.run import (
     plan_preload,
     read_installed,
@@ -27,8 +28,8 @@ from launcher.agent.engine.run import (
     refuse_torch,
     warm_up,
 )
-from launcher.contract.agent_settings import AgentSettings, NodeTask
-from launcher.contract.vitals import GpuVitals
+from launcher.contract.node_plan import AgentSettings, NodeTask
+from launcher.contract.reports.vitals import GpuVitals
 from tests.launcher.node_plans import node_plan
 from tests.waiting import StoppedClock
 

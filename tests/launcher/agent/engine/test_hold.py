@@ -12,9 +12,8 @@ from launcher.agent import processes
 from launcher.agent.engine import hold
 from launcher.agent.engine.hold import Holder
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings, NodeTask
-from launcher.contract.keeper_record import read_record
-from launcher.contract.node_plan import Mount
+from launcher.contract.node_plan import AgentSettings, Mount, NodeTask
+from launcher.contract.process_stat import read_record
 from tests.launcher.node_plans import node_plan
 
 RUN = 4711

@@ -11,8 +11,9 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from launcher.agent.endings import COMPLETED, OTHERS_FINISHED, Again
 from launcher.agent.engine import torch_agent
-from launcher.agent.engine.rendezvous import Admission, configure, name_endpoint
+from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.torch_agent import NodeHandler
+from launcher.agent.engine.torch_settings import configure, name_endpoint
 from launcher.agent.membership.group import GroupStatus, Member, Membership, RoundCause
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol

@@ -8,16 +8,15 @@ import pytest
 from launcher.agent.endings import AttemptJudge
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.gpu_memory import GpuGate
-from launcher.agent.engine.health_server import read_health, render_metrics
+from launcher.agent.engine.monitoring.health_server import read_health, render_metrics
 from launcher.agent.engine.node_state import Node
-from launcher.agent.heartbeat import HeartbeatWriter, WorkerBeat
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.membership.group import Member, Membership, RoundCause
+from launcher.agent.worker.heartbeat import HeartbeatWriter, WorkerBeat
 from launcher.agent.worker_exit import write_exit
 from launcher.contract import protocol
 from launcher.contract.causes import Cause
-from launcher.contract.ending import Ending
-from launcher.contract.worker_end import WorkerExit
+from launcher.contract.ending import Ending, WorkerExit
 from tests.launcher.vitals import leave_vitals
 from tests.waiting import StoppedClock
 

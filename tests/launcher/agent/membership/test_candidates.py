@@ -21,14 +21,14 @@ from launcher.agent.membership.candidates import (
 )
 from launcher.agent.membership.group import Rules
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
-from launcher.contract.agent_settings import (
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.node_plan import (
     DETECTION_LIMIT_S,
     AgentSettings,
+    Elastic,
     NodeTask,
     StoreEndpoint,
 )
-from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.node_plan import Elastic
 from launcher.contract.waits import LOOK_S
 from tests.launcher.agent.place import free_port
 from tests.launcher.node_plans import node_plan

@@ -5,15 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.agent.engine.rendezvous import configure
+from launcher.agent.engine.torch_settings import configure
 from launcher.agent.node.identity import SOURCES, claim_incarnation, identify
 from launcher.agent.node.supervisor import write_termination
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.causes import Cause
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, NodePlan, Static
+from launcher.contract.node_plan import (
+    AgentSettings,
+    Elastic,
+    NodePlan,
+    NodeTask,
+    Static,
+    StoreEndpoint,
+)
 from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end
 

@@ -7,8 +7,8 @@ import pytest
 from launcher.agent.addresses import LOOPBACK, choose_address, own_addresses
 from launcher.agent.node.identity import claim_incarnation, identify
 from launcher.contract import protocol
-from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.errors import InputError
+from launcher.contract.node_plan import AgentSettings, NodeTask
 from tests.launcher.node_plans import node_plan
 
 

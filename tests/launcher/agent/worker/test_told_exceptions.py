@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launcher.agent.worker_exit import judge_end, read_error, read_oom_kills
-from launcher.contract.worker_end import WorkerExit
+from launcher.contract.ending import WorkerExit
 
 
 def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path):

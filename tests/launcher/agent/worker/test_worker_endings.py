@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.heartbeat import create_heartbeat
 from launcher.agent.worker import guard
+from launcher.agent.worker.heartbeat import create_heartbeat
 from launcher.agent.worker_exit import read_end
 from launcher.contract import protocol
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.ending import WorkerEnd
 from tests.waiting import wait_until
 
 ENDINGS = {

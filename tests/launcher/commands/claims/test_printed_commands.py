@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.printed_commands import program_name
+from launcher.commands.parsing.printed_commands import program_name
 from launcher.contract import protocol
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod

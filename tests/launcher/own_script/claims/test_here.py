@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.api.planning import note_no_checkpoint
+from launcher.api.starting.planning import note_no_checkpoint
 from launcher.job.spec import JobSpec
 from tests.launcher.own_script.project import (
     ARGUMENTS,

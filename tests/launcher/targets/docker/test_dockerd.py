@@ -9,8 +9,8 @@ import pytest
 
 import launcher.targets.docker.target
 from launcher.contract import protocol
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.states import NodeState
 from launcher.follow.loop import create_run
 from launcher.follow.target import LiveRun
 from launcher.job.spec import JobSpec

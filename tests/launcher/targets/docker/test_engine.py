@@ -6,9 +6,9 @@ import threading
 import docker.errors
 import pytest
 
+from launcher.contract.causes import NodeState
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, TargetError
-from launcher.contract.states import NodeState
 from launcher.targets.at_once import HEARS_S, at_once
 from launcher.targets.docker.engine import STATES, Engine, engine_errors
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.states import NodeState
+from launcher.contract.causes import NodeState
 from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker.target import DockerTarget

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import write_record
-from launcher.contract.process_stat import start_of
+from launcher.contract.process_stat import start_of, write_record
 from launcher.targets.hosts.program.keeper import KeptChild
 from launcher.targets.hosts.program.messages import HeldNode, KeeperSpec
 

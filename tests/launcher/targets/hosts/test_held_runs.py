@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.causes import NodeState
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import Ready, StartRun
 from launcher.contract.records import dump_record
-from launcher.contract.states import NodeState
 from launcher.follow.target import Door, NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder

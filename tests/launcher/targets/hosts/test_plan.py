@@ -12,11 +12,11 @@ import pytest
 from launcher.code.place import CodePlace
 from launcher.code.record import pack_code
 from launcher.contract import protocol
-from launcher.contract.agent_settings import parse_task
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending, NodeOutcome
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.keeper_record import write_record
+from launcher.contract.node_plan import parse_task
+from launcher.contract.process_stat import write_record
 from launcher.follow.loop import write_outcome
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder

@@ -19,7 +19,7 @@ import pytest
 from launcher.code.archive import common_ends, hash_of, pack
 from launcher.code.files import list_files
 from launcher.contract import protocol
-from launcher.contract.keeper_record import read_record
+from launcher.contract.process_stat import read_record
 from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, leases, processes, requests, watch
 from launcher.targets.hosts.program.messages import (

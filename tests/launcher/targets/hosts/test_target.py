@@ -12,7 +12,7 @@ from launcher.code.record import pack_code
 from launcher.contract.causes import Cause
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.contract.look import LookRequest
+from launcher.contract.reports.look import LookRequest
 from launcher.follow.target import Door
 from launcher.runs.folder import RunFolder
 from launcher.targets.hosts import doctor, nodes
@@ -259,7 +259,7 @@ def test_hosts_that_do_not_answer_hold_up_neither_a_copy_nor_a_start_nor_a_look(
         assert [node.state.value for node in seen.nodes] == ["running", "missing"]
         assert error.what == seen.nodes[1].detail == "gpu2: it does not answer"
     assert copied == ["gpu1 0"] * 2
-    told = target.look(run, plan, LookRequest(id="x"), 1.0, SystemClock())
+    told = target.look_at_workers(run, plan, LookRequest(id="x"), 1.0, SystemClock())
     assert told == {0: "its agent does not answer", 1: "gpu2: it does not answer"}
     with pytest.raises(TargetError, match="the launcher of digits-0a1b2c does not answer"):
         target.scale(run, plan, 1)

@@ -16,8 +16,8 @@ from launcher.code.place import CodePlace
 from launcher.code.record import pack_code
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
-from launcher.contract.look import LookRequest
 from launcher.contract.process_stat import name_machine
+from launcher.contract.reports.look import LookRequest
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder
@@ -273,7 +273,9 @@ def test_a_launcher_elsewhere_sees_a_run_and_asks_its_own_for_what_it_wants(benc
     wait_until((bench.run.path / "scale-request").exists)
     assert (bench.run.path / "scale-request").read_text() == '{"nodes": 1}'
     with answering(bench.folder / f"gpu1/state/runs/{RUN_ID}/nodes/0/0", 0):
-        looked = other.look(RunFolder(folder), plan, LookRequest(id="x"), 1.0, SystemClock())
+        looked = other.look_at_workers(
+            RunFolder(folder), plan, LookRequest(id="x"), 1.0, SystemClock()
+        )
     assert looked == {1: "its agent does not answer"}
     assert (folder / "nodes/0/0/looks/x/rank-0.stacks.json").exists()
     turns = other.bring_output(RunFolder(folder), plan, follow=True)

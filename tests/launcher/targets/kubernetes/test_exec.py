@@ -18,8 +18,8 @@ from launcher.contract.errors import InputError
 from launcher.follow.look import NOT_STARTED
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_archive import read_archive
-from launcher.targets.conversation import Conversation
 from launcher.targets.kubernetes.target import KubernetesTarget
+from launcher.targets.subprocesses.conversation import Conversation
 from launcher.verdict.verdict import decide_verdict
 from tests.launcher.cluster_run import ROOT, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands import printed_commands as typed_commands
+from launcher.commands.parsing import printed_commands as typed_commands
 from tests.programs import run_program, write_python_program
 
 ROOT = Path(__file__).parents[4]

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import TargetError
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
-from launcher.contract.states import NodeState
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
 from launcher.targets import process_table

@@ -85,7 +85,7 @@ def test_each_step_of_a_job_is_told_once_and_a_wait_is_in_the_timeline(folder, c
     followed.wait_told("job 7 is queued again: preempted")
     folder.write(j7_3_started="n2 n3", j7_3_ended="0 over")
     assert followed.driver.turn() == Ending(cause=Cause.COMPLETED)
-    followed.driver.end(Ending(cause=Cause.COMPLETED), asked=False)
+    followed.driver.end(Ending(cause=Cause.COMPLETED), stop_requested=False)
     assert followed.asked == []
     error = "; ".join(line.removeprefix("squeue: ") for line in NO_MUNGE)
     assert sorted(line.removeprefix("launcher: ") for line in followed.told()) == [
@@ -130,8 +130,8 @@ def test_nodes_that_still_run_have_the_grace_to_notice_the_runs_end(tmp_path, co
     clock.sleep(1)
     end = followed.driver.turn()
     assert end is not None
-    followed.driver.end(end, asked=False)
-    followed.driver.end(end, asked=True)
+    followed.driver.end(end, stop_requested=False)
+    followed.driver.end(end, stop_requested=True)
     followed.driver.scale(1)
     grace_s, run = folder.plan.stop_grace_s, folder.run
     stops = [("stop", run.run_id, 0), ("stop", run.run_id, grace_s)]
@@ -151,10 +151,10 @@ def test_a_run_whose_folder_was_removed_is_ended_by_the_comment_of_its_jobs(fold
     # Where the controller is away too, the launcher says so and ends.
     commands.prints("squeue", *NO_MUNGE, code=1)
     with pytest.raises(TargetError, match=f"STILL RUNNING: {run_id}") as caught:
-        driver.end(end, asked=False)
+        driver.end(end, stop_requested=False)
     assert caught.value.hint == f"squeue --me --format='%F %k' has it as launcher:{run_id}"
     commands.prints("squeue", f"7|launcher:{run_id}", "8|launcher:digits-2")
-    driver.end(end, asked=False)
+    driver.end(end, stop_requested=False)
     assert commands.calls("scancel") == ["scancel 7"]
 
 

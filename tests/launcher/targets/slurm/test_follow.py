@@ -5,12 +5,11 @@ import os
 
 import pytest
 
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.clock import SystemClock
 from launcher.contract.ending import Ending
 from launcher.contract.errors import TargetError
 from launcher.contract.process_stat import name_machine
-from launcher.contract.states import NodeState
 from launcher.follow.requests import is_stop_requested, is_to_be_kept, write_size
 from launcher.runs.folder import process_space
 from launcher.targets.slurm.client import REASON_OF_STATE, QueuedJob

@@ -10,11 +10,10 @@ import pytest
 
 from launcher.agent.node.identity import take_incarnation
 from launcher.contract import protocol
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.clock import Clock
 from launcher.contract.ending import NodeOutcome
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.states import NodeState
 from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run

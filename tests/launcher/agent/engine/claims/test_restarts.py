@@ -6,7 +6,7 @@ import signal
 import psutil
 import pytest
 
-from launcher.contract import look
+from launcher.contract.reports import look
 from tests.launcher.agent.place import LIMIT_S
 
 STARTS = ["fresh", "fork"]

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import parse_task
-from launcher.contract.node_plan import Static
+from launcher.contract.node_plan import Static, parse_task
 from tests.launcher.agent.node.claims.test_supervisor import STARTS
 from tests.launcher.agent.place import LIMIT_S, free_port
 from tests.waiting import wait_until

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from launcher.agent.engine.stacks import parse_faulthandler
+from launcher.agent.engine.monitoring.stacks import parse_faulthandler
 from launcher.agent.worker_exit import read_ends
-from launcher.contract.look import CRASHED_STACKS
 from launcher.contract.protocol import ERROR_FILE
+from launcher.contract.reports.look import CRASHED_STACKS
 from tests.launcher.agent.place import Place
 from tests.programs import run_program
 

@@ -13,7 +13,6 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
-from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory.inventory import Inventory
 from launcher.targets.hosts.program import leases
 from launcher.targets.hosts.program.messages import Lease, Refusal, write_frame
@@ -21,6 +20,7 @@ from launcher.targets.hosts.program.session import HELD_LIMIT_S, read_clock, tak
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh.client import Ssh, joined
 from launcher.targets.hosts.ssh.session import Session
+from launcher.targets.subprocesses.conversation import Conversation
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from launcher.contract.causes import Cause
+from launcher.contract.causes import Cause, NodeState
 from launcher.contract.ending import Ending
-from launcher.contract.states import NodeState
 from launcher.follow.endings import judge_parts
 from launcher.targets import kubernetes
 from launcher.targets.kubernetes import api, pods, render

@@ -222,7 +222,7 @@ def test_code_that_no_config_maps_take_is_refused_with_its_largest_files_and_the
 @pytest.fixture
 def planned(server: FakeCluster, launcher: Command, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run that is recorded, and not submitted yet."""
-    monkeypatch.setattr("launcher.api.launch.follow_in_background", lambda *_: None)
+    monkeypatch.setattr("launcher.api.starting.launch.follow_in_background", lambda *_: None)
     code, said = launcher("run", *WORDS, "--kind", "job", "--detach")
     assert code == 0, said
     server.requests.clear()

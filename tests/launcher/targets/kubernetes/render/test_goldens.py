@@ -14,7 +14,7 @@ import yaml
 
 from launcher.agent.node.identity import identify
 from launcher.commands.cli import run_command
-from launcher.contract.agent_settings import parse_task
+from launcher.contract.node_plan import parse_task
 from launcher.plan.launch_plan import parse_plan
 from launcher.targets.agent_archive import (
     read_agent_sources,

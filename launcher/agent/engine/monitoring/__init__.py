@@ -1,0 +1,1 @@
+"""What the engine sees of its workers: hangs, stacks, profiles, vitals; and the node's health."""

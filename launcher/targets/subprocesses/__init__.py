@@ -1,0 +1,1 @@
+"""Programs that this process starts: short ones, children, conversations, work that outlives it."""
