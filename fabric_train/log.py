@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fabric_train.commit import describe
+from fabric_train.checkpointing.commit import describe
 from fabric_train.loggers import Logger, Row
-from fabric_train.preemption import finish_before_exit
+from fabric_train.loop.preemption import finish_before_exit
 
 MOST_KEPT = 10_000
 """Rows that a rank without loggers keeps: more than any interval between checkpoints has."""

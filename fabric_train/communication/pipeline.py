@@ -34,8 +34,8 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fabric_train.communication.parts import STAGE, find_device
 from fabric_train.errors import InputError
-from fabric_train.parts import STAGE, find_device
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b"]
 Loss = Callable[[Tensor, Tensor], Tensor]

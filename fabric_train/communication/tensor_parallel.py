@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from fabric_train.communication.parts import Cut
 from fabric_train.errors import InputError
-from fabric_train.parts import Cut
 
 
 @dataclass(frozen=True, kw_only=True)

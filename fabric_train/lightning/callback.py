@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from fabric_train.checkpointing.retention import KEPT
+from fabric_train.determinism import seed_generators
 from fabric_train.lightning.data import Data
 from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs, is_a
 from fabric_train.lightning.sums import EpochSums
-from fabric_train.randomness import seed_generators
-from fabric_train.retention import KEPT
 from fabric_train.trainers.companion import Companion, parse_env
 
 STATE_FILE = "checkpoint.ckpt"

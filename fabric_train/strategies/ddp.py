@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from fabric_train.communication.reduction import ExactReduction, FastReduction
 from fabric_train.environment import make_deterministic
 from fabric_train.errors import InputError
-from fabric_train.reduction import ExactReduction, FastReduction
 from fabric_train.strategies.strategy import EVERY_PRECISION, Place, Strategy
 
 

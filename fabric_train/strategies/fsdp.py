@@ -94,7 +94,7 @@ class Fsdp(Strategy):
             )
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
-        from fabric_train.fabric import build_ddp
+        from fabric_train.launch.fabric import build_ddp
 
         # The norm of offloaded gradients is summed in host memory, over gloo.
         both = device == "cuda" and self.offload

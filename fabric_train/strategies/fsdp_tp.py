@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fabric_train.communication.parts import clip_over_ranks, find_cuts, gather_parts
 from fabric_train.communication.tensor_parallel import split_linears
 from fabric_train.errors import InputError
-from fabric_train.parts import clip_over_ranks, find_cuts, gather_parts
 from fabric_train.strategies.fsdp import Fsdp
 from fabric_train.strategies.strategy import Device
 from fabric_train.strategies.tp import check_size, find_plan, make_mesh

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fabric_train.reduction import FastReduction
+from fabric_train.communication.reduction import FastReduction
 from fabric_train.strategies.ddp import check_sync_batchnorm, wrap_ddp
 from fabric_train.strategies.strategy import Strategy
 

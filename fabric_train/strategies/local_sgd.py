@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
+from fabric_train.checkpointing.memory import ready_to_save, share_row, take_row
 from fabric_train.communication.local_sgd import Averaging
 from fabric_train.communication.mean import (
     average,
@@ -40,8 +41,7 @@ from fabric_train.communication.mean import (
     find_statistics,
     find_weights,
 )
-from fabric_train.memory import ready_to_save, share_row, take_row
-from fabric_train.sampler import plan_rank_shards
+from fabric_train.sampling.sampler import plan_rank_shards
 from fabric_train.strategies.strategy import Device, Strategy
 
 if TYPE_CHECKING:

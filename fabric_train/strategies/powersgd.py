@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fabric_train.checkpointing.memory import share_row, take_row
 from fabric_train.communication.powersgd import PowerSgdHook
-from fabric_train.memory import share_row, take_row
 from fabric_train.strategies.hooked import HookedDdp
 from fabric_train.strategies.strategy import Device
 

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from fabric_train.communication.parts import clip_over_ranks, find_cuts, gather_parts
+from fabric_train.communication.reduction import FastReduction
 from fabric_train.communication.tensor_parallel import Plan, split_linears
 from fabric_train.errors import InputError
-from fabric_train.parts import clip_over_ranks, find_cuts, gather_parts
-from fabric_train.reduction import FastReduction
 from fabric_train.strategies.strategy import EVERY_PRECISION, Device, Strategy
 
 if TYPE_CHECKING:

@@ -14,17 +14,17 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import nn
 
-from fabric_train.checkpoint import Checkpoint
-from fabric_train.commit import SaveResult
-from fabric_train.durable import sync_folder
+from fabric_train.checkpointing.checkpoint import Checkpoint
+from fabric_train.checkpointing.commit import SaveResult
+from fabric_train.checkpointing.durable import sync_folder
+from fabric_train.checkpointing.lineage import FencedError
+from fabric_train.checkpointing.manifest import find_differences
+from fabric_train.checkpointing.retention import KEPT, Interval, Keep
+from fabric_train.checkpointing.saver import Saver
 from fabric_train.errors import InputError
-from fabric_train.ledger import Planned, TrainEnded, TrainStarted, open_ledger
-from fabric_train.lineage import FencedError
-from fabric_train.manifest import find_differences
-from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
-from fabric_train.retention import KEPT, Interval, Keep
-from fabric_train.saver import Saver
-from fabric_train.watch import StepWatch
+from fabric_train.loop.ledger import Planned, TrainEnded, TrainStarted, open_ledger
+from fabric_train.loop.preemption import PreemptedError, exit_on_sigterm, leave
+from fabric_train.loop.watch import StepWatch
 from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
 
 Write = Callable[[Path], object]

@@ -26,10 +26,10 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from fabric_train.determinism import derive_seed, seed_generators
 from fabric_train.errors import InputError
-from fabric_train.preemption import ignore_sigterm
-from fabric_train.randomness import derive_seed, seed_generators
-from fabric_train.stream import Reader
+from fabric_train.loop.preemption import ignore_sigterm
+from fabric_train.sampling.stream import Reader
 from fabric_train.trainers.companion import Companion, ending
 
 FETCH = 1

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear, mse_loss
 
+from fabric_train.communication.parts import gather_members
 from fabric_train.communication.pipeline import (
     PipelineStages,
     ScheduleName,
@@ -14,7 +15,6 @@ from fabric_train.communication.pipeline import (
     split_evenly,
 )
 from fabric_train.errors import InputError
-from fabric_train.parts import gather_members
 from tests.fabric_train.forked import run_forked
 
 

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fabric_train.communication.parts import Cut, Pieces, clip_over_ranks, find_cuts, gather_parts
 from fabric_train.communication.tensor_parallel import Column, Plan, add_up, split_linears
 from fabric_train.errors import InputError
-from fabric_train.parts import Cut, Pieces, clip_over_ranks, find_cuts, gather_parts
 from tests.fabric_train.forked import run_forked
 
 

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fabric_train.checkpointing.state import digest_weights
+from fabric_train.communication.reduction import align
 from fabric_train.errors import InputError
-from fabric_train.reduction import align
-from fabric_train.sampler import plan_rank_shards
-from fabric_train.state import digest_weights
+from fabric_train.sampling.sampler import plan_rank_shards
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.ddp2 import Ddp2
 from fabric_train.strategies.strategy import Place, RankBatch

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fabric_train.checkpointing.saver import Saver
 from fabric_train.errors import InputError
-from fabric_train.sampler import plan_rank_shards
-from fabric_train.saver import Saver
+from fabric_train.sampling.sampler import plan_rank_shards
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import RankBatch, Strategy
 from tests.fabric_train.forked import run_forked
