@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fabric_train.agreement import Agreement as Agreement
     from fabric_train.checkpointing.commit import SaveResult as SaveResult
     from fabric_train.checkpointing.lineage import FencedError as FencedError
     from fabric_train.checkpointing.manifest import CheckpointManifest as CheckpointManifest
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from fabric_train.communication.reduction import FastReduction as FastReduction
     from fabric_train.communication.reduction import align as align
     from fabric_train.determinism import derive_seed as derive_seed
+    from fabric_train.determinism import make_deterministic as make_deterministic
+    from fabric_train.determinism import read_environment as read_environment
     from fabric_train.determinism import seed_generators as seed_generators
-    from fabric_train.environment import make_deterministic as make_deterministic
-    from fabric_train.environment import read_environment as read_environment
     from fabric_train.errors import DivergedError as DivergedError
     from fabric_train.errors import InputError as InputError
     from fabric_train.errors import WorldMismatchError as WorldMismatchError
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from fabric_train.loop.preemption import exit_on_sigterm as exit_on_sigterm
     from fabric_train.loop.preemption import finish_before_exit as finish_before_exit
     from fabric_train.loop.preemption import ignore_sigterm as ignore_sigterm
+    from fabric_train.ranks import Agreement as Agreement
     from fabric_train.ranks import rank_zero_first as rank_zero_first
     from fabric_train.sampling.augmentation import Augmented as Augmented
     from fabric_train.sampling.loading import share_loader as share_loader
@@ -66,32 +66,30 @@ if TYPE_CHECKING:
     from fabric_train.worlds import Worlds as Worlds
 
 _NAMES = {
-    "agreement": "Agreement",
-    "sampling.augmentation": "Augmented",
     "checkpointing.commit": "SaveResult",
-    "loop.continuity": "Continuity",
-    "environment": "make_deterministic read_environment",
-    "errors": "DivergedError InputError WorldMismatchError",
-    "launch.fabric": "check_world launch_fabric leave_world",
-    "loop.ledger": "Ledger open_ledger",
     "checkpointing.lineage": "FencedError",
-    "sampling.loading": "share_loader",
     "checkpointing.manifest": "CheckpointManifest",
     "checkpointing.memory": "share_row take_row",
-    "sampling.pickling": "check_picklable",
-    "loop.preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
-    " exit_on_sigterm finish_before_exit ignore_sigterm",
-    "launch.processes": "launch_processes",
-    "ranks": "rank_zero_first",
-    "determinism": "derive_seed seed_generators",
-    "communication.reduction": "ExactReduction FastReduction align",
     "checkpointing.retention": "Interval Keep",
-    "sampling.sampler": "GlobalBatchSampler ShardSampler fingerprint_tensors",
     "checkpointing.saver": "Saver",
     "checkpointing.state": "TrainState digest_weights",
+    "communication.reduction": "ExactReduction FastReduction align",
+    "determinism": "derive_seed make_deterministic read_environment seed_generators",
+    "errors": "DivergedError InputError WorldMismatchError",
+    "launch.fabric": "check_world launch_fabric leave_world",
+    "launch.processes": "launch_processes",
+    "loop.continuity": "Continuity",
+    "loop.ledger": "Ledger open_ledger",
+    "loop.preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
+    " exit_on_sigterm finish_before_exit ignore_sigterm",
+    "ranks": "Agreement rank_zero_first",
+    "sampling.augmentation": "Augmented",
+    "sampling.loading": "share_loader",
+    "sampling.pickling": "check_picklable",
+    "sampling.sampler": "GlobalBatchSampler ShardSampler fingerprint_tensors",
+    "sampling.stream": "SampleSource StreamShards",
     "strategies": "make_strategy",
     "strategies.strategy": "Strategy",
-    "sampling.stream": "SampleSource StreamShards",
     "worker_env": "WorkerEnv World parse_worker_env",
     "worlds": "StateLostError TrainingWorld WorldLostError Worlds",
 }

@@ -23,7 +23,7 @@ from fabric_train.checkpointing.manifest import CheckpointManifest
 from fabric_train.checkpointing.saver import Saver
 from fabric_train.checkpointing.state import TrainState, digest_weights
 from fabric_train.checkpointing.transfer import freeze, group_weights, read_pretrained
-from fabric_train.environment import read_environment
+from fabric_train.determinism import read_environment
 from fabric_train.errors import InputError
 from fabric_train.launch.precision import convert_model
 from fabric_train.loop.continuity import Continuity

@@ -29,7 +29,7 @@ from fabric_train.launch.processes import launch_processes
 from fabric_train.loop.continuity import check_finite
 from fabric_train.loop.ledger import Ledger, Planned, TrainEnded, TrainStarted, open_ledger
 from fabric_train.sampling.sampler import plan_rank_shards
-from fabric_train.strategies.ddp_spawn import DdpSpawn
+from fabric_train.strategies.ddp import DdpSpawn
 from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
 from fabric_train.worlds import TrainingWorld, Worlds

@@ -1,4 +1,5 @@
-"""Decentralised averaging: every rank has weights of its own, and mixes them with its peers'.
+"""Every rank has weights of its own, and averages them with its peers': in each step, or beside the
+training.
 
 ``PeerAverage`` is D-PSGD (X. Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized
 Algorithms?", algorithm 1), as in Bagua's ``DecentralizedAlgorithm``:
@@ -12,11 +13,21 @@ Training", algorithm 1) on a ring with weights of 1/3, as in Bagua's
 
     z_i = (x_i + x_left + x_right) / 3 + step_i - x_i
     x_i = x_i + Q(z_i), and so on the two neighbours, which hold replicas of x_i
+
+``AsyncAverage`` is Bagua's ``AsyncModelAverageAlgorithm`` (S. Gan et al. 2021, "BAGUA"). A rank
+takes a copy c_i of its weights, all ranks' copies are averaged beside the training, and when the
+mean arrives, the rank adds the difference between mean and copy to the weights that it has by then:
+
+    x_i = x_i + mean_j c_j - c_i
+
+so that the steps in between are kept, and the mean of all ranks' weights does not change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Literal
 
 import torch
@@ -143,3 +154,72 @@ def exchange(
     operations = [dist.P2POp(dist.isend, each, name(rank), group) for each, rank in sent]
     operations += [dist.P2POp(dist.irecv, each, name(rank), group) for each, rank in received]
     return dist.batch_isend_irecv(operations)
+
+
+class AsyncAverage:
+    """Averages weights in the background; all ranks make one, over the same weights.
+
+    Call ``after_step`` after every step of the optimizer, and ``settle`` where all ranks are at the
+    same step: before a checkpoint, a test, and the end. A rank that waits for a peer for
+    ``timeout_s`` raises RuntimeError in its next call, as it does for a peer that has died.
+
+    It has gloo groups of its own, so that its messages never mix with the training's; weights on a
+    GPU are copied to the host. Takes two copies of the weights.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        *,
+        interval_s: float = 0.5,
+        timeout_s: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._weights, self._interval_s, self._clock = list(weights), interval_s, clock
+        self._ranks = dist.get_world_size()
+        limit = timedelta(seconds=timeout_s)
+        self._group = dist.new_group(backend="gloo", timeout=limit)
+        self._control = dist.new_group(backend="gloo", timeout=limit)
+        self._work: dist.Work | None = None
+        self._copy = self._sum = torch.empty(0)
+        self._begun_at = clock()
+        self.begun = 0
+        """Averages that this rank has begun. The next one begins when all ranks have begun the one
+        before, so two ranks' numbers differ by one at most."""
+
+    def after_step(self) -> None:
+        """Takes an average that has arrived, and begins the next one when it is due.
+
+        Never waits for a peer.
+        """
+        if self._work is not None and self._work.is_completed():
+            self._apply_average()
+        if self._work is None and self._clock() - self._begun_at >= self._interval_s:
+            self._begin()
+
+    def settle(self) -> None:
+        """Finishes every average that a rank has begun. All ranks must call it; blocks."""
+        most = torch.tensor([self.begun])
+        # Not over the group of the averages, where a rank may be one message behind.
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._control)
+        if self._work is not None:
+            self._apply_average()
+        if self.begun < int(most):
+            self._begin()
+            self._apply_average()
+
+    def _begin(self) -> None:
+        self._copy = flatten(self._weights).cpu()
+        self._sum = self._copy.clone()
+        self._work = dist.all_reduce(self._sum, group=self._group, async_op=True)
+        self._begun_at = self._clock()
+        self.begun += 1
+
+    def _apply_average(self) -> None:
+        work, self._work = self._work, None
+        assert work is not None
+        work.wait()
+        change = self._sum.div_(self._ranks).sub_(self._copy)
+        device = self._weights[0].device
+        write_back(flatten(self._weights).add_(change.to(device)), self._weights)
+        self._copy = self._sum = torch.empty(0)

@@ -32,7 +32,7 @@ from fabric_train.launch.fabric import (
     use_one_thread,
 )
 from fabric_train.launch.precision import Precision, build_fabric, set_precision
-from fabric_train.strategies.ddp_spawn import DdpSpawn
+from fabric_train.strategies.ddp import DdpSpawn
 from fabric_train.worker_env import WorkerEnv, World
 
 # It logs every process that it ends after another has failed, ahead of the error itself.

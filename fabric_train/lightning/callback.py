@@ -20,7 +20,7 @@ from fabric_train.determinism import seed_generators
 from fabric_train.lightning.data import Data
 from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs, is_a
 from fabric_train.lightning.sums import EpochSums
-from fabric_train.trainers.companion import Companion, parse_env
+from fabric_train.trainers import Companion, parse_env
 
 STATE_FILE = "checkpoint.ckpt"
 KEY = "fabric_train"

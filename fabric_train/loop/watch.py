@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from fabric_train.agreement import Agreement
 from fabric_train.checkpointing.commit import SaveResult
 from fabric_train.checkpointing.saver import Saver
 from fabric_train.checkpointing.state import has_finite_weights
@@ -16,6 +15,7 @@ from fabric_train.errors import DivergedError
 from fabric_train.loop.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
 from fabric_train.loop.preemption import Preemption, Wish
 from fabric_train.profiling import Profiler
+from fabric_train.ranks import Agreement
 from fabric_train.worker_env import WorkerEnv
 
 AGREE_EVERY_S = 0.25

@@ -42,15 +42,19 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fabric_train.agreement import Agreement
 from fabric_train.checkpointing.lineage import FencedError
 from fabric_train.errors import DivergedError, InputError
-from fabric_train.ranks import FORM_LIMIT_S, Ranks
+from fabric_train.ranks import FORM_LIMIT_S, Agreement, Ranks
 from fabric_train.worker_env import AGENT_SOCKET, JOINS, WorkerEnv, parse_worker_env
 from fabric_train.worlds.agent_link import AgentLink, Message
-from fabric_train.worlds.group import Breaker, is_group_failure, leave_groups
+from fabric_train.worlds.group import (
+    Breaker,
+    is_group_failure,
+    leave_groups,
+    open_store,
+    wait_for_all,
+)
 from fabric_train.worlds.handover import Stateful, send_model, send_parts, send_state
-from fabric_train.worlds.store import open_store, wait_for_all
 
 T = TypeVar("T")
 GROUP_TIMEOUT_S = 1800.0

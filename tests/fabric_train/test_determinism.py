@@ -1,9 +1,18 @@
+"""Seeds of a place in the training, and what else the bits of a result depend on."""
+
+import io
 import random
 
 import numpy as np
 import torch
 
-from fabric_train.determinism import derive_seed, seed_generators
+from fabric_train.determinism import (
+    derive_seed,
+    make_deterministic,
+    read_environment,
+    seed_generators,
+)
+from tests.fabric_train.forked import run_forked
 
 CPU = torch.device("cpu")
 
@@ -56,3 +65,30 @@ def test_every_device_of_a_process_draws_numbers_of_its_own_and_repeats_them(mon
 
 def test_other_devices_do_not_change_what_the_current_one_draws(monkeypatch):
     assert seed_devices(monkeypatch, 3)[0] == seed_devices(monkeypatch, 1)[0]
+
+
+def test_what_a_result_depends_on_comes_back_from_a_checkpoint_as_it_was():
+    facts = read_environment(torch.device("cpu"))
+    file = io.BytesIO()
+    torch.save(facts, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == facts
+    assert {"torch", "threads", "cpu_capability", "device_model"} <= facts.keys()
+
+
+def test_the_number_of_threads_is_part_of_it():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        assert read_environment(torch.device("cpu"))["threads"] == str(before + 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_new_memory_is_not_filled_before_a_kernel_writes_it():
+    def ask() -> tuple[bool, bool]:
+        make_deterministic()
+        fills = torch.utils.deterministic.fill_uninitialized_memory
+        return torch.are_deterministic_algorithms_enabled(), fills
+
+    assert run_forked(ask, 1, group=False) == [(True, False)]

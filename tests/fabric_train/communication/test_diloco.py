@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fabric_train.communication.diloco import OuterSteps
+from fabric_train.communication.local_sgd import OuterSteps
 from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw, walk
 from tests.fabric_train.forked import run_forked
 

@@ -6,8 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from fabric_train.communication.bytegrad import ByteGradHook
-from fabric_train.communication.powersgd import PowerSgdHook
+from fabric_train.communication.hooks import ByteGradHook, PowerSgdHook
 from tests.fabric_train.communication import quadratic
 from tests.fabric_train.communication.quadratic import Quadratic
 from tests.fabric_train.forked import run_forked

@@ -19,7 +19,7 @@ from torchmetrics import MeanMetric
 
 from fabric_train.errors import DivergedError
 from fabric_train.lightning import ContinuityCallback
-from fabric_train.trainers.companion import Companion
+from fabric_train.trainers import Companion
 
 SAMPLES = 22
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from fabric_train.errors import InputError
-from fabric_train.sampling.permutation import KeyedPermutation
 from fabric_train.sampling.sampler import (
     GlobalBatchSampler,
+    KeyedPermutation,
     ShardSampler,
     check_accumulation,
     fingerprint_tensors,

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fabric_train.errors import InputError
-from fabric_train.strategies import model_parallel
-from fabric_train.strategies.model_parallel import ModelParallel, place_by_size
+from fabric_train.strategies import one_process
+from fabric_train.strategies.one_process import ModelParallel, place_by_size
 from fabric_train.strategies.strategy import Place
 from tests.fabric_train.forked import world_of
 
@@ -105,7 +105,7 @@ def moves(monkeypatch):
 
         return move
 
-    monkeypatch.setattr(model_parallel, "mover", record)
+    monkeypatch.setattr(one_process, "mover", record)
     return seen
 
 
@@ -184,5 +184,5 @@ def test_only_a_copy_to_a_gpu_does_not_block(monkeypatch):
         torch.Tensor, "to", lambda self, device, non_blocking: asked.append(non_blocking)
     )
     for device in (torch.device("cpu"), torch.device("cuda", 1)):
-        model_parallel.mover(device)(torch.ones(1))
+        one_process.mover(device)(torch.ones(1))
     assert asked == [False, True]

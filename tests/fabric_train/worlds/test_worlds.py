@@ -6,7 +6,6 @@ import random
 import socket
 import threading
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -16,8 +15,6 @@ from torch import nn
 
 from fabric_train.checkpointing.lineage import FencedError
 from fabric_train.errors import DivergedError, InputError
-from fabric_train.worlds import group as breaking
-from fabric_train.worlds.group import Breaker, is_group_failure, list_connections
 from fabric_train.worlds.handover import _put_back, _take_out, cut
 from fabric_train.worlds.worlds import (
     RankState,
@@ -302,86 +299,6 @@ def test_random_numbers_go_on_from_the_states_that_were_read():
     first = random.random(), numpy.random.rand(), torch.rand(()).item()
     write_random_states(states)
     assert (random.random(), numpy.random.rand(), torch.rand(()).item()) == first
-
-
-@pytest.mark.parametrize(
-    ("error", "is_groups"),
-    [
-        (RuntimeError("[gloo/pair.cc:537] Read error: Connection reset by peer"), True),
-        (RuntimeError("NCCL error: unhandled system error"), True),
-        (torch.distributed.DistNetworkError("the store is gone"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-        (ValueError("gloo"), False),
-    ],
-)
-def test_a_groups_failure_is_told_from_the_scripts_own(error, is_groups):
-    assert is_group_failure(error) is is_groups
-    for link in ("__cause__", "__context__"):
-        around = KeyError("from it")
-        setattr(around, link, error)
-        assert is_group_failure(around) is is_groups
-
-
-@pytest.mark.parametrize("forms", [False, True])
-def test_old_connections_strangers_and_the_store_of_a_group_that_stands_are_left_alone(forms):
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_server(("127.0.0.1", 0)) as store,
-        socket.create_server(("::1", 0), family=socket.AF_INET6) as elsewhere,
-        socket.create_connection(server.getsockname()) as old,
-    ):
-        breaker = Breaker(store_port=store.getsockname()[1])
-        with (
-            socket.create_connection(server.getsockname()) as member,
-            socket.create_connection(store.getsockname()) as to_store,
-            store.accept()[0] as of_store,
-        ):
-            if not forms:
-                breaker.formed()
-            with socket.create_connection(elsewhere.getsockname()[:2]) as stranger:
-                assert not breaker.has_hung_up()
-                breaker.shut()
-                for one in (old, member, to_store, of_store, stranger):
-                    one.settimeout(0.0)
-                    if one is member or (forms and one is not old):
-                        assert one.recv(1) == b"", "it was shut down"
-                    else:
-                        assert one.send(b"x") == 1
-            assert breaker.has_hung_up() is not forms
-            assert not breaker.has_hung_up(), "said once"
-            of_store.close()
-            assert not breaker.has_hung_up(), "a store may end"
-
-
-def test_a_group_of_nccls_is_aborted_by_torch(monkeypatch):
-    class Group:
-        aborts = 0
-
-        def abort(self) -> None:
-            self.aborts += 1
-            raise RuntimeError("it ends meanwhile")
-
-    nccls, gloos = Group(), Group()
-    world = SimpleNamespace(pg_map={gloos: ("cpu:gloo", None), nccls: ("cpu:gloo,cuda:nccl", None)})
-    monkeypatch.setattr(breaking, "distributed_c10d", SimpleNamespace(_world=world))
-    Breaker(store_port=1).shut()
-    assert (nccls.aborts, gloos.aborts) == (1, 0)
-
-
-def test_connections_are_listed_with_their_ends():
-    before = {one.inode for one in list_connections()}
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.socket(socket.AF_INET6) as mine,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
-    ):
-        port = server.getsockname()[1]
-        datagrams.connect(("127.0.0.1", port))
-        _pair = socket.socketpair()
-        mine.connect(("::ffff:127.0.0.1", port))
-        (found,) = [one for one in list_connections() if one.inode not in before]
-        assert (found.file, found.port) == (mine.fileno(), mine.getsockname()[1])
-        assert (found.peer, found.peer_port) == ("127.0.0.1", port)
 
 
 def test_a_state_is_put_together_again_from_its_outline_and_its_tensors():

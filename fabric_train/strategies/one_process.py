@@ -1,4 +1,22 @@
-"""model_parallel: one model's layers on several devices of one process, the naive kind.
+"""One process for one model: on all GPUs of its node (``dp``), with layers on several devices
+(``model_parallel``), or on an XLA device (``xla``).
+
+## dp
+
+One process, which splits each batch over the GPUs of its node.
+
+torch's DataParallel, as old scripts use it: for each micro-batch the first GPU sends the weights to
+the others, each computes a part, and the first computes the loss of the whole batch. ``ddp`` with a
+process for each GPU does the same faster; ``dp`` is there for code that must stay one process.
+
+Cost, for a model of m bytes on g GPUs: (g - 1) m bytes out to the replicas for each forward pass
+and as many back as gradients, all through the first GPU, which alone holds the optimizer's state
+and all outputs; the others hold m bytes while they compute. One interpreter drives all GPUs, so
+Python's lock limits small models.
+
+## model_parallel
+
+One model's layers on several devices of one process, the naive kind.
 
 For a model that does not fit into one GPU, on one node. Each layer computes where its weights are,
 and activations are moved there: by name (``--strategy_options.layers
@@ -14,14 +32,26 @@ activations. Use ``pipeline`` to keep all devices busy, ``fsdp`` to hold parts o
 
 A layer that uses the weights of a layer on another device fails; weights that are shared by layers
 on different devices are refused.
+
+## xla
+
+One process on one XLA device, such as a TPU core, where torch_xla is installed.
+
+The model is traced for each step and runs when the weights are updated. Several processes are
+refused. This project's tests run it against a stand-in for torch_xla, never on a TPU.
+
+Cost: the weights, gradients and optimizer state lie on the device; nothing is sent to others. The
+first step compiles, and so does each new shape of a batch.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -29,10 +59,40 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fabric_train.errors import InputError
-from fabric_train.strategies.strategy import Device, Strategy
+from fabric_train.strategies.strategy import Device, RankBatch, Strategy
 
 if TYPE_CHECKING:
     from fabric_train.worker_env import World
+
+
+@dataclass
+class Dp(Strategy):
+    """torch's DataParallel: one process splits each batch over the GPUs of its node. ``ddp`` does
+    the same faster. Several processes, and CPUs, are refused. No test has run it on several
+    GPUs.
+    """
+
+    name: ClassVar[str] = "dp"
+
+    def check(self, world: World | None, device: Device) -> None:
+        if world is not None and world.world_size > 1:
+            raise InputError(
+                f"--strategy dp is one process on one node, and there are {world.world_size}"
+                + (f" on {world.num_nodes} nodes" if world.num_nodes > 1 else ""),
+                "--strategy ddp, or --strategy ddp2 if the loss compares the samples of a batch",
+            )
+        if device == "cpu":
+            raise InputError(
+                "--strategy dp splits a batch over GPUs, and there is none",
+                "--strategy ddp with several processes: "
+                "torchrun --nproc-per-node 2 -m train --strategy ddp",
+            )
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        first = self.place.device.index or 0
+        others = [index for index in range(torch.cuda.device_count()) if index != first]
+        return nn.DataParallel(model, device_ids=[first, *others])
+
 
 Placement = Mapping[str, torch.device]
 """The device of each placed layer, by name; a layer inside a placed one has no entry."""
@@ -293,3 +353,43 @@ def give_to(device: torch.device) -> Callable[..., Any]:
         return tree_map(mover(device), output)
 
     return give
+
+
+@dataclass
+class Xla(Strategy):
+    """One process on one XLA device, such as a TPU core. Where ``torch_xla`` is missing, the error
+    says how to install it. The strategy has never run on a TPU.
+    """
+
+    name: ClassVar[str] = "xla"
+    places_model: ClassVar[bool] = True
+
+    def check(self, world: World | None, device: Device) -> None:
+        if importlib.util.find_spec("torch_xla") is None:
+            raise InputError(
+                "--strategy xla: the package torch_xla is not installed",
+                "on a machine with a TPU: pip install 'torch_xla[tpu]' of torch's version "
+                f"({torch.__version__.partition('+')[0]} here); on GPUs and CPUs --strategy ddp",
+            )
+        if world is not None and world.world_size > 1:
+            raise InputError(
+                f"--strategy xla is one process, and there are {world.world_size}",
+                "nproc_per_node 1 and one node",
+            )
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._xla: Any = import_module("torch_xla")
+        self._host = self.place.device
+        self.place = replace(self.place, device=self._xla.device())
+        return model.to(self.place.device)
+
+    def run_step(self, batch: RankBatch) -> Tensor:
+        moved = ([each.to(self.place.device) for each in pair] for pair in batch.batches)
+        return super().run_step(replace(batch, batches=moved)).to(self._host)
+
+    def step(self, number: int) -> None:
+        super().step(number)
+        self._xla.sync()
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        return super().predict(inputs.to(self.place.device)).to(self._host)

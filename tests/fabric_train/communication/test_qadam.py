@@ -1,4 +1,4 @@
-"""Who meets whom, and what frozen Adam does beside its published rule (see test_bagua)."""
+"""What frozen Adam does beside its published rule (see test_bagua)."""
 
 import numpy as np
 import pytest
@@ -6,23 +6,10 @@ import torch
 import torch.distributed as dist
 from torch.optim import SGD, AdamW
 
-from fabric_train.communication.decentralized import find_peer
 from fabric_train.communication.qadam import QAdamSteps
 from tests.fabric_train.communication import quadratic
 from tests.fabric_train.communication.quadratic import Quadratic
 from tests.fabric_train.forked import run_forked
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 8, 10])
-def test_shift_one_pairs_all_ranks_with_another_one_each_time(ranks):
-    met = {rank: set() for rank in range(ranks)}
-    for number in range(ranks):
-        for rank in range(ranks):
-            peer = find_peer(rank, ranks, number)
-            assert peer != rank
-            assert find_peer(peer, ranks, number) == rank
-            met[rank].add(peer)
-    assert all(len(peers) == ranks // 2 for peers in met.values())
 
 
 def test_qadam_leaves_weights_alone_that_never_had_a_gradient():

@@ -1,4 +1,4 @@
-"""Averages in the background: what they keep, and that every wait has an end."""
+"""Who meets whom; averages in the background: what they keep, and that every wait has an end."""
 
 import os
 import time
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import SGD
 
-from fabric_train.communication.asynchronous import AsyncAverage
+from fabric_train.communication.decentralized import AsyncAverage, find_peer
 from tests.fabric_train.communication import quadratic
 from tests.fabric_train.communication.quadratic import Quadratic
 from tests.fabric_train.forked import ForkedError, run_forked
@@ -98,3 +98,15 @@ def test_settling_with_a_peer_that_hangs_has_an_end():
 
     with pytest.raises(ForkedError, match="ArithmeticError: told"):
         run_forked(settle, 2, limit_s=30)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 10])
+def test_shift_one_pairs_all_ranks_with_another_one_each_time(ranks):
+    met = {rank: set() for rank in range(ranks)}
+    for number in range(ranks):
+        for rank in range(ranks):
+            peer = find_peer(rank, ranks, number)
+            assert peer != rank
+            assert find_peer(peer, ranks, number) == rank
+            met[rank].add(peer)
+    assert all(len(peers) == ranks // 2 for peers in met.values())

@@ -1,4 +1,9 @@
-"""Stands beside a Trainer that has a loop of its own: checkpoints, stopping, the ledger."""
+"""Stands beside a Trainer that has a loop of its own: checkpoints, stopping, the ledger, its
+loader.
+
+What the callbacks for Lightning's, Hugging Face's and other Trainers have in common. A loop with
+accelerate uses it directly: ``examples/accelerate_loop.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fabric_train.checkpointing.checkpoint import Checkpoint
 from fabric_train.checkpointing.commit import SaveResult
@@ -25,6 +31,7 @@ from fabric_train.errors import InputError
 from fabric_train.loop.ledger import Planned, TrainEnded, TrainStarted, open_ledger
 from fabric_train.loop.preemption import PreemptedError, exit_on_sigterm, leave
 from fabric_train.loop.watch import StepWatch
+from fabric_train.sampling.loading import EpochCut, Place, change_loader, find_order, find_source
 from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
 
 Write = Callable[[Path], object]
@@ -247,3 +254,40 @@ def ending() -> Iterator[None]:
         raise SystemExit(2) from None
     except (PreemptedError, FencedError) as error:
         leave(str(error))
+
+
+def plan_cut(loader: DataLoader[Any], size: int, companion: Companion) -> EpochCut:
+    """How this training cuts an epoch of a loader; ends the process if the data has changed.
+
+    The global batch is that of the first start, whatever the world is now.
+    """
+    world_size = companion.saver.ranks.size
+    companion.agree_on_facts(
+        samples=size, batch_size=loader.batch_size, drop_last=bool(loader.drop_last)
+    )
+    total = companion.state.get("global_batch_size") or (loader.batch_size or 1) * world_size
+    with ending():
+        cut = EpochCut(
+            size=size,
+            global_batch_size=total,
+            rank=companion.rank,
+            world_size=world_size,
+            drop_last=bool(loader.drop_last),
+            seed=companion.seed,
+        )
+    companion.global_batch_size = total
+    if 0 < cut.tail < world_size:
+        companion.say(
+            f"the last batch of an epoch has too few samples ({cut.tail}) for {world_size} "
+            "processes, so some go to several; drop_last=True skips that batch"
+        )
+    return cut
+
+
+def cut_loader(loader: Any, companion: Companion, place: Place) -> DataLoader[Any] | None:
+    """The same loader with this rank's share of each global batch; None if it reads another way."""
+    order, source = find_order(loader), find_source(loader)
+    if order is None and source is None:
+        return None
+    cut = plan_cut(loader, len(source if order is None else order), companion)  # type: ignore[arg-type]
+    return change_loader(loader, order, cut, place)
