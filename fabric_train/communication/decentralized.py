@@ -66,21 +66,21 @@ class PeerAverage:
         self._weights, self._peers, self._group = list(weights), peers, group
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         self._works: list[dist.Work] = []
-        self._own = self._other = torch.empty(0)
+        self._sent = self._received = torch.empty(0)
         if peers == "shift_one" and self._ranks % 2:
             raise ValueError(f"shift_one pairs the ranks, but there are {self._ranks}")
 
     def start(self, number: int) -> None:
         """Begins exchange ``number``, counted from 0 over all restarts; does not block."""
-        self._own = flatten(self._weights)
+        self._sent = flatten(self._weights)
         if self._peers == "all":
-            work = dist.all_reduce(self._own, group=self._group, async_op=True)
+            work = dist.all_reduce(self._sent, group=self._group, async_op=True)
             assert work is not None
             self._works = [work]
             return
         peer = find_peer(self._rank, self._ranks, number)
-        self._other = torch.empty_like(self._own)
-        self._works = exchange([(self._own, peer)], [(self._other, peer)], self._group)
+        self._received = torch.empty_like(self._sent)
+        self._works = exchange([(self._sent, peer)], [(self._received, peer)], self._group)
 
     def finish(self) -> None:
         """Waits for the exchange that was begun, if any, and puts the mean into the weights."""
@@ -90,11 +90,11 @@ class PeerAverage:
         for work in works:
             work.wait()
         if self._peers == "all":
-            mean = self._own.div_(self._ranks)
+            mean = self._sent.div_(self._ranks)
         else:
-            mean = self._own.add_(self._other).div_(2)
+            mean = self._sent.add_(self._received).div_(2)
         write_back(mean, self._weights)
-        self._own = self._other = torch.empty(0)
+        self._sent = self._received = torch.empty(0)
 
 
 class LowPrecisionRing:
@@ -120,13 +120,13 @@ class LowPrecisionRing:
     def reset(self) -> None:
         """Starts over from the present weights, which must be equal on all ranks."""
         self._blocks = Blocks(self._weights)
-        self._own = self._blocks.pack(self._weights)
-        self._left, self._right = self._own.clone(), self._own.clone()
+        self._here = self._blocks.pack(self._weights)
+        self._left, self._right = self._here.clone(), self._here.clone()
 
     def mix(self) -> None:
         """Exchanges the step that the optimizer has made; blocks."""
         change = self._blocks.pack(self._weights)
-        change += (self._left + self._right - 5 * self._own) / 3
+        change += (self._left + self._right - 5 * self._here) / 3
         code = self._codec.encode(change, self._blocks.counts)
         left, right = self._neighbours
         from_left, from_right = torch.empty_like(code), torch.empty_like(code)
@@ -137,8 +137,8 @@ class LowPrecisionRing:
             work.wait()
         self._left += self._codec.decode(from_left)
         self._right += self._codec.decode(from_right)
-        self._own += self._codec.decode(code)
-        self._blocks.unpack(self._own, self._weights)
+        self._here += self._codec.decode(code)
+        self._blocks.unpack(self._here, self._weights)
 
 
 def exchange(

@@ -63,7 +63,7 @@ class PhasedHook(ABC):
         """Makes DDP reduce its gradients by this hook."""
         model.register_comm_hook(self, run_phases)
 
-    def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The future of a bucket's mean."""
         buffer = bucket.buffer()
         on_cuda = buffer.device.type == "cuda"
@@ -83,7 +83,7 @@ class PhasedHook(ABC):
 
 def run_phases(state: PhasedHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The function that DDP is given."""
-    return state.take(bucket)
+    return state.reduce(bucket)
 
 
 class ByteGradHook(PhasedHook):

@@ -50,7 +50,7 @@ class Cut:
         length = block // self.ranks
         return [(number * block + rank * length, length) for number in range(self.blocks)]
 
-    def take(self, whole: Tensor) -> Tensor:
+    def cut_out(self, whole: Tensor) -> Tensor:
         """This rank's part, as a tensor of its own."""
         parts = [whole.narrow(self.dim, start, length) for start, length in self.runs(self.rank)]
         return torch.cat(parts, self.dim).contiguous()

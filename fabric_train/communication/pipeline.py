@@ -63,7 +63,7 @@ class StageModule(nn.Module):
         names = dict.fromkeys(name for layer in layers for name in layer.members)
         members = [find_member(model, name) for name in names]
         self.members = nn.ModuleList(each for each in members if isinstance(each, nn.Module))
-        self.own = nn.ParameterList(each for each in members if isinstance(each, nn.Parameter))
+        self.weights = nn.ParameterList(each for each in members if isinstance(each, nn.Parameter))
         # In a tuple, which does not register the model as a member of the stage.
         self.calls = tuple(find_member(model, layer.name) for layer in layers)
 

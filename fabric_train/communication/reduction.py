@@ -107,9 +107,9 @@ class ExactReduction:
         sums, self._sums = self._sums, TreeSum(self._virtual_shards)
         cover = self._covers[self._rank]
         total = (
-            self._exchange([sums.take(node) for node in cover])
+            self._exchange([sums.pop(node) for node in cover])
             if len(self._covers) > 1
-            else sums.take((0, self._virtual_shards))
+            else sums.pop((0, self._virtual_shards))
         )
         assign_gradients(self._parameters, total / self._virtual_shards)
 
@@ -133,7 +133,7 @@ class ExactReduction:
         for node, part in zip(nodes, received.split(piece), strict=True):
             sums.add(node, part)
         total = sent.new_empty(world_size * piece)
-        dist.all_gather(list(total.split(piece)), sums.take((0, self._virtual_shards)).contiguous())
+        dist.all_gather(list(total.split(piece)), sums.pop((0, self._virtual_shards)).contiguous())
         return total[:length]
 
 
@@ -155,7 +155,7 @@ class TreeSum:
             node = parent
         self._sums[node] = value
 
-    def take(self, node: Node) -> Tensor:
+    def pop(self, node: Node) -> Tensor:
         """The sum of a complete node; KeyError if a shard is missing."""
         return self._sums.pop(node)
 

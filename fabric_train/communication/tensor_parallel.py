@@ -118,7 +118,7 @@ def add_up(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def take_part(whole: Tensor, cut: Cut) -> nn.Parameter:
     """This rank's part, as a weight of its own; the whole weight can be freed."""
-    return nn.Parameter(cut.take(whole.detach()), requires_grad=whole.requires_grad)
+    return nn.Parameter(cut.cut_out(whole.detach()), requires_grad=whole.requires_grad)
 
 
 def split_linears(model: nn.Module, plan: Plan, group: dist.ProcessGroup) -> nn.Module:

@@ -82,7 +82,7 @@ def launch_processes(
             if errors.empty():
                 raise
             raise errors.get() from None
-    value: T = result.read()
+    value: T = result.load()
     return value
 
 
@@ -131,7 +131,7 @@ class Result:
         torch.save(value, content)
         self._content = content.getvalue()
 
-    def read(self) -> Any:
+    def load(self) -> Any:
         """The value, with tensors in host memory: a process that uses a GPU cannot fork again."""
         content = io.BytesIO(self._content)
         return torch.load(content, map_location="cpu", weights_only=False)

@@ -204,7 +204,7 @@ class ContinuityCallback(Callback):
             "batches_that_stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "should_stop": trainer.should_stop,
             "callback_metrics": dict(trainer._logger_connector._callback_metrics),
-            "sums": [] if is_between_epochs else self._sums.take(),
+            "sums": [] if is_between_epochs else self._sums.collect(),
         }
         return checkpoint
 

@@ -211,7 +211,7 @@ class GlobalBatches(Sampler[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, first = self._place()
-        return self._read(epoch, first % max(1, len(self)), self._draw_order(epoch))
+        return self._cut_batches(epoch, first % max(1, len(self)), self._draw_order(epoch))
 
     def _draw_order(self, epoch: int) -> list[int]:
         generator = getattr(self._sampler, "generator", None)
@@ -221,7 +221,7 @@ class GlobalBatches(Sampler[Batch]):
         seed_generators(self._cut.seed, epoch)
         return list(self._sampler)
 
-    def _read(self, epoch: int, first: int, order: list[int]) -> Iterator[Batch]:
+    def _cut_batches(self, epoch: int, first: int, order: list[int]) -> Iterator[Batch]:
         for number in range(first, len(self)):
             share = self._cut.share(number)
             batch = Batch(order[share.start : share.stop])
@@ -277,7 +277,7 @@ class Spans(IterableDataset[list[Any]]):
         for batch in range(first + number, len(self), every):
             seed_generators(self._cut.seed, epoch, batch, self._cut.rank, FETCH)
             share = self._cut.share(batch)
-            yield reader.read(share.start, share.stop)
+            yield reader.read_span(share.start, share.stop)
 
 
 class Seeks(Sampler[None]):

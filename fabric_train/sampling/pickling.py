@@ -52,7 +52,7 @@ def find_start_method(loader: DataLoader[Any]) -> str:
 
 
 def find_unpicklable(
-    value: Any, place: str, seen: frozenset[int] = frozenset()
+    value: Any, place: str, visited: frozenset[int] = frozenset()
 ) -> tuple[str, Any, str] | None:
     """Place, value and reason of the innermost part that cannot be pickled; None if all can."""
     try:
@@ -64,8 +64,8 @@ def find_unpicklable(
     else:
         return None
     for name, part in list_parts(value, place):
-        if id(part) not in seen and (
-            unpicklable := find_unpicklable(part, name, seen | {id(value), id(part)})
+        if id(part) not in visited and (
+            unpicklable := find_unpicklable(part, name, visited | {id(value), id(part)})
         ):
             return unpicklable
     return place, value, why

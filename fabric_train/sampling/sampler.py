@@ -146,7 +146,7 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         at_once = max(1, BLOCK // (len(shards) * self._shard_size))
         for first in range(0, len(steps), at_once):
             # Looking up a few samples costs as much as a thousand: 0.4 ms.
-            epochs, samples = self._read(steps[first : first + at_once], shards)
+            epochs, samples = self._locate(steps[first : first + at_once], shards)
             for its_epochs, its_samples in zip(epochs.tolist(), samples.tolist(), strict=True):
                 if self._with_epochs:
                     yield list(zip(its_epochs, its_samples, strict=True))
@@ -155,10 +155,10 @@ class GlobalBatchSampler(Sampler[list[Any]]):
 
     def read_visits(self, step: int, shard: int) -> list[tuple[int, int]]:
         """The (epoch, sample) pairs of one virtual shard, of any rank."""
-        (epochs,), (samples,) = self._read(range(step, step + 1), range(shard, shard + 1))
+        (epochs,), (samples,) = self._locate(range(step, step + 1), range(shard, shard + 1))
         return list(zip(epochs.tolist(), samples.tolist(), strict=True))
 
-    def _read(self, steps: range, shards: range) -> tuple[Places, Places]:
+    def _locate(self, steps: range, shards: range) -> tuple[Places, Places]:
         """The epochs and the samples, each [steps * shards, samples of a shard]."""
         starts = self._origin + np.array(steps)[:, None] * self._global_batch_size
         starts = (starts + np.array(shards) * self._shard_size).reshape(-1, 1)
@@ -167,7 +167,7 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         for epoch in np.unique(epochs).tolist():
             at = epochs == epoch
             permutation = KeyedPermutation(self._size, self._seed, epoch)
-            samples[at] = permutation.take(places[at].astype(np.uint64))
+            samples[at] = permutation.permute(places[at].astype(np.uint64))
         return epochs, samples
 
     def read_shard(self, step: int, shard: int) -> list[int]:
@@ -212,7 +212,7 @@ class KeyedPermutation:
         self._mask = np.uint64((1 << half_bits) - 1)
         self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
 
-    def take(self, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def permute(self, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The permuted values at these positions, each in [0, size); any shape."""
         images = self._encrypt(positions.astype(np.uint64))
         # The network covers less than four times the range, so few values walk, and only briefly.

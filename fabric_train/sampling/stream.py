@@ -64,7 +64,7 @@ class StreamShards(IterableDataset[Any]):
         places = ((step, shard) for step in steps for shard in self.shards)
         for step, shard in islice(places, first, None, every):
             start = step * self._global_batch_size + shard * self._shard_size
-            yield default_collate(reader.read(start, start + self._shard_size))
+            yield default_collate(reader.read_span(start, start + self._shard_size))
 
 
 class Reader:
@@ -78,7 +78,7 @@ class Reader:
         self._samples: Iterator[Any] = iter(())
         self._next = -1
 
-    def read(self, start: int, stop: int) -> list[Any]:
+    def read_span(self, start: int, stop: int) -> list[Any]:
         """The samples [start, stop), counted over all passes."""
         samples: list[Any] = []
         for epoch, places in split_at_epochs(start, stop, len(self._source)):

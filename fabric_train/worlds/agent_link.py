@@ -29,14 +29,14 @@ class AgentLink:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self.say(worker=local_rank)
-        threading.Thread(target=self._read, name="agent", daemon=True).start()
+        threading.Thread(target=self._listen, name="agent", daemon=True).start()
 
     def say(self, **message: object) -> None:
         """Tells the agent; an agent that is gone ends this process by itself."""
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def _read(self) -> None:
+    def _listen(self) -> None:
         with contextlib.suppress(OSError):
             # Ended with the agent, or with this process.
             for line in self._socket.makefile("rb"):

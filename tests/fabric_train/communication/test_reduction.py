@@ -37,8 +37,8 @@ def test_ranks_that_add_up_their_covers_get_the_bits_of_a_rank_alone(values, dat
             cover = plan_cover(own, shards)
             assert [shard for node in cover for shard in range(*node)] == list(own)
             for node in cover:
-                whole.add(node, part.take(node))
-        sums[ranks] = whole.take((0, shards))
+                whole.add(node, part.pop(node))
+        sums[ranks] = whole.pop((0, shards))
     assert torch.equal(sums[1], sums[world])
     assert sums[1].item() == pytest.approx(sum(values), abs=50)
 

@@ -86,7 +86,7 @@ def test_sums_of_bfloat16_are_taken_in_32_bits():
 def test_parts_are_taken_and_joined_block_by_block():
     whole = torch.arange(24.0).reshape(12, 2)
     cuts = [Cut(dim=0, size=12, rank=rank, ranks=2, blocks=3) for rank in range(2)]
-    parts = [cut.take(whole) for cut in cuts]
+    parts = [cut.cut_out(whole) for cut in cuts]
     assert parts[1][:, 0].tolist() == [4, 6, 12, 14, 20, 22]
     assert torch.equal(cuts[0].join(parts), whole)
     pieces = Pieces(parts[1], cuts[1])

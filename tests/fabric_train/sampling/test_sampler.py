@@ -101,15 +101,15 @@ def test_shards_that_are_looked_up_together_are_those_that_are_looked_up_alone(b
 )
 def test_a_training_that_goes_on_with_another_version_finds_the_same_order(size, key, order):
     places = np.arange(len(order), dtype=np.uint64)
-    assert KeyedPermutation(size, *key).take(places).tolist() == order
+    assert KeyedPermutation(size, *key).permute(places).tolist() == order
 
 
 def test_places_and_neighbours_are_spread_evenly_by_the_permutation():
     places = np.arange(64, dtype=np.uint64)
-    firsts = Counter(int(KeyedPermutation(10, key).take(places[:1])[0]) for key in range(10_000))
+    firsts = Counter(int(KeyedPermutation(10, key).permute(places[:1])[0]) for key in range(10_000))
     # Binomial, standard deviation 30: five of them.
     assert all(850 < firsts[value] < 1150 for value in range(10))
-    order = KeyedPermutation(64, 1).take(places).astype(int)
+    order = KeyedPermutation(64, 1).permute(places).astype(int)
     assert sum(abs(a - b) == 1 for a, b in pairwise(order)) < 12
 
 
