@@ -76,16 +76,11 @@ class CheckpointStore:
 
     def open(self) -> None:
         """Makes the folder; raises InputError if it cannot be written to."""
-        try:
+        with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = staging_path(self.folder / "probe")
             probe.mkdir()
             probe.rmdir()
-        except OSError as error:
-            raise InputError(
-                f"checkpoints cannot be written to {self.folder}: {error.strerror}",
-                "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
-            ) from error
 
     def read_starts(self) -> tuple[Start, ...]:
         """All starts of the training in this folder, oldest first."""
@@ -121,13 +116,8 @@ class CheckpointStore:
         Commits of earlier groups no longer count from here on. Raises FencedError if a later group
         has begun, InputError if the folder cannot be written to.
         """
-        try:
+        with self._writing():
             self._writer = self._lineage.begin(generation, base.commit if base else None)
-        except OSError as error:
-            raise InputError(
-                f"checkpoints cannot be written to {self.folder}: {error.strerror}",
-                "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
-            ) from error
         self._remove_leftovers()
         return self._writer
 
@@ -179,6 +169,16 @@ class CheckpointStore:
     def discard(self, staging: Path) -> None:
         """Deletes a staged folder; never raises."""
         shutil.rmtree(staging, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"checkpoints cannot be written to {self.folder}: {error.strerror}",
+                "choose another folder with --checkpoint_dir or CHECKPOINT_DIR",
+            ) from error
 
     def _committed(self) -> Iterator[tuple[Commit, Path]]:
         for path in self.folder.iterdir():

@@ -14,7 +14,6 @@ saver.save(step, model, optimizer, block=True)
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import threading
@@ -27,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from fabric_train.checkpointing.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.checkpointing.commit import Save, SaveResult, tensor_files
@@ -45,6 +43,7 @@ from fabric_train.checkpointing.retention import Interval, Keep, Timer, observe_
 from fabric_train.checkpointing.snapshot import (
     OPTIMIZER,
     Snapshot,
+    StagedCopy,
     capture,
     is_state,
     read_shards,
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
 GROUP_TIMEOUT_S = 86_400.0
 """How long a rank waits for the others' files: rank 0 may have terabytes to check. A dead rank is
 noticed by its closed connection, a hanging rank by the agent."""
-CLOSES_STAGER = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
-"""torch 2.11 closes a stager after each use; a second use raises ``KeyError: <class 'type'>``."""
 
 
 class Saver:
@@ -105,8 +102,7 @@ class Saver:
         """Raises where this group's world is lost, and another one follows."""
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
-        self._stager: DefaultStager | None = None
-        self._pins = False
+        self._staged_copy = StagedCopy()
         self._timer = Timer(self._interval, observe_mtbf_s((), 0.0), clock)
         self._thread: threading.Thread | None = None
         self._outcome: SaveResult | BaseException | None = None
@@ -397,23 +393,6 @@ class Saver:
     ) -> Snapshot:
         return capture(model, optimizer, whole=whole, only_trained=self.only_trained)
 
-    def _stage(self, snapshot: Snapshot) -> Any:
-        """A copy of the snapshot's tensors in host memory, which overwrites the last copy."""
-        tensors = dict(snapshot.tensors)
-        if self._stager is None or CLOSES_STAGER:
-            # Pinning makes a CUDA context, which a training on the CPU does not need.
-            self._pins = any(tensor.is_cuda for tensor in tensors.values())
-            self._stager = open_stager(pinned=self._pins)
-        try:
-            return self._stager.stage(tensors)
-        except RuntimeError:
-            # Some virtual machines refuse to pin, and not all memory can be pinned.
-            if not self._pins:
-                raise
-            clear_cuda_error()
-        self._pins, self._stager = False, open_stager(pinned=False)
-        return self._stager.stage(tensors)
-
     def _describe(
         self,
         step: int,
@@ -459,7 +438,7 @@ class Saver:
             state = self._capture(model, optimizer)
             snapshot = replace(state, tensors={**state.tensors, **memory})
         began_at = self._clock()
-        staged: Any = self._stage(snapshot)
+        staged = self._staged_copy.copy(snapshot.tensors)
         values = {"optimizer": dict(snapshot.values), **describe_memory(strategy, memory)}
         manifest = self._describe(step, snapshot.shapes, {**trainer, **values}, score)
         ranks = self.ranks if sharded or rows else Ranks()
@@ -480,21 +459,3 @@ class Saver:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
         return True
-
-
-def open_stager(*, pinned: bool) -> DefaultStager:
-    """A stager, which copies tensors into host memory; ``pinned`` memory is faster from a GPU."""
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=pinned,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=False,
-        )
-    )
-
-
-def clear_cuda_error() -> None:
-    """Runs a kernel, because the first one after a refused pinning raises the pinning's error."""
-    with contextlib.suppress(RuntimeError):
-        torch.ones(1, device="cuda")

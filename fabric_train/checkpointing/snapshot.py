@@ -6,6 +6,7 @@ a sharded one (FSDP2), and both load at every world size.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import io
 import pickle
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -35,6 +37,8 @@ from fabric_train.communication.parts import Cut, find_cuts
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+CLOSES_STAGER = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
+"""torch 2.11 closes a stager after each use; a second use raises ``KeyError: <class 'type'>``."""
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
 
 
@@ -130,6 +134,48 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimiz
                 value = torch.zeros_like(value)
             moments.setdefault(name, value)
         set_optimizer_state_dict(model, optimizer, moments, options=_OPTIONS)
+
+
+class StagedCopy:
+    """Copies tensors into host memory, which it keeps for the next copy."""
+
+    def __init__(self) -> None:
+        self._stager: DefaultStager | None = None
+        self.is_pinned = False
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A copy of the tensors, which overwrites the last copy."""
+        if self._stager is None or CLOSES_STAGER:
+            # Pinning makes a CUDA context, which a training on the CPU does not need.
+            self.is_pinned = any(tensor.is_cuda for tensor in tensors.values())
+            self._stager = open_stager(pinned=self.is_pinned)
+        try:
+            return self._stager.stage(dict(tensors))  # type: ignore[return-value]
+        except RuntimeError:
+            # Some virtual machines refuse to pin, and not all memory can be pinned.
+            if not self.is_pinned:
+                raise
+            clear_cuda_error()
+        self.is_pinned, self._stager = False, open_stager(pinned=False)
+        return self._stager.stage(dict(tensors))  # type: ignore[return-value]
+
+
+def open_stager(*, pinned: bool) -> DefaultStager:
+    """A stager, which copies tensors into host memory; ``pinned`` memory is faster from a GPU."""
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=pinned,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
+
+
+def clear_cuda_error() -> None:
+    """Runs a kernel, because the first one after a refused pinning raises the pinning's error."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 def write_tensors(

@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fabric_train.communication.compression import Blocks, Codec, MinMaxUInt8
+from fabric_train.communication.exchange import exchange
 from fabric_train.communication.mean import flatten, write_back
 
 Peers = Literal["all", "shift_one"]
@@ -139,21 +140,6 @@ class LowPrecisionRing:
         self._right += self._codec.decode(from_right)
         self._here += self._codec.decode(code)
         self._blocks.unpack(self._here, self._weights)
-
-
-def exchange(
-    sent: Sequence[tuple[Tensor, int]],
-    received: Sequence[tuple[Tensor, int]],
-    group: dist.ProcessGroup | None,
-) -> list[dist.Work]:
-    """Sends tensors to ranks of the group and receives from them; does not block."""
-
-    def name(rank: int) -> int:
-        return dist.get_global_rank(group, rank) if group is not None else rank
-
-    operations = [dist.P2POp(dist.isend, each, name(rank), group) for each, rank in sent]
-    operations += [dist.P2POp(dist.irecv, each, name(rank), group) for each, rank in received]
-    return dist.batch_isend_irecv(operations)
 
 
 class AsyncAverage:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fabric_train.communication.exchange import exchange
 from fabric_train.errors import InputError
 
 
@@ -50,20 +51,14 @@ def adasum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) ->
     distance = 1
     while distance < world_size:
         peer = rank ^ distance
-        received = _exchange([tensor.contiguous() for tensor in tensors], peer, group)
+        sent = [tensor.contiguous() for tensor in tensors]
+        received = [torch.empty_like(tensor) for tensor in sent]
+        for work in exchange(
+            [(tensor, peer) for tensor in sent], [(tensor, peer) for tensor in received], group
+        ):
+            work.wait()
         for mine, theirs in zip(tensors, received, strict=True):
             # In the same order on both ranks: the sum of floats depends on it.
             pair = (mine, theirs) if rank < peer else (theirs, mine)
             mine.copy_(combine(*pair))
         distance *= 2
-
-
-def _exchange(mine: list[Tensor], peer: int, group: dist.ProcessGroup | None) -> list[Tensor]:
-    """Sends these tensors to the peer, and returns the peer's, of the same shapes."""
-    theirs = [torch.empty_like(tensor) for tensor in mine]
-    peer = dist.get_global_rank(group, peer) if group is not None else peer
-    transfers = [dist.P2POp(dist.isend, tensor, peer, group) for tensor in mine]
-    transfers += [dist.P2POp(dist.irecv, tensor, peer, group) for tensor in theirs]
-    for work in dist.batch_isend_irecv(transfers):
-        work.wait()
-    return theirs

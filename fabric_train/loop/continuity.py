@@ -52,13 +52,8 @@ class Continuity:
 
     def resume(self) -> Path | None:
         """Loads the newest checkpoint, and tells the agent that stop requests will be answered."""
-        state = self._state
-        manifest = self.saver.resume(state.model, state.optimizer, self._strategy)
-        if manifest:
-            state.step = manifest.step
-            state.load_json(manifest.trainer)
-        self._watch.begin(state.step)
-        return self.saver.newest
+        self._load(only_read=False)
+        return self.go_on()
 
     def go_on(self) -> Path | None:
         """Instead of ``resume``, where the state came from another rank or is here already."""
@@ -67,12 +62,7 @@ class Continuity:
 
     def load(self) -> Path | None:
         """Loads the newest checkpoint for a look at the model; nothing is written."""
-        manifest = self.saver.resume(
-            self._state.model, self._state.optimizer, self._strategy, only_read=True
-        )
-        if manifest:
-            self._state.step = manifest.step
-            self._state.load_json(manifest.trainer)
+        self._load(only_read=True)
         return self.saver.newest
 
     def after_step(self, refresh: Callable[[], object]) -> None:
@@ -110,6 +100,15 @@ class Continuity:
     def close(self) -> None:
         """Waits up to CLOSE_LIMIT_S for a save in flight; never raises."""
         self.saver.join(CLOSE_LIMIT_S)
+
+    def _load(self, *, only_read: bool) -> None:
+        state = self._state
+        manifest = self.saver.resume(
+            state.model, state.optimizer, self._strategy, only_read=only_read
+        )
+        if manifest:
+            state.step = manifest.step
+            state.load_json(manifest.trainer)
 
     def _save(self, block: bool, score: float | None = None) -> SaveResult | None:
         state = self._state

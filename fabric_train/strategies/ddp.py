@@ -36,40 +36,14 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Ddp(Strategy):
-    """DistributedDataParallel: every process holds the model and takes its share of the batch.
-    The default.
-    """
+class Replicated(Strategy):
+    """Every process holds the model; ``wrap`` sets the reduction that makes one gradient of all."""
 
-    name: ClassVar[str] = "ddp"
-    is_exact: ClassVar[bool] = True
     heals: ClassVar[bool] = True
-    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
-    exact: bool = False
-    """Add the virtual shards in a fixed order: the same bits with any number of processes."""
-
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._reduction: FastReduction | ExactReduction
-        if self.exact:
-            make_deterministic()
-            self._reduction = ExactReduction(
-                model,
-                virtual_shards=self.virtual_shards,
-                rank=self.place.rank,
-                world_size=self.place.world_size,
-            )
-            return model
-        check_sync_batchnorm(model, self.virtual_shards, self.place.world_size)
-        wrapped = self.wrap_ddp(model) if self.place.world_size > 1 else model
-        self._reduction = FastReduction(
-            wrapped, virtual_shards=self.virtual_shards, world_size=self.place.world_size
-        )
-        return wrapped
-
-    def wrap_ddp(self, model: nn.Module) -> nn.Module:
-        """DDP for a model that uses all its weights in every step."""
-        return wrap_ddp(model, self.place)
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
         return self._reduction.sync(last=last)
@@ -82,6 +56,37 @@ class Ddp(Strategy):
 
     def finish(self) -> None:
         self._reduction.finish()
+
+
+@dataclass
+class Ddp(Replicated):
+    """DistributedDataParallel: every process holds the model and takes its share of the batch.
+    The default.
+    """
+
+    name: ClassVar[str] = "ddp"
+    is_exact: ClassVar[bool] = True
+    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
+
+    exact: bool = False
+    """Add the virtual shards in a fixed order: the same bits with any number of processes."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self.exact:
+            make_deterministic()
+            self._reduction = ExactReduction(
+                model,
+                virtual_shards=self.virtual_shards,
+                rank=self.place.rank,
+                world_size=self.place.world_size,
+            )
+            return model
+        check_sync_batchnorm(model, self.virtual_shards, self.place.world_size)
+        wrapped = wrap_ddp(model, self.place) if self.place.world_size > 1 else model
+        self._reduction = FastReduction(
+            wrapped, virtual_shards=self.virtual_shards, world_size=self.place.world_size
+        )
+        return wrapped
 
 
 def sync_batch_norm(model: nn.Module, device: torch.device, world_size: int) -> nn.Module:

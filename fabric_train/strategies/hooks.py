@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,21 +41,19 @@ from fabric_train.checkpointing.memory import share_row, take_row
 from fabric_train.communication.hooks import ByteGradHook, PowerSgdHook
 from fabric_train.communication.reduction import FastReduction
 from fabric_train.errors import InputError
-from fabric_train.strategies.ddp import check_sync_batchnorm, wrap_ddp
-from fabric_train.strategies.strategy import Device, Strategy
+from fabric_train.strategies.ddp import Replicated, check_sync_batchnorm, wrap_ddp
+from fabric_train.strategies.strategy import Device
 
 if TYPE_CHECKING:
     from fabric_train.worker_env import World
 
 
 @dataclass
-class HookedDdp(Strategy):
+class HookedDdp(Replicated):
     """Sends gradients while the backward pass of a rank's last micro-batch runs.
 
     A process alone trains without the hook.
     """
-
-    heals: ClassVar[bool] = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
         place = self.place
@@ -73,15 +70,6 @@ class HookedDdp(Strategy):
     @abstractmethod
     def attach(self, ddp: DistributedDataParallel) -> None:
         """Registers the hook."""
-
-    def sync(self, *, last: bool) -> AbstractContextManager[object]:
-        return self._reduction.sync(last=last)
-
-    def forward(self, inputs: Tensor, *, last: bool) -> Tensor:
-        return self._reduction.forward(inputs, last=last)
-
-    def backward(self, loss: Tensor, shard: int = 0, *, weight: float = 1.0) -> None:
-        self._reduction.backward(loss * weight if weight != 1.0 else loss, shard)
 
 
 @dataclass

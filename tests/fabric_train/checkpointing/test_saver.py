@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fabric_train.checkpointing import commit, saver
+from fabric_train.checkpointing import commit, snapshot
 from fabric_train.checkpointing.lineage import FencedError
 from fabric_train.checkpointing.retention import Interval, Keep
 from fabric_train.checkpointing.saver import Saver
@@ -270,10 +270,12 @@ def test_a_synchronous_saver_has_committed_when_save_returns(tmp_path):
 
 def test_a_training_on_the_cpu_pins_no_memory_beside_a_gpu(training, monkeypatch):
     asked = []
-    open_stager = saver.open_stager
+    open_stager = snapshot.open_stager
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
-        saver, "open_stager", lambda *, pinned: asked.append(pinned) or open_stager(pinned=pinned)
+        snapshot,
+        "open_stager",
+        lambda *, pinned: asked.append(pinned) or open_stager(pinned=pinned),
     )
     assert training.save(block=True).path
     assert asked == [False]
@@ -284,8 +286,9 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(training, monkeypatch, tm
         def stage(self, tensors):
             raise RuntimeError("Registering memory failed with cudaError: 801")
 
-    monkeypatch.setattr(saver, "clear_cuda_error", lambda: None)
-    training.saver._stager, training.saver._pins = Refuses(), True
+    monkeypatch.setattr(snapshot, "clear_cuda_error", lambda: None)
+    copy = training.saver._staged_copy
+    copy._stager, copy.is_pinned = Refuses(), True
     for _ in range(2):
         assert training.save(block=True).path
         training.train()

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from fabric_train.communication.gather import gather_batch
+from fabric_train.communication.exchange import gather_batch
 from tests.fabric_train.forked import run_forked
 
 ROWS = (3, 1)

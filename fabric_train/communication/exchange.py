@@ -1,4 +1,5 @@
-"""Gathers the batch of a group of processes on each of them, for losses that compare samples.
+"""What the processes of a group send each other: tensors from one to another, and a batch that is
+gathered on each of them, for losses that compare samples.
 
     node = new_node_group(rank, world_size, local_world_size)
     everything = gather_batch(model(inputs), node)
@@ -31,6 +32,21 @@ def new_node_group(rank: int, world_size: int, local_world_size: int) -> dist.Pr
         group = dist.new_group(list(ranks))
         own_group = group if rank in ranks else own_group
     return own_group
+
+
+def exchange(
+    sent: Sequence[tuple[Tensor, int]],
+    received: Sequence[tuple[Tensor, int]],
+    group: dist.ProcessGroup | None,
+) -> list[dist.Work]:
+    """Sends tensors to ranks of the group and receives from them; does not block."""
+
+    def name(rank: int) -> int:
+        return dist.get_global_rank(group, rank) if group is not None else rank
+
+    operations = [dist.P2POp(dist.isend, each, name(rank), group) for each, rank in sent]
+    operations += [dist.P2POp(dist.irecv, each, name(rank), group) for each, rank in received]
+    return dist.batch_isend_irecv(operations)
 
 
 def gather_batch(
