@@ -22,9 +22,9 @@ def reopen(folder: Path, **keep: int) -> tuple[CheckpointStore, Checkpoint | Non
     """What a start of the training does: open, choose, begin."""
     store = CheckpointStore(folder, keep=Keep(**keep))
     store.open()
-    found, skipped = store.read_newest()
-    store.begin(None, found)
-    return store, found, skipped
+    newest, skipped = store.read_newest()
+    store.begin(None, newest)
+    return store, newest, skipped
 
 
 def save(store: CheckpointStore, step: int) -> Path:
@@ -54,16 +54,16 @@ def steps(store: CheckpointStore) -> list[int]:
 
 
 def newest_step(store: CheckpointStore) -> int | None:
-    found, _ = store.read_newest()
-    return found.manifest.step if found else None
+    newest, _ = store.read_newest()
+    return newest.manifest.step if newest else None
 
 
 def test_the_newest_are_kept_and_latest_points_at_the_last(store):
     assert store.read_newest() == (None, [])
     for step in (0, 3, 9, 10):
         path = save(store, step)
-    found, skipped = store.read_newest()
-    assert (found.path, found.manifest.step, skipped) == (path, 10, [])
+    newest, skipped = store.read_newest()
+    assert (newest.path, newest.manifest.step, skipped) == (path, 10, [])
     assert (store.folder / "latest").resolve() == path.resolve()
     assert (path.name, steps(store)) == ("step-0000000010-g1-a0", [9, 10])
 
@@ -93,8 +93,8 @@ def test_a_damaged_newest_is_skipped_by_name(store, damage):
     save(store, 1)
     path = save(store, 2)
     damage(path)
-    _, found, skipped = reopen(store.folder)
-    assert found.manifest.step == 1
+    _, newest, skipped = reopen(store.folder)
+    assert newest.manifest.step == 1
     assert len(skipped) == 1
     assert str(path) in skipped[0]
 
@@ -154,8 +154,8 @@ def test_a_storage_that_fails_for_a_moment_costs_no_checkpoint(store, monkeypatc
         fail_to_read(patch, name)
         with pytest.raises(OSError, match=rf"{store.folder}.*Stale file handle; start again"):
             reopen(store.folder)
-    _, found, skipped = reopen(store.folder)
-    assert (found.manifest.step, skipped) == (1, [])
+    _, newest, skipped = reopen(store.folder)
+    assert (newest.manifest.step, skipped) == (1, [])
 
 
 def test_a_damaged_later_checkpoint_neither_pushes_out_good_ones_nor_comes_back(store):
@@ -198,8 +198,8 @@ def test_a_commit_that_slips_past_the_fence_is_skipped_as_stale(store, monkeypat
     # As if the group had been frozen between its last look and the rename.
     monkeypatch.setattr(store, "check", lambda: None)
     path = save(store, 9)
-    _, found, skipped = reopen(store.folder)
-    assert found.manifest.step == 2
+    _, newest, skipped = reopen(store.folder)
+    assert newest.manifest.step == 2
     assert skipped == [
         f"skips the stale checkpoint {path}: "
         "the group that followed generation 1, attempt 0 continued from step 1"
@@ -268,9 +268,9 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_good_newest_checkpoint(tmp_path
         child.start()
         child.join(60)
 
-        again, found, skipped = reopen(store.folder)
+        again, newest, skipped = reopen(store.folder)
         assert skipped == []
-        outcomes.append((child.exitcode, found.manifest.step))
+        outcomes.append((child.exitcode, newest.manifest.step))
         assert not list(again.folder.glob(".*"))
         if child.exitcode == 0:
             break

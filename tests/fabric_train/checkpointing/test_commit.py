@@ -28,15 +28,15 @@ def save(folder, step: int, **options) -> commit.SaveResult | FencedError:
     if ranks.leads:
         store.open()
         store.begin(None, None)
-    own = f"of {dist.get_rank()}" if ranks.group else "of all"
+    name_here = f"of {dist.get_rank()}" if ranks.group else "of all"
     manifest = CheckpointManifest(
         step=step,
         generation=1,
         attempt=0,
         world_size=ranks.size,
         files={},
-        tensors={own: [1]},
-        trainer={"optimizer": {own: 0.5}, "loss": 1.0},
+        tensors={name_here: [1]},
+        trainer={"optimizer": {name_here: 0.5}, "loss": 1.0},
     )
     tensors = {f"model.{name}": torch.ones(4) for name in "abcd"}
     write = options.get("write") or tensor_files(tensors, ranks)

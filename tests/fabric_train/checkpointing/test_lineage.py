@@ -50,9 +50,11 @@ def test_what_a_start_went_on_from_is_read_back(tmp_path):
     (tmp_path / "lineage" / "00000009-0000.json").symlink_to("nowhere")  # gone after the listing
     (tmp_path / "generations" / "0-notes.json").touch()
     writers += [lineage.begin(None, base) for base in bases[2:]]
-    found = lineage.read_starts()
-    assert [(each.writer, each.base) for each in found] == list(zip(writers, bases, strict=True))
-    assert all(before <= each.at <= time.time() for each in found)
+    read_back = lineage.read_starts()
+    assert [(each.writer, each.base) for each in read_back] == list(
+        zip(writers, bases, strict=True)
+    )
+    assert all(before <= each.at <= time.time() for each in read_back)
     assert writers[-1] == Writer(7, 0)
 
 
@@ -133,8 +135,8 @@ HISTORY = (start(1, None), start(2, at(30, 1)), start(2, at(30, 1), 1), start(4,
     ids=str,
 )
 def test_only_what_leads_to_the_newest_start_belongs_to_the_history(commit, starts, why):
-    told = find_stranger(commit, starts)
-    assert told.startswith(why) if why else told is None
+    reason = find_stranger(commit, starts)
+    assert reason.startswith(why) if why else reason is None
 
 
 @given(data=st.data())
@@ -149,4 +151,4 @@ def test_the_history_is_what_the_starts_went_on_from(data):
             step = (history[-1].step if history else 0) + further
             history.append(Commit(step=step, writer=writer))
             commits.append(history[-1])
-    assert [one for one in commits if find_stranger(one, tuple(starts)) is None] == history
+    assert [commit for commit in commits if find_stranger(commit, tuple(starts)) is None] == history

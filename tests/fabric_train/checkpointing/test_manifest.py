@@ -69,10 +69,10 @@ def test_a_manifest_is_written_and_read_back(folder):
         score=0.25,
     )
     assert render_manifest(manifest).decode() == WRITTEN
-    found = read_manifest(folder)
-    assert found == dataclasses.replace(manifest, config={"lr": 0.1, "data": "here"})
-    assert found.total_bytes == 11
-    check_files(folder, found)
+    read_back = read_manifest(folder)
+    assert read_back == dataclasses.replace(manifest, config={"lr": 0.1, "data": "here"})
+    assert read_back.total_bytes == 11
+    check_files(folder, read_back)
     # Equal configs have equal digests.
     turned = dataclasses.replace(manifest, config={"data": "here", "lr": 0.1})
     assert render_manifest(turned).splitlines()[-2] == render_manifest(manifest).splitlines()[-2]

@@ -141,24 +141,24 @@ def test_rows_in_a_folder_that_nodes_do_not_share_are_refused_with_the_fix(
         saver.save(1, model, optimizer, block=True, strategy=keep(strategy, rank))
         return said
 
-    told = "rank 1 does not see checkpoints"
+    message = "rank 1 does not see checkpoints"
     if known_at_start:
-        with pytest.raises(ForkedError, match=told) as caught:
+        with pytest.raises(ForkedError, match=message) as caught:
             run_forked(save_apart, 2)
         assert "set checkpoint_dir to a folder that all nodes share" in str(caught.value)
     else:
         said = run_forked(save_apart, 2)
-        assert told in said[0][-1]
+        assert message in said[0][-1]
     assert not (tmp_path / "0/checkpoints/latest").exists()
 
 
 def test_another_strategys_memory_is_left_out_with_one_line(tmp_path):
     run_forked(save, 2, tmp_path)
     for strategy, name in ((Other(), "other"), (None, "this training")):
-        found = run_forked(load, 2, tmp_path, strategy)
-        assert [len(rank["said"]) for rank in found] == [1, 0]
-        assert f"state of strategy remembering, which {name} cannot use" in found[0]["said"][0]
-        assert [rank["names"] for rank in found] == [[], []]
+        results = run_forked(load, 2, tmp_path, strategy)
+        assert [len(rank["said"]) for rank in results] == [1, 0]
+        assert f"state of strategy remembering, which {name} cannot use" in results[0]["said"][0]
+        assert [rank["names"] for rank in results] == [[], []]
 
 
 def test_a_checkpoint_without_memory_loads_and_the_strategy_is_told(tmp_path):
@@ -173,8 +173,8 @@ def test_a_checkpoint_without_memory_loads_and_the_strategy_is_told(tmp_path):
 
 def test_a_process_alone_gets_its_row_back(tmp_path):
     save(tmp_path)
-    found = load(tmp_path, Remembering())
-    assert found["rows"] == {"error": [[0.0] * 3] * 2, "count": 10}
+    results = load(tmp_path, Remembering())
+    assert results["rows"] == {"error": [[0.0] * 3] * 2, "count": 10}
     # As many rows as another world has ranks, but not that world's own.
     alone = run_forked(load, 2, tmp_path, Remembering())
     assert alone[1]["rows"] == {"error": None, "count": None}

@@ -38,8 +38,8 @@ def test_the_last_the_best_and_every_nth_are_kept(keep, gone):
 
 
 def test_a_step_that_was_made_again_is_newer_than_the_first():
-    found = [scored(7, None, attempt=1), scored(7, None)]
-    assert decide_removals(found, Keep(last=1, best=True)) == (found[1].commit,)
+    candidates = [scored(7, None, attempt=1), scored(7, None)]
+    assert decide_removals(candidates, Keep(last=1, best=True)) == (candidates[1].commit,)
 
 
 def test_an_interval_in_steps_is_due_at_its_multiples():

@@ -269,16 +269,16 @@ def test_a_synchronous_saver_has_committed_when_save_returns(tmp_path):
 
 
 def test_a_training_on_the_cpu_pins_no_memory_beside_a_gpu(training, monkeypatch):
-    asked = []
+    pins = []
     open_stager = snapshot.open_stager
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         snapshot,
         "open_stager",
-        lambda *, pinned: asked.append(pinned) or open_stager(pinned=pinned),
+        lambda *, pinned: pins.append(pinned) or open_stager(pinned=pinned),
     )
     assert training.save(block=True).path
-    assert asked == [False]
+    assert pins == [False]
 
 
 def test_memory_that_cannot_be_pinned_is_used_as_it_is(training, monkeypatch, tmp_path):

@@ -11,12 +11,12 @@ POSITIONAL = {"Writer", "Save"}
 @pytest.mark.parametrize("module", ["commit", "lineage", "retention"])
 def test_values_are_frozen_and_their_fields_have_names(module):
     classes = [
-        one
-        for one in vars(importlib.import_module(f"fabric_train.checkpointing.{module}")).values()
-        if dataclasses.is_dataclass(one)
+        each
+        for each in vars(importlib.import_module(f"fabric_train.checkpointing.{module}")).values()
+        if dataclasses.is_dataclass(each)
     ]
-    for one in classes:
-        assert one.__dataclass_params__.frozen, one
-        assert one.__name__ in POSITIONAL or all(
-            field.kw_only for field in dataclasses.fields(one)
-        ), one
+    for each in classes:
+        assert each.__dataclass_params__.frozen, each
+        assert each.__name__ in POSITIONAL or all(
+            field.kw_only for field in dataclasses.fields(each)
+        ), each

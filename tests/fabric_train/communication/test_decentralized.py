@@ -34,26 +34,26 @@ def train(steps: dict[int, int], pause_s: dict[int, float], interval_s: float = 
 
 
 def test_the_mean_of_all_weights_is_that_of_all_steps():
-    found = run_forked(train, 2, {0: 100, 1: 100}, {0: 0.005, 1: 0.005})
-    moved = np.mean([each[1] for each in found], axis=0)
-    mean = np.mean([each[0] for each in found], axis=0)
+    results = run_forked(train, 2, {0: 100, 1: 100}, {0: 0.005, 1: 0.005})
+    moved = np.mean([each[1] for each in results], axis=0)
+    mean = np.mean([each[0] for each in results], axis=0)
     np.testing.assert_allclose(mean, quadratic.make_start() + moved, atol=1e-4)
-    assert found[0][2] > 1
+    assert results[0][2] > 1
 
 
 def test_a_slow_rank_and_one_with_fewer_steps_hold_nobody_up_and_settle():
     began_at = time.monotonic()
-    found = run_forked(train, 3, {0: 400, 1: 10, 2: 30}, {1: 0.03, 2: 0.005})
-    assert len({begun for _, _, begun in found}) == 1
-    mean = np.mean([each[0] for each in found], axis=0)
-    moved = np.mean([each[1] for each in found], axis=0)
+    results = run_forked(train, 3, {0: 400, 1: 10, 2: 30}, {1: 0.03, 2: 0.005})
+    assert len({begun for _, _, begun in results}) == 1
+    mean = np.mean([each[0] for each in results], axis=0)
+    moved = np.mean([each[1] for each in results], axis=0)
     np.testing.assert_allclose(mean, quadratic.make_start() + moved, atol=1e-3)
     assert time.monotonic() - began_at < 30
 
 
 def test_the_next_average_waits_for_the_interval():
-    found = run_forked(train, 2, {0: 50, 1: 50}, {}, 3600.0)
-    assert [begun for _, _, begun in found] == [0, 0]
+    results = run_forked(train, 2, {0: 50, 1: 50}, {}, 3600.0)
+    assert [begun for _, _, begun in results] == [0, 0]
 
 
 def wait_for_a_peer_that(ends):

@@ -32,11 +32,11 @@ def gather_uneven():
 
 
 def test_parts_of_different_lengths_come_together_in_the_order_of_ranks():
-    for rank, told in enumerate(run_forked(gather_uneven, 2)):
-        assert told["whole"] == [[0.0, 0.0]] * 3 + [[1.0, 1.0]]
-        assert told["numbers"] == [0, 0, 0, 1]
-        assert told["flags"] == [False, False, False, True]
-        assert told["empty"] == [[1.0, 1.0]]
+    for rank, result in enumerate(run_forked(gather_uneven, 2)):
+        assert result["whole"] == [[0.0, 0.0]] * 3 + [[1.0, 1.0]]
+        assert result["numbers"] == [0, 0, 0, 1]
+        assert result["flags"] == [False, False, False, True]
+        assert result["empty"] == [[1.0, 1.0]]
         expected = [[11.0 * (row + 1)] * 2 for row in range(4)]
-        assert told["gradient"] == (expected[:3] if rank == 0 else expected[3:])
-        assert told["half"] == (2.0, torch.bfloat16)
+        assert result["gradient"] == (expected[:3] if rank == 0 else expected[3:])
+        assert result["half"] == (2.0, torch.bfloat16)

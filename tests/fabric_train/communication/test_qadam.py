@@ -32,12 +32,12 @@ def test_qadam_leaves_weights_alone_that_never_had_a_gradient():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda w: SGD(w, lr=1), "takes Adam or AdamW, not SGD"),
         (lambda w: AdamW(w, amsgrad=True), "without amsgrad"),
     ],
 )
-def test_qadam_refuses_other_optimizers(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_qadam_refuses_other_optimizers(make, message):
+    with pytest.raises(ValueError, match=message):
         QAdamSteps(make([torch.nn.Parameter(torch.ones(2))]), warmup_steps=1)

@@ -31,11 +31,11 @@ def test_ranks_that_add_up_their_covers_get_the_bits_of_a_rank_alone(values, dat
     for ranks in (1, world):
         whole = TreeSum(shards)
         for rank in range(ranks):
-            own, part = plan_rank_shards(shards, rank, ranks), TreeSum(shards)
-            for shard in data.draw(st.permutations(own)):
+            rank_shards, part = plan_rank_shards(shards, rank, ranks), TreeSum(shards)
+            for shard in data.draw(st.permutations(rank_shards)):
                 part.add((shard, shard + 1), torch.tensor(values[shard]))
-            cover = plan_cover(own, shards)
-            assert [shard for node in cover for shard in range(*node)] == list(own)
+            cover = plan_cover(rank_shards, shards)
+            assert [shard for node in cover for shard in range(*node)] == list(rank_shards)
             for node in cover:
                 whole.add(node, part.pop(node))
         sums[ranks] = whole.pop((0, shards))
@@ -44,7 +44,7 @@ def test_ranks_that_add_up_their_covers_get_the_bits_of_a_rank_alone(values, dat
 
 
 @pytest.mark.parametrize(
-    ("own", "shards", "cover"),
+    ("rank_shards", "shards", "cover"),
     [
         (range(4, 8), 16, [(4, 8)]),
         (range(5, 10), 16, [(5, 6), (6, 8), (8, 10)]),
@@ -52,8 +52,8 @@ def test_ranks_that_add_up_their_covers_get_the_bits_of_a_rank_alone(values, dat
         (range(3), 3, [(0, 3)]),
     ],
 )
-def test_a_rank_sends_the_fewest_sums(own, shards, cover):
-    assert plan_cover(own, shards) == cover
+def test_a_rank_sends_the_fewest_sums(rank_shards, shards, cover):
+    assert plan_cover(rank_shards, shards) == cover
 
 
 def test_a_shard_that_is_missing_is_an_error_and_not_a_smaller_sum():
@@ -165,11 +165,13 @@ def test_only_the_micro_batch_that_sends_runs_through_ddps_forward_pass(name):
             virtual_shards=shards,
         )
         model.register_forward_pre_hook(lambda *_: calls.append("ddp"))
-        own = plan_rank_shards(shards, rank, 2)
+        rank_shards = plan_rank_shards(shards, rank, 2)
         strategy.run_step(
             RankBatch(
-                shards=own,
-                batches=((torch.full((2, 3), 1.0 + shard), torch.zeros(2)) for shard in own),
+                shards=rank_shards,
+                batches=(
+                    (torch.full((2, 3), 1.0 + shard), torch.zeros(2)) for shard in rank_shards
+                ),
                 loss=lambda outputs, targets: (outputs.squeeze(1) - targets).square().mean(),
             )
         )

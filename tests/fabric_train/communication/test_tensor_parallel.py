@@ -105,7 +105,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "plan", "told"),
+    ("model", "plan", "message"),
     [
         (nn.Sequential(Glu()), {"*.up": "column"}, "Sequential has no member '*.up'"),
         (nn.Sequential(Glu()), {"0": "row"}, "0 is a Glu, and only a Linear is split"),
@@ -116,7 +116,7 @@ class Tied(nn.Module):
         (nn.Sequential(Glu()), {"0.both": Column(blocks=3)}, "which are not 3 blocks of groups"),
     ],
 )
-def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, told):
+def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, message):
     def refuse() -> str:
         before = list(model.state_dict())
         with pytest.raises(InputError) as caught:
@@ -125,4 +125,4 @@ def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, told):
         assert not find_cuts(model)
         return str(caught.value)
 
-    assert all(told in text for text in run_forked(refuse, 2))
+    assert all(message in text for text in run_forked(refuse, 2))

@@ -28,7 +28,7 @@ def collate(batch: list[Any], scale: Any = None) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "names"),
     [
         ({"dataset": Images(transforms=[collate, lambda x: x])}, ["transforms[1] is a lam"]),
         ({"dataset": Images(inner=Images(file=Path(__file__).open()))}, ["dataset.inner.file"]),  # noqa: SIM115
@@ -38,13 +38,13 @@ def collate(batch: list[Any], scale: Any = None) -> list[Any]:
     ],
 )
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_what_a_worker_cannot_get_is_named_with_its_place(options, told, method):
+def test_what_a_worker_cannot_get_is_named_with_its_place(options, names, method):
     loader = DataLoader(
         **{"dataset": Images(), **options}, num_workers=1, multiprocessing_context=method
     )
     with pytest.raises(InputError) as refused:
         check_picklable(loader)
-    for words in (*told, f"started by {method}", "worker_init_fn, or num_workers 0"):
+    for words in (*names, f"started by {method}", "worker_init_fn, or num_workers 0"):
         assert words in str(refused.value)
 
 

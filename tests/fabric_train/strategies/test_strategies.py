@@ -22,7 +22,7 @@ def test_each_name_makes_the_strategy_that_bears_it(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("dpp", {}, "did you mean dp or ddp?"),
         ("bagua", {}, "--strategy bagua:gradient_allreduce, or :bytegrad"),
@@ -35,10 +35,10 @@ def test_each_name_makes_the_strategy_that_bears_it(name):
         ("ddp", {"exact": "yes"}, "exact='yes' of ddp is not true or false"),
     ],
 )
-def test_what_is_wrong_is_told_with_what_to_write(name, options, told):
+def test_what_is_wrong_is_told_with_what_to_write(name, options, message):
     with pytest.raises(InputError) as caught:
         make_strategy(name, options)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", INSTEAD)

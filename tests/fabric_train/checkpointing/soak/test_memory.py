@@ -12,13 +12,13 @@ def test_each_rank_gets_its_row_back_and_another_world_gets_them_whole(tmp_path,
     assert calls == [["before", "after"]] * 2
 
     same = run_forked(load, 2, tmp_path, Remembering(), kind)
-    assert [found["mean"] for found in same] == [[0.0, 1.0, 2.0]] * 2
-    for rank, found in enumerate(same):
-        assert found["rows"] == {"error": [[float(rank)] * 3] * 2, "count": rank + 10}
-        assert found["said"] == []
+    assert [result["mean"] for result in same] == [[0.0, 1.0, 2.0]] * 2
+    for rank, result in enumerate(same):
+        assert result["rows"] == {"error": [[float(rank)] * 3] * 2, "count": rank + 10}
+        assert result["said"] == []
 
     for world_size in (1, 3):
-        for found in run_forked(load, world_size, tmp_path, Remembering(), kind):
-            assert found["rows"] == {"error": None, "count": None}
-            assert found["shapes"] == {"mean": [3], "error": [2, 2, 3], "count": [2]}
-            assert found["mean"] == [0.0, 1.0, 2.0]
+        for result in run_forked(load, world_size, tmp_path, Remembering(), kind):
+            assert result["rows"] == {"error": None, "count": None}
+            assert result["shapes"] == {"mean": [3], "error": [2, 2, 3], "count": [2]}
+            assert result["mean"] == [0.0, 1.0, 2.0]
