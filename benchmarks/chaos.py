@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import ROOT
-from fabric_train.lineage import Lineage
+from fabric_train.checkpointing.lineage import Lineage
 from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput

@@ -43,9 +43,9 @@ class Breakdown:
             self.end("forward_s")
             return value
 
-        return replace(batch, batches=self._read(batch.batches), loss=loss)
+        return replace(batch, batches=self._time_batches(batch.batches), loss=loss)
 
-    def _read(self, batches: Iterator[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
+    def _time_batches(self, batches: Iterator[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
         while True:
             self.end("backward_s")  # the previous micro-batch's
             try:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fabric_train.commit import describe
+from fabric_train.checkpointing.commit import describe
 from fabric_train.loggers import Logger, Row
-from fabric_train.preemption import finish_before_exit
+from fabric_train.loop.preemption import finish_before_exit
 
 MOST_KEPT = 10_000
 """Rows that a rank without loggers keeps: more than any interval between checkpoints has."""
@@ -90,7 +90,7 @@ class Log:
 
     def _hand_over(self, rows: Sequence[Row], *, last: bool = False) -> None:
         for outlet in self._outlets:
-            outlet.take(rows, last=last)
+            outlet.write(rows, last=last)
 
 
 class Outlet:
@@ -106,7 +106,7 @@ class Outlet:
         self.written_step = -1
         """All rows up to this step are written."""
 
-    def take(self, rows: Sequence[Row], *, last: bool) -> None:
+    def write(self, rows: Sequence[Row], *, last: bool) -> None:
         """Writes the rows that the logger lacks; never raises. A later call retries a failure."""
         if not rows or (not last and self._clock() - self._took_at < self._logger.every_s):
             return

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fabric_train.durable import write_file
+from fabric_train.checkpointing.durable import write_file
 from fabric_train.errors import InputError
 
 Row = tuple[int, dict[str, float]]

@@ -15,19 +15,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fabric_train.checkpoint import Checkpoint, CheckpointStore, name_of, parse_name
-from fabric_train.commit import describe
-from fabric_train.durable import (
+from fabric_train.checkpointing.checkpoint import Checkpoint, CheckpointStore, name_of, parse_name
+from fabric_train.checkpointing.commit import describe
+from fabric_train.checkpointing.durable import (
     STAGING_PREFIX,
     remove_folder,
     staging_path,
     sync_folder,
     write_synced,
 )
+from fabric_train.checkpointing.lineage import Commit, Writer
+from fabric_train.checkpointing.manifest import (
+    MANIFEST_FILE,
+    check_files,
+    read_manifest,
+    render_manifest,
+)
 from fabric_train.errors import InputError
-from fabric_train.lineage import Commit, Writer
-from fabric_train.manifest import MANIFEST_FILE, check_files, read_manifest, render_manifest
-from fabric_train.preemption import finish_before_exit
+from fabric_train.loop.preemption import finish_before_exit
 
 LATEST_FILE = "latest"
 PROBE_FILE = ".probe"

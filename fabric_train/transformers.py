@@ -19,9 +19,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
-from fabric_train.randomness import seed_generators
-from fabric_train.trainers.companion import Companion
-from fabric_train.trainers.loaders import cut_loader
+from fabric_train.determinism import seed_generators
+from fabric_train.trainers import Companion, cut_loader
 
 SUMS_FILE = "sums.json"
 T = TypeVar("T", bound=Trainer)

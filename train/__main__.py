@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fabric_train.checkpointing.lineage import FencedError
 from fabric_train.errors import InputError
-from fabric_train.lineage import FencedError
-from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
+from fabric_train.loop.preemption import PreemptedError, exit_on_sigterm, leave
 from fabric_train.worker_env import NODE_DIR, parse_worker_env
 from train.config import VERBS, parse_config
 

@@ -18,23 +18,23 @@ from torch import nn
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fabric_train.augmentation import Augmented, shift
 from fabric_train.breakdown import measure_utilization
-from fabric_train.continuity import Continuity
-from fabric_train.environment import read_environment
+from fabric_train.checkpointing.manifest import CheckpointManifest
+from fabric_train.checkpointing.saver import Saver
+from fabric_train.checkpointing.state import TrainState, digest_weights
+from fabric_train.checkpointing.transfer import freeze, group_weights, read_pretrained
+from fabric_train.determinism import read_environment
 from fabric_train.errors import InputError
-from fabric_train.ledger import Ledger
-from fabric_train.manifest import CheckpointManifest
-from fabric_train.precision import convert_model
-from fabric_train.preemption import ignore_sigterm
+from fabric_train.launch.precision import convert_model
+from fabric_train.loop.continuity import Continuity
+from fabric_train.loop.ledger import Ledger
+from fabric_train.loop.preemption import ignore_sigterm
 from fabric_train.ranks import rank_zero_first
-from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
-from fabric_train.saver import Saver
-from fabric_train.state import TrainState, digest_weights
+from fabric_train.sampling.augmentation import Augmented, shift
+from fabric_train.sampling.sampler import GlobalBatchSampler, fingerprint_tensors
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.ddp import sync_batch_norm
 from fabric_train.strategies.strategy import Strategy, find_place
-from fabric_train.transfer import freeze, group_weights, read_pretrained
 from fabric_train.worker_env import WorkerEnv
 from fabric_train.worlds import TrainingWorld
 from train.config import TrainConfig

@@ -24,8 +24,8 @@ from jsonargparse.typing import (
     restricted_number_type,
 )
 
+from fabric_train.checkpointing.retention import KEPT
 from fabric_train.errors import InputError
-from fabric_train.retention import KEPT
 from fabric_train.strategies import check_name
 
 Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])

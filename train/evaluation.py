@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from fabric_train.durable import write_file
+from fabric_train.checkpointing.durable import write_file
+from fabric_train.checkpointing.memory import ready_to_save
 from fabric_train.errors import DivergedError
-from fabric_train.memory import ready_to_save
 from fabric_train.ranks import Ranks
-from fabric_train.sampler import ShardSampler
+from fabric_train.sampling.sampler import ShardSampler
 from fabric_train.strategies.strategy import Strategy
 from train.metrics import Scores
 from train.workloads import Workload

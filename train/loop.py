@@ -18,18 +18,18 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from fabric_train.breakdown import Breakdown
-from fabric_train.continuity import check_finite
+from fabric_train.checkpointing.manifest import CheckpointManifest
+from fabric_train.checkpointing.state import digest_weights
+from fabric_train.communication.reduction import align
+from fabric_train.determinism import derive_seed, seed_generators
 from fabric_train.errors import InputError
-from fabric_train.fabric import choose_accelerator, launch_fabric, leave_world
-from fabric_train.ledger import Ledger, Planned, TrainEnded, TrainStarted, open_ledger
-from fabric_train.manifest import CheckpointManifest
-from fabric_train.precision import set_precision
-from fabric_train.processes import launch_processes
-from fabric_train.randomness import derive_seed, seed_generators
-from fabric_train.reduction import align
-from fabric_train.sampler import plan_rank_shards
-from fabric_train.state import digest_weights
-from fabric_train.strategies.ddp_spawn import DdpSpawn
+from fabric_train.launch.fabric import choose_accelerator, launch_fabric, leave_world
+from fabric_train.launch.precision import set_precision
+from fabric_train.launch.processes import launch_processes
+from fabric_train.loop.continuity import check_finite
+from fabric_train.loop.ledger import Ledger, Planned, TrainEnded, TrainStarted, open_ledger
+from fabric_train.sampling.sampler import plan_rank_shards
+from fabric_train.strategies.ddp import DdpSpawn
 from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
 from fabric_train.worlds import TrainingWorld, Worlds

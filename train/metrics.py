@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TypedDict
 
-from fabric_train.durable import write_file
+from fabric_train.checkpointing.durable import write_file
 from fabric_train.worker_env import METRICS_FILE
 
 

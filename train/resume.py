@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fabric_train.checkpointing.manifest import CheckpointManifest
+from fabric_train.checkpointing.retention import Interval, Keep
+from fabric_train.checkpointing.saver import Saver
 from fabric_train.errors import InputError
-from fabric_train.manifest import CheckpointManifest
-from fabric_train.retention import Interval, Keep
-from fabric_train.sampler import check_accumulation, plan_virtual_shards
-from fabric_train.saver import Saver
+from fabric_train.sampling.sampler import check_accumulation, plan_virtual_shards
 from fabric_train.strategies.strategy import Strategy
 from fabric_train.worker_env import CHECKPOINTS_DIR, WorkerEnv
 from train.config import TrainConfig

@@ -11,11 +11,11 @@ from dataclasses import replace
 from lightning.fabric import Fabric
 from torch.utils.data import TensorDataset
 
-from fabric_train.durable import STAGING_PREFIX
+from fabric_train.checkpointing.durable import STAGING_PREFIX
 from fabric_train.errors import InputError
-from fabric_train.ledger import Ledger
-from fabric_train.pickling import check_picklable
-from fabric_train.precision import set_precision
+from fabric_train.launch.precision import set_precision
+from fabric_train.loop.ledger import Ledger
+from fabric_train.sampling.pickling import check_picklable
 from fabric_train.worlds import TrainingWorld
 from train.build import Run, build, choose_strategy, say
 from train.config import TrainConfig

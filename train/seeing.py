@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fabric_train.breakdown import Breakdown, read_communication
+from fabric_train.checkpointing.saver import Saver
 from fabric_train.log import Log
 from fabric_train.loggers import open_loggers
-from fabric_train.saver import Saver
 from fabric_train.storage import LOGS_DIR, Storage
 from train.build import Run
 from train.config import TrainConfig, parse_steps

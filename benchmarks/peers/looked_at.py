@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fabric_train.ledger import Loaded, TrainStarted, open_ledger
+from fabric_train.loop.ledger import Loaded, TrainStarted, open_ledger
 from fabric_train.worker_env import parse_worker_env
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 from torch.utils.data import DataLoader
 
-from fabric_train.sampler import GlobalBatchSampler
+from fabric_train.sampling.sampler import GlobalBatchSampler
 from train.config import TrainConfig
 from train.schedule import Schedule, plan_schedule
 from train.workloads import digits

@@ -16,9 +16,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fabric_train.sampler import GlobalBatchSampler
-from fabric_train.saver import Saver
-from fabric_train.snapshot import capture
+from fabric_train.checkpointing.saver import Saver
+from fabric_train.checkpointing.snapshot import capture
+from fabric_train.sampling.sampler import GlobalBatchSampler
 
 WIDTH = 512
 WARM = 2

@@ -1,4 +1,4 @@
-"""How processes reduce gradients or weights, for any training loop; one algorithm in each module.
+"""How processes reduce gradients or weights, for any training loop.
 
 Nothing here knows of strategies: a plain loop with a process group can use every class.
 """

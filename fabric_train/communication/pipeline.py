@@ -34,8 +34,9 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fabric_train.communication.exchange import exchange
+from fabric_train.communication.parts import STAGE, find_device
 from fabric_train.errors import InputError
-from fabric_train.parts import STAGE, find_device
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -63,7 +64,7 @@ class StageModule(nn.Module):
         names = dict.fromkeys(name for layer in layers for name in layer.members)
         members = [find_member(model, name) for name in names]
         self.members = nn.ModuleList(each for each in members if isinstance(each, nn.Module))
-        self.own = nn.ParameterList(each for each in members if isinstance(each, nn.Parameter))
+        self.weights = nn.ParameterList(each for each in members if isinstance(each, nn.Parameter))
         # In a tuple, which does not register the model as a member of the stage.
         self.calls = tuple(find_member(model, layer.name) for layer in layers)
 
@@ -198,14 +199,12 @@ class PipelineStages:
                 rank: own_gradient if rank == self.rank else torch.empty_like(own_gradient)
                 for rank in ranks
             }
-            peers = [(rank, self._global_rank(rank)) for rank in ranks if rank != self.rank]
-            operations = [
-                dist.P2POp(dist.isend, own_gradient, peer, self.group) for _, peer in peers
-            ]
-            operations += [
-                dist.P2POp(dist.irecv, parts[rank], peer, self.group) for rank, peer in peers
-            ]
-            for work in dist.batch_isend_irecv(operations):
+            peers = [rank for rank in ranks if rank != self.rank]
+            for work in exchange(
+                [(own_gradient, peer) for peer in peers],
+                [(parts[peer], peer) for peer in peers],
+                self.group,
+            ):
                 work.wait()
             weight.grad = torch.stack([parts[rank] for rank in ranks]).sum(0)
 

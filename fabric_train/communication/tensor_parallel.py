@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from fabric_train.communication.parts import Cut
 from fabric_train.errors import InputError
-from fabric_train.parts import Cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def add_up(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def take_part(whole: Tensor, cut: Cut) -> nn.Parameter:
     """This rank's part, as a weight of its own; the whole weight can be freed."""
-    return nn.Parameter(cut.take(whole.detach()), requires_grad=whole.requires_grad)
+    return nn.Parameter(cut.cut_out(whole.detach()), requires_grad=whole.requires_grad)
 
 
 def split_linears(model: nn.Module, plan: Plan, group: dist.ProcessGroup) -> nn.Module:

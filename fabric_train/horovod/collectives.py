@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fabric_train.communication.adasum import adasum
+from fabric_train.horovod.adasum import adasum
 
 
 class ReduceOp(enum.IntEnum):

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fabric_train.communication.adasum import check_power_of_two
 from fabric_train.horovod import context
+from fabric_train.horovod.adasum import check_power_of_two
 from fabric_train.horovod.collectives import Collective, ReduceOp
 from fabric_train.horovod.engine import Handle
 

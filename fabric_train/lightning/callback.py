@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from fabric_train.checkpointing.retention import KEPT
+from fabric_train.determinism import seed_generators
 from fabric_train.lightning.data import Data
 from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs, is_a
 from fabric_train.lightning.sums import EpochSums
-from fabric_train.randomness import seed_generators
-from fabric_train.retention import KEPT
-from fabric_train.trainers.companion import Companion, parse_env
+from fabric_train.trainers import Companion, parse_env
 
 STATE_FILE = "checkpoint.ckpt"
 KEY = "fabric_train"
@@ -204,7 +204,7 @@ class ContinuityCallback(Callback):
             "batches_that_stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "should_stop": trainer.should_stop,
             "callback_metrics": dict(trainer._logger_connector._callback_metrics),
-            "sums": [] if is_between_epochs else self._sums.take(),
+            "sums": [] if is_between_epochs else self._sums.collect(),
         }
         return checkpoint
 

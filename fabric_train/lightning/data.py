@@ -10,8 +10,8 @@ from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from fabric_train.trainers.companion import Companion
-from fabric_train.trainers.loaders import Skipping, cut_loader, start_worker
+from fabric_train.sampling.loading import Skipping, start_worker
+from fabric_train.trainers import Companion, cut_loader
 
 
 class Data:

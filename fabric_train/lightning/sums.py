@@ -22,13 +22,13 @@ COUNT = "_update_count"
 
 
 class EpochSums:
-    """Takes and gives back the metrics of the training epoch, on all ranks."""
+    """Collects and gives back the metrics of the training epoch, on all ranks."""
 
     def __init__(self, trainer: Trainer, ranks: Ranks) -> None:
         self._trainer, self._ranks = trainer, ranks
         self._loaded: list[States] = []
 
-    def take(self) -> list[tuple[States, States]]:
+    def collect(self) -> list[tuple[States, States]]:
         """For each rank, what was logged and the module's metrics; all ranks must call it."""
         results = self._trainer.fit_loop.epoch_loop._results
         logged = {

@@ -30,9 +30,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fabric_train.communication.gather import gather_batch, new_node_group
+from fabric_train.communication.exchange import gather_batch, new_node_group
 from fabric_train.errors import InputError
-from fabric_train.sampler import plan_rank_shards
+from fabric_train.sampling.sampler import plan_rank_shards
 from fabric_train.strategies.ddp import Ddp
 from fabric_train.strategies.strategy import RankBatch
 

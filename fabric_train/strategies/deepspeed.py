@@ -96,7 +96,7 @@ class DeepSpeed(Strategy):
             )
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
-        from fabric_train.fabric import build_ddp
+        from fabric_train.launch.fabric import build_ddp
 
         # The offloaded state lies in host memory, and gloo gathers it there.
         both = device == "cuda" and self.offload

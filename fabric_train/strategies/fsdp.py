@@ -1,4 +1,5 @@
-"""Fully sharded data parallel (FSDP2): every process holds a part of each weight.
+"""Fully sharded data parallel (FSDP2): every process holds a part of each weight; also over copies
+of a model that tensor parallelism splits.
 
 ## fsdp
 
@@ -26,6 +27,17 @@ L takes the place of W in all of the above, and each part's gradients travel bet
 
 Not supported: ``reduction: exact``; weights without a dimension; weights of several types in one
 unit; a unit that the model uses without calling it (``units: whole`` allows that).
+
+## fsdp+tp
+
+A mesh of two dimensions: ``tensor_size`` neighbours in rank split the linear layers of
+``tensor_plan`` and take the same samples, as ``tp`` does. Across these groups every weight's part
+is cut once more, as ``fsdp`` does. With T the tensor size and W processes, a split weight takes 1/W
+of its memory on each, another one T/W. Bytes that each rank sends in a step: those of ``tp`` for
+its samples, and those of ``fsdp`` for W/T processes and a model of which the split weights are 1/T
+as large. Keep T within a node.
+
+Its options are those of ``fsdp`` and ``tensor_size``. It has the limits of both strategies.
 """
 
 from __future__ import annotations
@@ -40,6 +52,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
+from fabric_train.communication.parts import clip_over_ranks, find_cuts, gather_parts
 from fabric_train.communication.sharding import (
     LEAST_ELEMENTS,
     Units,
@@ -49,8 +62,10 @@ from fabric_train.communication.sharding import (
     shard,
     sync_gradients,
 )
+from fabric_train.communication.tensor_parallel import split_linears
 from fabric_train.errors import InputError
 from fabric_train.strategies.strategy import EVERY_PRECISION, Device, RankBatch, Strategy
+from fabric_train.strategies.tp import check_size, find_plan, make_mesh
 
 if TYPE_CHECKING:
     from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
@@ -94,7 +109,7 @@ class Fsdp(Strategy):
             )
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
-        from fabric_train.fabric import build_ddp
+        from fabric_train.launch.fabric import build_ddp
 
         # The norm of offloaded gradients is summed in host memory, over gloo.
         both = device == "cuda" and self.offload
@@ -159,3 +174,60 @@ class Fsdp(Strategy):
 
     def gather_weights(self) -> dict[str, Tensor]:
         return gather_whole(self.bare)
+
+
+@dataclass
+class FsdpTp(Fsdp):
+    """``tp`` and ``fsdp`` together: ``tensor_size`` neighbours split the linear layers, and across
+    these groups ``fsdp`` cuts every weight once more. ``span`` ``node`` is refused.
+    """
+
+    name: ClassVar[str] = "fsdp+tp"
+    can_resize: ClassVar[bool] = False
+
+    tensor_size: int = 2
+    """How many processes split the linear layers; must divide the number of processes."""
+
+    def check(self, world: World | None, device: Device) -> None:
+        super().check(world, device)
+        self.require(tensor_size=1)
+        check_size(self.name, "tensor_size", self.tensor_size, world.world_size if world else 1)
+        if self.span != "world":
+            raise InputError(
+                f"--strategy {self.name}: span={self.span} would cut the model within a node, "
+                "where its linear layers are split already",
+                "leave --strategy_options.span out, or --strategy fsdp",
+            )
+
+    def count_replicas(self, world_size: int) -> int:
+        return max(1, world_size // max(1, self.tensor_size))
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        world_size = self.place.world_size
+        check_size(self.name, "tensor_size", self.tensor_size, world_size)
+        self._tensor_group: dist.ProcessGroup | None = None
+        plan = find_plan(self.name, model)
+        if dist.is_initialized():
+            self._mesh = make_mesh(self.place.device, self.replicas, world_size, "tensor")
+            self._tensor_group = self._mesh.get_group("tensor")
+            split_linears(model, plan, self._tensor_group)
+        self._cuts = find_cuts(model)
+        return super().wrap(model)
+
+    def build_mesh(self) -> DeviceMesh:
+        return self._mesh["data"]
+
+    def clip(self, max_norm: float) -> None:
+        if self._tensor_group is None:
+            super().clip(max_norm)
+            return
+        weights = dict(self.bare.named_parameters())
+        leads = dist.get_rank(self._tensor_group) == 0
+        counted = [weight for name, weight in weights.items() if leads or name in self._cuts]
+        clip_over_ranks(list(weights.values()), counted, dist.group.WORLD, max_norm)
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        weights = super().gather_weights()
+        if self._tensor_group is None:
+            return weights
+        return gather_parts(weights, self._cuts, self._tensor_group)

@@ -26,10 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fabric_train.communication.parts import clip_over_ranks, gather_members
 from fabric_train.communication.pipeline import PipelineStages
+from fabric_train.communication.reduction import assign_gradients, flatten_gradients
 from fabric_train.errors import InputError
-from fabric_train.parts import clip_over_ranks, gather_members
-from fabric_train.reduction import assign_gradients, flatten_gradients
 from fabric_train.strategies.strategy import EVERY_PRECISION, Device, RankBatch, Strategy
 from fabric_train.strategies.tp import check_size, make_mesh
 

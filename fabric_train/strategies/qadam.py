@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fabric_train.checkpointing.memory import share_row, take_row
 from fabric_train.communication.qadam import QAdamSteps
 from fabric_train.errors import InputError
-from fabric_train.memory import share_row, take_row
 from fabric_train.strategies.strategy import BuildOptimizer, Device, Place, Strategy
 
 if TYPE_CHECKING:

@@ -27,12 +27,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from fabric_train.errors import InputError
-from fabric_train.sampler import plan_rank_shards
+from fabric_train.sampling.sampler import plan_rank_shards
 
 if TYPE_CHECKING:
     from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
 
-    from fabric_train.precision import LossScaler
+    from fabric_train.launch.precision import LossScaler
     from fabric_train.worker_env import World
 
 Device = Literal["cpu", "cuda"]
@@ -124,7 +124,7 @@ class Strategy:
 
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
         """Fabric's strategy, which makes the process group."""
-        from fabric_train.fabric import build_ddp
+        from fabric_train.launch.fabric import build_ddp
 
         return build_ddp(device)
 
@@ -268,8 +268,8 @@ class Strategy:
     def memory(self) -> dict[str, Tensor]:
         """The strategy's own tensors for a checkpoint, by name.
 
-        Each is equal on all ranks, or a row made by ``fabric_train.memory.share_row``. All ranks
-        give the same names. Called after ``setup``, between ``before_save`` and ``after_save``.
+        Each is equal on all ranks, or a row made by ``fabric_train.share_row``. All ranks give the
+        same names. Called after ``setup``, between ``before_save`` and ``after_save``.
         """
         return {}
 

@@ -21,7 +21,7 @@ own heads.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -31,10 +31,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from fabric_train.communication.parts import clip_over_ranks, find_cuts, gather_parts
 from fabric_train.communication.tensor_parallel import Plan, split_linears
 from fabric_train.errors import InputError
-from fabric_train.parts import clip_over_ranks, find_cuts, gather_parts
-from fabric_train.reduction import FastReduction
 from fabric_train.strategies.strategy import EVERY_PRECISION, Device, Strategy
 
 if TYPE_CHECKING:
@@ -84,26 +83,24 @@ class Tp(Strategy):
 
     def wrap_copies(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Wraps the model so that the gradients of its copies are averaged."""
-        wrapped = model
-        if self.replicas > 1:
-            device = self.place.device
-            wrapped = DistributedDataParallel(
-                model,
-                device_ids=[device.index] if device.type == "cuda" else None,
-                process_group=mesh.get_group("data"),
-                gradient_as_bucket_view=True,
-                forward_sync_buffers=False,
-            )
-        self._reduction = FastReduction(
-            wrapped, virtual_shards=self.virtual_shards, world_size=self.replicas
+        if self.replicas == 1:
+            return model
+        device = self.place.device
+        return DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=mesh.get_group("data"),
+            gradient_as_bucket_view=True,
+            forward_sync_buffers=False,
         )
-        return wrapped
 
     def describe(self) -> str:
         return f"copies of the model: {self.replicas}, each on {self.tensor_ranks} processes"
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
-        return self._reduction.sync(last=last) if self.replicas > 1 else super().sync(last=last)
+        if last or not isinstance(self.model, DistributedDataParallel):
+            return nullcontext()
+        return self.model.no_sync()
 
     def clip(self, max_norm: float) -> None:
         weights = list(self.bare.parameters())
@@ -112,17 +109,12 @@ class Tp(Strategy):
             for name, weight in self.bare.named_parameters()
             if name in self._cuts or self.place.rank % self.tensor_ranks == 0
         ]
-        clip_over_ranks(weights, counted, self.norm_group, max_norm)
+        clip_over_ranks(weights, counted, self.tensor_group, max_norm)
 
     @property
     def tensor_ranks(self) -> int:
         """How many ranks share a copy of the model."""
         return self.place.world_size // self.replicas
-
-    @property
-    def norm_group(self) -> dist.ProcessGroup | None:
-        """The ranks that together hold the whole model's gradient."""
-        return self.tensor_group
 
     def gather_weights(self) -> dict[str, Tensor]:
         weights = self.bare.state_dict()

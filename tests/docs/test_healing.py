@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fabric_train.strategies import STRATEGIES
-from fabric_train.strategies.ddp_spawn import DdpSpawn
+from fabric_train.strategies.ddp import DdpSpawn
 
 PAGE = Path(__file__).parents[2] / "docs/healing.md"
 

@@ -33,14 +33,14 @@ def test_what_type_checkers_see_is_what_can_be_imported():
         for node in ast.parse(Path(fabric_train.__file__).read_text()).body
         if isinstance(node, ast.If)
     )
-    seen = {
+    declared = {
         (alias.name, (node.module or "").removeprefix("fabric_train."))
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen == set(fabric_train._MODULE_OF.items())
-    assert {name for name, _ in seen} == set(fabric_train.__all__)
+    assert declared == set(fabric_train._MODULE_OF.items())
+    assert {name for name, _ in declared} == set(fabric_train.__all__)
 
 
 def test_another_name_is_refused_as_python_does():

@@ -30,6 +30,6 @@ def test_processes_that_the_trainer_does_not_join_are_refused(tmp_path, capfd, m
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match="2"):
         with_continuity(trainer, str(tmp_path)).train()
-    told = capfd.readouterr().err
-    assert "2 processes were started, but train in groups of 1" in told
-    assert "TrainingArguments(use_cpu=" in told
+    errors = capfd.readouterr().err
+    assert "2 processes were started, but train in groups of 1" in errors
+    assert "TrainingArguments(use_cpu=" in errors

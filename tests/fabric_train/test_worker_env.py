@@ -94,7 +94,7 @@ def test_white_space_around_a_number_does_not_matter(text):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2"),
@@ -111,10 +111,10 @@ def test_white_space_around_a_number_does_not_matter(text):
         ({"LT_DEVICES": "4", "LT_NUM_NODES": "2"}, "would follow LT_DEVICES, LT_NUM_NODES instead"),
     ],
 )
-def test_a_wrong_environment_is_refused_by_name_and_value(change, told):
+def test_a_wrong_environment_is_refused_by_name_and_value(change, message):
     with pytest.raises(InputError) as refused:
         parse_worker_env({**RANK_1_OF_4, **change})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "fix: " in str(refused.value)
 
 

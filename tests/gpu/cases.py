@@ -176,7 +176,7 @@ def background_saves(folder: Path) -> str:
     with torch.no_grad():
         model.weight.zero_()  # while the copy is written
     saver.wait()
-    assert DRY or saver._pins, "the copy was not pinned"  # cuda
+    assert DRY or saver._staged_copy.is_pinned, "the copy was not pinned"  # cuda
     saver.join(10)
     Saver(folder, config={}).resume(model, optimizer)
     assert torch.equal(model.weight, expected)

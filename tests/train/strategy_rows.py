@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import train.loop
-from fabric_train.state import digest_weights
+from fabric_train.checkpointing.state import digest_weights
 from fabric_train.worker_env import parse_worker_env
 from tests.fabric_train.forked import run_forked
 from train.config import parse_config
@@ -119,7 +119,7 @@ OF_STRATEGIES = "tests/fabric_train/strategies/"
 ELSEWHERE = {
     **dict.fromkeys(
         ("ddp_spawn", "ddp_fork", "ddp_notebook"),
-        "tests/fabric_train/test_processes.py: they start processes of their own",
+        "tests/fabric_train/launch/test_processes.py: they start processes of their own",
     ),
     "dp": f"{OF_STRATEGIES}test_dp.py: one process and several GPUs",
     "model_parallel": f"{OF_STRATEGIES}test_model_parallel.py: one process and several devices",

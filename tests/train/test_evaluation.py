@@ -7,7 +7,7 @@ import torch
 from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 
-from fabric_train.fabric import launch_fabric, leave_world
+from fabric_train.launch.fabric import launch_fabric, leave_world
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import find_place
 from fabric_train.worker_env import parse_worker_env

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fabric_train.checkpointing.manifest import read_manifest
+from fabric_train.checkpointing.snapshot import read_tensors
 from fabric_train.errors import DivergedError, InputError
-from fabric_train.manifest import read_manifest
-from fabric_train.snapshot import read_tensors
 from fabric_train.strategies.ddp import Ddp, sync_batch_norm
 from fabric_train.worker_env import WorkerEnv
 from tests.fabric_train.forked import world_of

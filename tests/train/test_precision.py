@@ -3,7 +3,7 @@
 import pytest
 
 from fabric_train.errors import InputError
-from fabric_train.precision import LossScaler, set_precision
+from fabric_train.launch.precision import LossScaler, set_precision
 from fabric_train.strategies import make_strategy
 
 

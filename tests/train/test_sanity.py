@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric_train.commit import Save, SaveResult
+from fabric_train.checkpointing.commit import Save, SaveResult
 from fabric_train.errors import DivergedError, InputError
 from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fabric_train.checkpointing.snapshot import read_tensors
 from fabric_train.errors import InputError
-from fabric_train.snapshot import read_tensors
 from fabric_train.worker_env import LEDGER_DIR, WorkerEnv
 from tests.fabric_train.forked import run_forked
 from tests.train.strategy_rows import LIMIT_S, Ending, work

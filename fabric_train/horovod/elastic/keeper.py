@@ -1,7 +1,7 @@
 """Commits on disk, and the launcher's requests for them.
 
-A commit is a checkpoint of ``fabric_train.checkpoint`` with one file. It is complete or absent, has
-a checksum, and is fenced: what a replaced worker group writes late is never read.
+A commit is a checkpoint of ``fabric_train.checkpointing`` with one file. It is complete or absent,
+has a checksum, and is fenced: what a replaced worker group writes late is never read.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from fabric_train.checkpoint import Checkpoint, CheckpointStore
-from fabric_train.commit import Save, SaveResult
-from fabric_train.durable import write_synced
+from fabric_train.checkpointing.checkpoint import Checkpoint, CheckpointStore
+from fabric_train.checkpointing.commit import Save, SaveResult
+from fabric_train.checkpointing.durable import write_synced
+from fabric_train.checkpointing.lineage import FencedError
+from fabric_train.checkpointing.manifest import CheckpointManifest
+from fabric_train.checkpointing.retention import Keep
 from fabric_train.errors import InputError
 from fabric_train.horovod import context
 from fabric_train.horovod.operations import Max, allreduce, broadcast_object
-from fabric_train.lineage import FencedError
-from fabric_train.manifest import CheckpointManifest
-from fabric_train.preemption import Preemption, Wish, exit_on_sigterm, finish_before_exit
+from fabric_train.loop.preemption import Preemption, Wish, exit_on_sigterm, finish_before_exit
 from fabric_train.ranks import Ranks
-from fabric_train.retention import Keep
 from fabric_train.worker_env import CHECKPOINT_DIR, GENERATION, NODE_DIR, parse_worker_env
 
 STATE_FILE = "horovod-state.pt"

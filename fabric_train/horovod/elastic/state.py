@@ -25,7 +25,7 @@ from fabric_train.horovod.operations import (
     broadcast_parameters,
     copy_to_cpu,
 )
-from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError
+from fabric_train.loop.preemption import EXIT_PREEMPTED, PreemptedError
 
 
 class ObjectState:

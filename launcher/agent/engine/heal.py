@@ -1,6 +1,6 @@
 """Keeps this node's workers alive when the group changes, if their script can go on in another.
 
-A script that can connects to this agent (``fabric_train/worlds.py``). Then torch's agent does not
+A script that can connects to this agent (``fabric_train/worlds/``). Then torch's agent does not
 learn of the change: a thread here forms the group again with the other nodes and sends the workers
 their new ranks. If that fails, torch's agent starts the workers anew.
 """

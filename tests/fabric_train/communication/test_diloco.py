@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fabric_train.communication.diloco import OuterSteps
+from fabric_train.communication.local_sgd import OuterSteps
 from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw, walk
 from tests.fabric_train.forked import run_forked
 
@@ -52,5 +52,5 @@ def follow_rule(ranks: int, every: int, after: int, lr: float, momentum: float) 
 @pytest.mark.parametrize(("every", "after"), [(1, 0), (4, 0), (3, 4)])
 def test_each_ranks_weights_follow_the_published_rule(ranks, every, after):
     options = (every, after, 0.7, 0.9)
-    found = np.stack(run_forked(train, ranks, *options))
-    np.testing.assert_allclose(found, follow_rule(ranks, *options), rtol=1e-10, atol=1e-12)
+    weights = np.stack(run_forked(train, ranks, *options))
+    np.testing.assert_allclose(weights, follow_rule(ranks, *options), rtol=1e-10, atol=1e-12)

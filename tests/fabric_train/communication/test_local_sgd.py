@@ -41,14 +41,14 @@ def follow_rule(ranks: int, every: int, after: int, shares: list[float]) -> np.n
 @pytest.mark.parametrize(("every", "after"), [(1, 0), (3, 0), (3, 4), (20, 0), (2, 20)])
 def test_each_ranks_weights_follow_the_published_rule(ranks, every, after):
     expected = follow_rule(ranks, every, after, [1 / ranks] * ranks)
-    found = np.stack(run_forked(train, ranks, every, after, None))
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+    weights = np.stack(run_forked(train, ranks, every, after, None))
+    np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_ranks_with_more_samples_weigh_more():
     shares = [0.5, 0.25, 0.25]
-    found = np.stack(run_forked(train, 3, 3, 2, shares))
-    np.testing.assert_allclose(found, follow_rule(3, 3, 2, shares), rtol=1e-12, atol=1e-13)
+    weights = np.stack(run_forked(train, 3, 3, 2, shares))
+    np.testing.assert_allclose(weights, follow_rule(3, 3, 2, shares), rtol=1e-12, atol=1e-13)
 
 
 def test_a_rank_alone_only_trains():

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear, mse_loss
 
+from fabric_train.communication.parts import gather_members
 from fabric_train.communication.pipeline import (
     PipelineStages,
     ScheduleName,
@@ -14,7 +15,6 @@ from fabric_train.communication.pipeline import (
     split_evenly,
 )
 from fabric_train.errors import InputError
-from fabric_train.parts import gather_members
 from tests.fabric_train.forked import run_forked
 
 
@@ -145,7 +145,7 @@ class Plain(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         (Plain(), "Plain is no nn.Sequential and has no pipeline_plan"),
         (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "has 1 layers with weights, too few for 2"),
@@ -155,7 +155,7 @@ class Plain(nn.Module):
         (Misspelt(), "Misspelt has no member 'entre'"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(model, told):
+def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(model, message):
     def refuse() -> str:
         before = list(model.state_dict())
         with pytest.raises(InputError) as caught:
@@ -163,7 +163,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_the_members_name(model, told):
         assert list(model.state_dict()) == before
         return str(caught.value)
 
-    assert all(told in text for text in run_forked(refuse, 2))
+    assert all(message in text for text in run_forked(refuse, 2))
 
 
 def test_a_batch_that_micro_batches_cannot_share_is_refused_with_what_to_write():

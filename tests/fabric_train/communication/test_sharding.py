@@ -222,13 +222,13 @@ def transposed() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "message"),
     [
         (scalar, "scale is a single number"),
         (mixed, r"blocks.1.layer.bias is torch.float64 and blocks.1.layer.weight is torch.float32"),
         (transposed, "blocks.0.layer.weight is not contiguous"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_refused_with_the_weights_name(build, told):
-    with pytest.raises(InputError, match=told):
+def test_a_model_that_cannot_be_cut_is_refused_with_the_weights_name(build, message):
+    with pytest.raises(InputError, match=message):
         shard(build(), UNITS)

@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fabric_train.communication.parts import Cut, Pieces, clip_over_ranks, find_cuts, gather_parts
 from fabric_train.communication.tensor_parallel import Column, Plan, add_up, split_linears
 from fabric_train.errors import InputError
-from fabric_train.parts import Cut, Pieces, clip_over_ranks, find_cuts, gather_parts
 from tests.fabric_train.forked import run_forked
 
 
@@ -86,7 +86,7 @@ def test_sums_of_bfloat16_are_taken_in_32_bits():
 def test_parts_are_taken_and_joined_block_by_block():
     whole = torch.arange(24.0).reshape(12, 2)
     cuts = [Cut(dim=0, size=12, rank=rank, ranks=2, blocks=3) for rank in range(2)]
-    parts = [cut.take(whole) for cut in cuts]
+    parts = [cut.cut_out(whole) for cut in cuts]
     assert parts[1][:, 0].tolist() == [4, 6, 12, 14, 20, 22]
     assert torch.equal(cuts[0].join(parts), whole)
     pieces = Pieces(parts[1], cuts[1])
@@ -105,7 +105,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "plan", "told"),
+    ("model", "plan", "message"),
     [
         (nn.Sequential(Glu()), {"*.up": "column"}, "Sequential has no member '*.up'"),
         (nn.Sequential(Glu()), {"0": "row"}, "0 is a Glu, and only a Linear is split"),
@@ -116,7 +116,7 @@ class Tied(nn.Module):
         (nn.Sequential(Glu()), {"0.both": Column(blocks=3)}, "which are not 3 blocks of groups"),
     ],
 )
-def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, told):
+def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, message):
     def refuse() -> str:
         before = list(model.state_dict())
         with pytest.raises(InputError) as caught:
@@ -125,4 +125,4 @@ def test_a_layer_that_cannot_be_split_is_refused_by_its_name(model, plan, told):
         assert not find_cuts(model)
         return str(caught.value)
 
-    assert all(told in text for text in run_forked(refuse, 2))
+    assert all(message in text for text in run_forked(refuse, 2))

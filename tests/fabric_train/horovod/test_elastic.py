@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import fabric_train.horovod as hvd
+from fabric_train.checkpointing.lineage import FencedError, Lineage
 from fabric_train.errors import InputError
 from fabric_train.horovod.elastic import keeper
 from fabric_train.horovod.elastic import state as elastic_state
 from fabric_train.horovod.elastic.state import copy_to_cpu
-from fabric_train.lineage import FencedError, Lineage
-from fabric_train.preemption import EXIT_PREEMPTED
+from fabric_train.loop.preemption import EXIT_PREEMPTED
 from tests.fabric_train.forked import ForkedError, run_forked
 from tests.fabric_train.horovod.test_operations import run
 
@@ -280,7 +280,7 @@ def test_nodes_that_wait_to_join_get_a_commit_and_the_training_goes_on(node_dir,
 
 def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(node_dir, asked):
     def train_on() -> None:
-        from fabric_train import preemption
+        from fabric_train.loop import preemption
 
         # Rank 1 ends last, because the test kills the others soon after the first end.
         preemption.WAIT_FOR_SIGTERM_S = 30.0 * hvd.rank()

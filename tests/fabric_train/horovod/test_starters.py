@@ -36,13 +36,13 @@ def test_the_place_is_read_from_the_environment(environ, world):
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "message"),
     [
         (MPIRUN, r"mpirun started 4 processes.*\n.*mpirun -N 1 launcher node SCRIPT"),
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, r"horovodrun started 2.*\n.*launcher run"),
         ({"RANK": "0"}, "WORLD_SIZE"),
     ],
 )
-def test_an_environment_by_which_ranks_could_not_meet_is_refused_with_the_fix(environ, told):
-    with pytest.raises(InputError, match=told):
+def test_an_environment_by_which_ranks_could_not_meet_is_refused_with_the_fix(environ, message):
+    with pytest.raises(InputError, match=message):
         find_world(environ)

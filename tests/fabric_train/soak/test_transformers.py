@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fabric_train.trainers.companion import Companion
+from fabric_train.trainers import Companion
 from tests.fabric_train.test_transformers import SAMPLES, Model, transformers
 
 

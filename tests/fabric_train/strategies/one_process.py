@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fabric_train.sampler import plan_rank_shards
+from fabric_train.sampling.sampler import plan_rank_shards
 from fabric_train.strategies.strategy import Place, RankBatch, Strategy
 from train.workloads.charlm import Size, Transformer
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW
 
-from fabric_train.memory import world_size
-from fabric_train.saver import Saver
+from fabric_train.checkpointing.memory import world_size
+from fabric_train.checkpointing.saver import Saver
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Place, RankBatch
 from tests.fabric_train.communication import quadratic

@@ -35,23 +35,23 @@ def test_in_a_larger_world_powersgd_goes_on_with_the_mean_of_the_errors(tmp_path
     before, after = run_forked(partial(go, save_at=[8]), 2), run_forked(go, 4)
     mean = (before[0]["memory"]["error.matrix"] + before[1]["memory"]["error.matrix"]) / 2
     assert np.abs(mean).max() > 0.1
-    for seen in after:
-        np.testing.assert_allclose(seen["memory"]["error.matrix"], mean, atol=1e-6)
-        np.testing.assert_array_equal(seen["memory"]["q.matrix"], before[0]["memory"]["q.matrix"])
-        assert seen["memory"]["iteration"] == 8
+    for result in after:
+        np.testing.assert_allclose(result["memory"]["error.matrix"], mean, atol=1e-6)
+        np.testing.assert_array_equal(result["memory"]["q.matrix"], before[0]["memory"]["q.matrix"])
+        assert result["memory"]["iteration"] == 8
 
 
 def test_in_a_larger_world_qadam_goes_on_with_the_mean_of_the_errors(tmp_path):
     options = {"warmup_steps": 5, "bits": 1}
     go = partial(train, "bagua:qadam", options, steps=8, folder=tmp_path, adam=True)
     before, after = run_forked(partial(go, save_at=[8]), 2), run_forked(go, 3)
-    own = np.mean([seen["memory"]["error"][0, :7] for seen in before], axis=0)
-    for seen in after:
-        got = seen["memory"]["error"][0, :7]
+    own = np.mean([result["memory"]["error"][0, :7] for result in before], axis=0)
+    for result in after:
+        got = result["memory"]["error"][0, :7]
         np.testing.assert_allclose(got, own, atol=1e-5)
-        assert seen["memory"]["frozen_at"] == 5
+        assert result["memory"]["frozen_at"] == 5
     servers = [
-        np.concatenate([seen["memory"]["mean_error"][0] for seen in world])[:7]
+        np.concatenate([result["memory"]["mean_error"][0] for result in world])[:7]
         for world in (before, after)
     ]
     np.testing.assert_array_equal(*servers)
@@ -70,7 +70,7 @@ def test_a_process_alone_trains_as_it_would_without(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("bf16", {}, "--strategy fp16, which sends as few bytes"),
         ("bagua:decentralized", {"peer_selection_mode": "shift_one"}, "an even number of"),
@@ -81,10 +81,10 @@ def test_a_process_alone_trains_as_it_would_without(name):
         ("bagua:async", {"timeout_s": 0}, "timeout_s 1 or more"),
     ],
 )
-def test_what_cannot_run_is_refused_with_what_to_write(name, options, told):
+def test_what_cannot_run_is_refused_with_what_to_write(name, options, message):
     with pytest.raises(InputError) as caught:
         make_strategy(name, options).check(world_of(3), "cpu")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_qadam_refuses_an_optimizer_that_is_not_adam():

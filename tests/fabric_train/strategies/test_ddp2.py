@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fabric_train.checkpointing.state import digest_weights
+from fabric_train.communication.reduction import align
 from fabric_train.errors import InputError
-from fabric_train.reduction import align
-from fabric_train.sampler import plan_rank_shards
-from fabric_train.state import digest_weights
+from fabric_train.sampling.sampler import plan_rank_shards
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.ddp2 import Ddp2
 from fabric_train.strategies.strategy import Place, RankBatch
@@ -157,8 +157,8 @@ def of_four():
 @pytest.mark.parametrize("shards", [4, 5, 8])
 def test_four_processes_are_equal_to_one_with_each_nodes_batch(of_four, exact, nodes, shards):
     expected, weights = train_alone(nodes, shards)
-    for rank, told in enumerate(of_four):
-        losses, own = told[exact, nodes, shards]
+    for rank, result in enumerate(of_four):
+        losses, own = result[exact, nodes, shards]
         assert losses == pytest.approx(expected[rank * nodes // 4], rel=1e-5)
         for name, weight in weights.items():
             torch.testing.assert_close(own[name], weight, rtol=1e-4, atol=1e-6)
@@ -169,8 +169,8 @@ def test_exact_gives_the_same_bits_for_any_number_of_processes_in_a_node(of_four
         of_two = run_forked(lambda nodes=nodes: train(Ddp2(exact=True), nodes, 5), 2)
         digests = {
             digest_weights(weights)
-            for told in (of_two, [told[True, nodes, 5] for told in of_four])
-            for _, weights in told
+            for result in (of_two, [result[True, nodes, 5] for result in of_four])
+            for _, weights in result
         }
         assert len(digests) == 1
 
@@ -184,12 +184,12 @@ def test_the_loss_of_the_node_is_another_than_that_of_its_processes():
 
 
 def test_hooks_get_the_nodes_outputs_in_training_validation_and_test():
-    for rank, told in enumerate(run_forked(use_hooks, 2)):
-        assert told["seen"] == [("training", 6, 6), ("validation", 6, 6), ("test", 3, 3)]
-        assert told["doubled"]
-        assert told["later"] == [1, 2, 1, 1, 2, 1]
+    for rank, result in enumerate(run_forked(use_hooks, 2)):
+        assert result["seen"] == [("training", 6, 6), ("validation", 6, 6), ("test", 3, 3)]
+        assert result["doubled"]
+        assert result["later"] == [1, 2, 1, 1, 2, 1]
         # One rank scores for the node, and what the hook left.
-        assert told["scored"] == ((2, 2) if rank == 0 else (0, 0))
+        assert result["scored"] == ((2, 2) if rank == 0 else (0, 0))
 
 
 def test_a_loop_of_ones_own_gets_the_same_from_gather_and_backward():

@@ -88,4 +88,4 @@ def test_a_step_that_deepspeed_leaves_out_ends_the_training(package):
             strategy.step(0)
         return str(caught.value)
 
-    assert all("a gradient is not finite in step 1" in told for told in run_forked(work, 2))
+    assert all("a gradient is not finite in step 1" in message for message in run_forked(work, 2))

@@ -11,15 +11,15 @@ from tests.fabric_train.forked import world_of
 
 
 @pytest.mark.parametrize(
-    ("world", "device", "told"),
+    ("world", "device", "message"),
     [
         (world_of(4, 2), "cuda", r"(?s)there are 4 on 2 nodes.*fix: --strategy ddp, or .*ddp2"),
         (world_of(2, 2), "cuda", r"there are 2\n"),
         (None, "cpu", r"(?s)there is none.*torchrun --nproc-per-node 2 -m train --strategy ddp"),
     ],
 )
-def test_where_it_cannot_run_it_names_the_command_that_does_what_was_meant(world, device, told):
-    with pytest.raises(InputError, match=told):
+def test_where_it_cannot_run_it_names_the_command_that_does_what_was_meant(world, device, message):
+    with pytest.raises(InputError, match=message):
         make_strategy("dp").check(world, device)
 
 

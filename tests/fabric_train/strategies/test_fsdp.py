@@ -26,9 +26,9 @@ def test_a_model_that_it_cannot_cut_is_refused_with_the_weights_name():
             make_strategy("fsdp").setup(model, AdamW, Place(device=torch.device("cpu")))
         return str(caught.value)
 
-    (told,) = run_forked(work, 1)
-    assert "scale is a single number" in told
-    assert "--strategy ddp" in told
+    (message,) = run_forked(work, 1)
+    assert "scale is a single number" in message
+    assert "--strategy ddp" in message
 
 
 def test_offload_from_a_gpu_needs_a_process_group():

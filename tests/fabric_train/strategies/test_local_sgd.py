@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fabric_train.checkpointing.saver import Saver
 from fabric_train.errors import InputError
-from fabric_train.sampler import plan_rank_shards
-from fabric_train.saver import Saver
+from fabric_train.sampling.sampler import plan_rank_shards
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import RankBatch, Strategy
 from tests.fabric_train.forked import run_forked
@@ -60,8 +60,8 @@ class Training:
         self.step = 0
         self.saver = Saver(folder, say=self.said.append) if folder else None
         if self.saver:
-            found = self.saver.resume(strategy.bare, strategy.optimizer, strategy)
-            self.step = found.step if found else 0
+            manifest = self.saver.resume(strategy.bare, strategy.optimizer, strategy)
+            self.step = manifest.step if manifest else 0
 
     def train(self, stop: int, *, kill_at: int | None = None, save_every: int = 3) -> None:
         while self.step < stop:
@@ -173,14 +173,14 @@ def test_it_sends_an_eighth_of_what_ddp_sends(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("local_sgd", {"every": 0}, "every=0 of local_sgd is less than 1"),
         ("local_sgd", {"warmup_steps": -1}, "warmup_steps=-1 of local_sgd is less than 0"),
         ("diloco", {"outer_momentum": -0.5}, "outer_momentum=-0.5 of diloco is less than 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(name, options, told):
+def test_options_that_make_no_sense_are_refused(name, options, message):
     with pytest.raises(InputError) as caught:
         make_strategy(name, options).check(None, "cpu")
-    assert told in str(caught.value)
+    assert message in str(caught.value)

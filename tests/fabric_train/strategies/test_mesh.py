@@ -27,7 +27,7 @@ def count_held(name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "processes", "told"),
+    ("name", "options", "processes", "message"),
     [
         ("tp", {"tensor_size": 2}, 3, "3 processes cannot be divided into groups of tensor_size=2"),
         ("tp", {"tensor_size": -1}, 2, "tensor_size=-1 of tp is less than 0"),
@@ -45,13 +45,13 @@ def count_held(name: str) -> int:
     ],
 )
 def test_a_world_that_does_not_fit_is_refused_before_there_is_a_process_group(
-    name, options, processes, told
+    name, options, processes, message
 ):
     strategy = make_strategy(name, options)
     assert strategy.count_replicas(processes) >= 1
     with pytest.raises(InputError) as caught:
         strategy.check(world_of(processes), "cpu")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["tp", "fsdp+tp", "pipeline"])

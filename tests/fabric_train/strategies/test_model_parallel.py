@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fabric_train.errors import InputError
-from fabric_train.strategies import model_parallel
-from fabric_train.strategies.model_parallel import ModelParallel, place_by_size
+from fabric_train.strategies import one_process
+from fabric_train.strategies.one_process import ModelParallel, place_by_size
 from fabric_train.strategies.strategy import Place
 from tests.fabric_train.forked import world_of
 
@@ -105,7 +105,7 @@ def moves(monkeypatch):
 
         return move
 
-    monkeypatch.setattr(model_parallel, "mover", record)
+    monkeypatch.setattr(one_process, "mover", record)
     return seen
 
 
@@ -136,9 +136,11 @@ def test_sizes_decide_how_many_layers_a_device_gets():
 
 
 def test_what_it_costs_is_said_beside_it():
-    told = set_up(make_model(), devices="cpu:0,cpu:1").describe()
-    assert told.startswith("model_parallel: cpu 0.0 MiB, cpu:0 0.0 MiB, cpu:1 0.0 MiB of weights; ")
-    assert "moves in a forward pass; one device computes at a time" in told
+    message = set_up(make_model(), devices="cpu:0,cpu:1").describe()
+    assert message.startswith(
+        "model_parallel: cpu 0.0 MiB, cpu:0 0.0 MiB, cpu:1 0.0 MiB of weights; "
+    )
+    assert "moves in a forward pass; one device computes at a time" in message
 
 
 def test_weights_that_layers_on_two_devices_share_are_refused_by_name():
@@ -150,7 +152,7 @@ def test_weights_that_layers_on_two_devices_share_are_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, r"(?s)no GPU is there.*--strategy_options.devices cuda:0,cpu"),
         ({"devices": "cpu"}, "needs several devices, and cpu is there"),
@@ -162,9 +164,9 @@ def test_weights_that_layers_on_two_devices_share_are_refused_by_name():
         ({"layers": "blocks.*=cpu,blocks.0=cpu:1"}, "'blocks.0' matches no layer, or only layers"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_write(monkeypatch, options, told):
+def test_a_mistake_is_told_with_what_to_write(monkeypatch, options, message):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         set_up(make_model(), **options)
 
 
@@ -179,10 +181,10 @@ def test_a_model_without_containers_is_refused_by_size():
 
 
 def test_only_a_copy_to_a_gpu_does_not_block(monkeypatch):
-    asked = []
+    non_blockings = []
     monkeypatch.setattr(
-        torch.Tensor, "to", lambda self, device, non_blocking: asked.append(non_blocking)
+        torch.Tensor, "to", lambda self, device, non_blocking: non_blockings.append(non_blocking)
     )
     for device in (torch.device("cpu"), torch.device("cuda", 1)):
-        model_parallel.mover(device)(torch.ones(1))
-    assert asked == [False, True]
+        one_process.mover(device)(torch.ones(1))
+    assert non_blockings == [False, True]

@@ -14,17 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import fabric_train.checkpoint
-import fabric_train.commit
-import fabric_train.reduction
 import train.__main__ as program
 import train.loop
+from fabric_train.checkpointing import checkpoint, commit
+from fabric_train.communication import reduction
 
 FOLDER = Path(os.environ["RUN_DIR"]) / "faults"
 SAVE_PHASES = {
-    "writing": (fabric_train.commit, "write_tensors"),
-    "unproven": (fabric_train.commit, "describe_files"),  # between the shards and the manifest
-    "unnamed": (fabric_train.checkpoint.CheckpointStore, "_point_latest_at"),  # renamed, not latest
+    "writing": (commit, "write_tensors"),
+    "unproven": (commit, "describe_files"),  # between the shards and the manifest
+    "unnamed": (checkpoint.CheckpointStore, "_point_latest_at"),  # renamed, not latest
 }
 WAIT_S = 30.0
 
@@ -95,7 +94,7 @@ def arm_collective(fault: Fault, mine: bool) -> None:
         else:
             fault.strike()
 
-    before(fabric_train.reduction.ExactReduction, "_exchange", enter, calls=4)
+    before(reduction.ExactReduction, "_exchange", enter, calls=4)
 
 
 def in_save(fault: Fault, mine: bool) -> None:

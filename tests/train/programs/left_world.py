@@ -5,8 +5,8 @@ import os
 import weakref
 
 import train.loop
-from fabric_train.fabric import leave_world
-from fabric_train.ledger import open_ledger
+from fabric_train.launch.fabric import leave_world
+from fabric_train.loop.ledger import open_ledger
 from fabric_train.worker_env import parse_worker_env
 from train.config import parse_config
 

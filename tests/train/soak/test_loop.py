@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fabric_train.checkpointing.snapshot import read_tensors
 from fabric_train.errors import DivergedError
-from fabric_train.snapshot import read_tensors
 from fabric_train.worker_env import WorkerEnv
 from tests.train.test_loop import checkpoints, env
 from train.config import TrainConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fabric_train.checkpoint import CheckpointStore
+from fabric_train.checkpointing.checkpoint import CheckpointStore
+from fabric_train.checkpointing.manifest import check_files, read_manifest
 from fabric_train.errors import InputError
-from fabric_train.manifest import check_files, read_manifest
 from fabric_train.storage import Storage, open_url
 from fabric_train.worker_env import WorkerEnv
 from tests.fabric_train.forked import find_free_port

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric_train.fabric import leave_world
+from fabric_train.launch.fabric import leave_world
 from fabric_train.worker_env import WorkerEnv, parse_worker_env
 from tests.fabric_train.forked import run_forked
 from tests.train.test_verbs import config

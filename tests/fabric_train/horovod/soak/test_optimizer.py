@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fabric_train.horovod as hvd
-from tests.fabric_train.communication.test_adasum import tree_sum
+from tests.fabric_train.horovod.test_adasum import tree_sum
 from tests.fabric_train.horovod.test_operations import run
 
 

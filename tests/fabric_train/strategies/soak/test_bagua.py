@@ -29,9 +29,9 @@ MORE = (
 )
 def test_weights_follow_the_published_rule(name, options, rule, ranks):
     expected = list(rule(ranks))
-    found = run_forked(partial(train, name, options, adam=name == "bagua:qadam"), ranks)
-    for rank, seen in enumerate(found):
-        apart = np.abs(np.stack(seen["weights"]) - np.stack([each[rank] for each in expected]))
+    results = run_forked(partial(train, name, options, adam=name == "bagua:qadam"), ranks)
+    for rank, result in enumerate(results):
+        apart = np.abs(np.stack(result["weights"]) - np.stack([each[rank] for each in expected]))
         # Numpy and torch may round a number to two neighbouring codes.
         assert np.mean(apart > (4e-3 if name == "fp16" else 1e-3)) < 0.005, np.sort(apart[-1])[-9:]
-        assert seen["warnings"] == []
+        assert result["warnings"] == []

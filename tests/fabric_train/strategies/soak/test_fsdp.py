@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from fabric_train.saver import is_sharded
+from fabric_train.checkpointing.saver import is_sharded
 from fabric_train.strategies import make_strategy
 from tests.fabric_train.forked import run_forked
 from tests.fabric_train.strategies import one_process as one

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fabric_train.state import digest_weights
+from fabric_train.checkpointing.state import digest_weights
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.local_sgd import LocalSgd
 from tests.fabric_train.forked import ForkedError, run_forked

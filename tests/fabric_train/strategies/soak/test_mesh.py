@@ -18,15 +18,17 @@ def test_bfloat16_is_used_where_autocast_says_so(name):
     def train() -> list[float]:
         strategy = make_strategy(name)
         set_up(strategy)
-        found = []
+        rank_losses = []
         for step in range(2):
             batch = cut_batch(strategy, step)
             autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
             loss = lambda outputs, targets: mean_loss(outputs.float(), targets)  # noqa: E731
-            found.append(strategy.run_step(replace(batch, autocast=autocast, loss=loss)).item())
+            rank_losses.append(
+                strategy.run_step(replace(batch, autocast=autocast, loss=loss)).item()
+            )
             strategy.step(step)
-        return found
+        return rank_losses
 
-    for found in run_forked(train, 2):
-        assert found == pytest.approx(losses, abs=1e-2)
-        assert found != pytest.approx(losses, abs=1e-6)
+    for rank_losses in run_forked(train, 2):
+        assert rank_losses == pytest.approx(losses, abs=1e-2)
+        assert rank_losses != pytest.approx(losses, abs=1e-6)

@@ -143,7 +143,7 @@ def test_a_script_that_catches_the_groups_error_does_not_spoil_the_weights(place
 
 
 HELD = """
-from fabric_train.agent_link import AgentLink
+from fabric_train.worlds.agent_link import AgentLink
 
 say = AgentLink.say
 

@@ -12,7 +12,7 @@ from tests.launcher.runner import Runner
 
 SCRIPT = """
 import os, sys
-from fabric_train.ledger import Loaded, TrainStarted, open_ledger
+from fabric_train.loop.ledger import Loaded, TrainStarted, open_ledger
 from fabric_train.worker_env import parse_worker_env
 import torch
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=float(sys.argv[1]))

@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 SPEAKER = """
 import os, time
 from pathlib import Path
-from fabric_train.preemption import Preemption, Wish, exit_on_sigterm
+from fabric_train.loop.preemption import Preemption, Wish, exit_on_sigterm
 folder = Path(os.environ["LAUNCHER_NODE_DIR"])
 exit_on_sigterm(folder)
 preemption = Preemption(folder if os.environ["LOCAL_RANK"] == "0" else None)

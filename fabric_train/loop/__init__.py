@@ -1,0 +1,1 @@
+"""What a training calls between two steps: due checkpoints, stop requests, the ledger."""
