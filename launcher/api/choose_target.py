@@ -3,14 +3,13 @@ and whether under plain torchrun."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, SilentTargetError, TargetError, closest
-from launcher.targets.room import Room
+from launcher.targets.room import Room, load
 
 if TYPE_CHECKING:
     from launcher.follow.target import Target
@@ -52,15 +51,6 @@ def room_of(name: str) -> Room:
         room: Room = load(named)()
         return room
     return Room(name, named)
-
-
-def load(named: str) -> Any:
-    """A class or function, named as ``MODULE:NAME``; imports its module.
-
-    Commands and rooms are imported only by this, later than the command line itself.
-    """
-    module, _, name = named.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def rooms() -> Iterator[Room]:

@@ -8,18 +8,16 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.api.choose_target import load, rooms
+from launcher.api.choose_target import rooms
 from launcher.commands.parsing.other_programs import GONE, find_habit
 from launcher.commands.parsing.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.parsing.printed_commands import options_to_find_runs, program_name
 from launcher.commands.parsing.table import COMMANDS, add_commands
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
-
-if TYPE_CHECKING:
-    from launcher.targets.room import Plugin
+from launcher.targets.room import Plugin, load
 
 ASKED = "_ARGCOMPLETE"
 """The variable that is set while a shell asks for completions."""

@@ -10,7 +10,7 @@ import importlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from launcher.contract.errors import InputError
@@ -64,6 +64,15 @@ class Plugin(NamedTuple):
     """Options that it takes also before its command."""
 
 
+def load(named: str) -> Any:
+    """A class or function, named as ``MODULE:NAME``; imports its module.
+
+    Commands and rooms are imported only by this, later than the command line itself.
+    """
+    module, _, name = named.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Room:
     """One target's room. ``arguments`` come from a command that takes the target's options."""
 
@@ -81,8 +90,7 @@ class Room:
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         """The target, with what the command line says of it."""
-        module, _, name = self.opens.partition(":")
-        target: Target = getattr(importlib.import_module(module), name)(run_root)
+        target: Target = load(self.opens)(run_root)
         return target
 
     def diagnose(

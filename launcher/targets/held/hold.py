@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import getpass
-import importlib
 import json
 import os
 import socket
@@ -26,6 +25,7 @@ from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import absolute
 from launcher.runs.folder import RunFolder, full_disk
 from launcher.targets.held.child import TAKEN_LIMIT_S, find_held
+from launcher.targets.room import load
 
 if TYPE_CHECKING:
     from launcher.follow.target import Target
@@ -169,9 +169,8 @@ class Hold:
 
 def in_hold(folder: Path, target: Target, *, fresh: bool = False) -> Target:
     """The target of runs in a hold of ``target``; ``folder`` is the hold's run folder."""
-    module, _, name = target.traits.held_by.partition(":")
     hold = Hold(RunFolder(folder), fresh=fresh)
-    held: Target = getattr(importlib.import_module(module), name)(hold, target)
+    held: Target = load(target.traits.held_by)(hold, target)
     return held
 
 
