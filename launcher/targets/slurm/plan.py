@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
         kind=spec.kind or ("array" if job.is_elastic else "allocation"),
         options=_plan_options(job),
         setup=spec.setup,
-        python=spec.python or ("python3" if image else sys.executable),
+        python=spec.python or "python3",
         container=spec.container,
         image=image,
         mounts=mounts if image else (),

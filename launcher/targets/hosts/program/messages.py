@@ -223,9 +223,9 @@ class NodeSeen(Record):
 
 
 class RunOnHost(Record):
-    """A run as a host has it: its ``plan`` as JSON, and the indices of nodes with a folder there.
+    """A run as one host has it: its ``plan`` as JSON, and the indices of nodes with a folder there.
 
-    ``lives``: a node runs there, or a launcher is heard. ``began_at``: seconds since the epoch.
+    ``lives``: a node runs, or a launcher is heard. ``began_at`` is in seconds since the epoch.
     """
 
     run_id: str

@@ -85,7 +85,7 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
     return make
 
 
-class Said:
+class FakeSession:
     """A session to a host, which answers by the function that is called; ``heard`` are all calls.
 
     An answer may be a function of the call's arguments, or an error.
@@ -96,19 +96,19 @@ class Said:
         self.heard: list[tuple[Callable[..., Any], Namespace]] = []
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        asked = Namespace(**arguments)
-        self.heard.append((function, asked))
+        given = Namespace(**arguments)
+        self.heard.append((function, given))
         answer = self._answers[function]
         if isinstance(answer, TargetError):
             raise answer
-        return answer(asked) if callable(answer) else answer
+        return answer(given) if callable(answer) else answer
 
     def call_within(self, _limit_s: float, function: Callable[..., Any], **arguments: Any) -> Any:
         return self.call(function, **arguments)
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> "Said":
+    def __enter__(self) -> "FakeSession":
         return self
 
     def __exit__(self, *exception: object) -> None: ...
@@ -119,10 +119,10 @@ def hosts_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What hosts answer, by their names; all others are away."""
 
     def say(**answers: Answers) -> None:
-        def open_session(self: Ssh, host: Host) -> Said:
+        def open_session(self: Ssh, host: Host) -> FakeSession:
             if host.name not in answers:
                 raise TargetError(f"{host.name}: it does not answer", "is it on?")
-            return Said(host, answers[host.name])
+            return FakeSession(host, answers[host.name])
 
         monkeypatch.setattr(Ssh, "open", open_session)
 

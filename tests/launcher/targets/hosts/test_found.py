@@ -36,7 +36,7 @@ from launcher.targets.hosts.ssh.client import Ssh, make_control_dir
 from launcher.targets.hosts.survey import find_twins, meet, survey_hosts
 from launcher.targets.hosts.table import show_hosts
 from launcher.targets.hosts.target import HostsTarget
-from tests.launcher.targets.hosts.conftest import TWO, Answers, Said
+from tests.launcher.targets.hosts.conftest import TWO, Answers, FakeSession
 from tests.launcher.values import by_place, changeable
 
 RUN_ID = "digits-0a1b2c"
@@ -190,10 +190,10 @@ def test_a_host_that_cannot_write_to_the_shared_folder_is_told_and_the_others_ar
     def refuse(asked: Namespace) -> None:
         raise TargetError("gpu2: Permission denied")
 
-    def session(name: str, leave: Any) -> Said:
+    def session(name: str, leave: Any) -> FakeSession:
         answers = {reach.listen: 7, reach.call_hosts: {}, leave_token: leave}
         answers[reach.find_tokens] = lambda asked: asked.names
-        return Said(Host(name=name), answers)
+        return FakeSession(Host(name=name), answers)
 
     sessions = [session("gpu1", lambda asked: left.append(asked.name)), session("gpu2", refuse)]
     met = meet(Ssh(inventory("gpu[1-2]")), sessions, [(), ()], "/mnt/c")
@@ -364,7 +364,7 @@ def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan)
         facts = tuple(replace(one, device_ids=gpus) for one in TWO)
         plan = make_host_plan(facts, nproc_per_node=2, detached=detached, engine="agent")
         node = render_hosts(plan).nodes[1]
-        session = Said(TWO[1].host, {take_lease: []})
+        session = FakeSession(TWO[1].host, {take_lease: []})
         nodes.acquire_lease(plan, node, session)
         ((_, asked),) = session.heard
         wanted = {"gpus": gpus, "slots": 0 if gpus else 2, "detached": detached}
@@ -374,7 +374,7 @@ def test_a_lease_names_who_takes_what_and_a_refusal_who_holds_it(make_host_plan)
     held = [ON_GPUS, ON_SLOTS]
     told = "gpu2: held by anna@desk with digits-1 (GPUs 0), bob@desk with b-2 (3 slots)"
     with pytest.raises(TargetError, match=f"^{re.escape(told)}"):
-        nodes.acquire_lease(plan, node, Said(TWO[1].host, {take_lease: held}))
+        nodes.acquire_lease(plan, node, FakeSession(TWO[1].host, {take_lease: held}))
 
 
 CHANGE = Change(base="earlier", start=1, end=2, data=b"part")
@@ -398,7 +398,7 @@ def test_a_host_gets_the_code_unless_it_has_it_and_what_differs_first(
     node, code = render_hosts(plan).nodes[1], Namespace(hash=hash, data=b"all", change=change)
     answers = {code_store.has_code: is_there, code_store.prepare_run: None}
     answers[code_store.store_code] = lambda asked: not hasattr(asked, "base")
-    session = Said(TWO[1].host, answers)
+    session = FakeSession(TWO[1].host, answers)
 
     def prepare() -> None:
         nodes.prepare(plan, node, b"agent", code if hash else None, "token", session)

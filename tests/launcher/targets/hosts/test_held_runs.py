@@ -23,7 +23,7 @@ from launcher.targets.hosts.program.messages import HeldNode, NodeSeen
 from launcher.targets.hosts.program.session import leave_token
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
-from tests.launcher.targets.hosts.conftest import TWO, Said
+from tests.launcher.targets.hosts.conftest import TWO, FakeSession
 from tests.waiting import StoppedClock
 
 RUNNING, PENDING, MISSING = NodeState.RUNNING, NodeState.PENDING, NodeState.MISSING
@@ -156,7 +156,10 @@ def test_a_keeper_has_the_held_node_fork_the_run_s_node(hold, make_host_plan):
 
 def test_an_earlier_incarnation_is_ended_before_the_next_is_forked(hold, make_host_plan):
     target, plan = HeldHostsTarget(hold(), Pods()), make_host_plan(hold="dev-1", engine="agent")
-    node, session = render_hosts(plan).nodes[1], Said(TWO[1].host, {requests.end_nodes: None})
+    node, session = (
+        render_hosts(plan).nodes[1],
+        FakeSession(TWO[1].host, {requests.end_nodes: None}),
+    )
     target._acquire_lease(plan, node, session)
     assert session.heard == []
     target._acquire_lease(plan, replace(node, node=replace(node.node, incarnation=1)), session)
@@ -262,13 +265,17 @@ def test_a_run_moves_to_where_the_pods_are_now(pods, make_host_plan):
             else dump_record(Ready(address=f"10.9.0.{asked.folder[-1]}", cpu_count=1))
         )
 
-    sessions = {one.host.name: Said(one.host.host, {requests.read_newest: read}) for one in nodes}
+    sessions = {
+        one.host.name: FakeSession(one.host.host, {requests.read_newest: read}) for one in nodes
+    }
     moved, chosen = pods._place(plan, nodes, sessions)
     assert [node.local_addr for node in moved.nodes] == ["10.9.0.0", "10.9.0.1"]
     assert chosen == list(render_hosts(moved).nodes)
     one = pods._place(plan, nodes[1:], sessions)[1]
     assert [node.node.node_index for node in one] == [1]
-    sessions = {one.host.name: Said(one.host.host, {requests.read_newest: ""}) for one in nodes}
+    sessions = {
+        one.host.name: FakeSession(one.host.host, {requests.read_newest: ""}) for one in nodes
+    }
     with pytest.raises(TargetError) as error:
         pods._place(plan, nodes[1:], sessions)
     told = f"{nodes[1].host.name}: the hold's agent there does not come up"

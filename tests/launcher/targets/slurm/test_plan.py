@@ -1,5 +1,6 @@
 """What a job file's section ``slurm`` becomes."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from launcher.targets.slurm.settings import SlurmSettings
 
 def plan(root: str = "/shared/runs", cwd: str = "/shared", /, **keys: Any) -> LaunchPlan:
     """A plan of a job with these keys."""
+    slurm = keys.get("slurm", {})
+    if not slurm.get("container"):
+        keys["slurm"] = {"python": sys.executable, **slurm}
     job = JobSpec.model_validate({"name": "digits", "command": ["train.py"], **keys})
     facts = plan_facts(job, run_root=root, cwd=cwd, torch_version="2.13.0", sends_code=False)
     return plan_run(job, facts, run_id="digits-0a1b2c")
