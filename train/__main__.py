@@ -39,8 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         record(run)()
     except InputError as error:
         # One write, because print writes the newline separately, after other ranks' lines.
-        told = [str(error), *getattr(error, "__notes__", ())]
-        sys.stderr.write("train: " + "\n  ".join(told) + "\n")
+        lines = [str(error), *getattr(error, "__notes__", ())]
+        sys.stderr.write("train: " + "\n  ".join(lines) + "\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("train: interrupted\n")

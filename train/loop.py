@@ -221,8 +221,8 @@ def train_by(
 def settle_losses(course: Course, world: TrainingWorld) -> None:
     """Adds to the epoch's loss what the ranks that are left know of its last steps."""
     losses, course.losses = course.losses, None
-    told = world.ranks.gather(losses.pending() if losses else None)
-    known = [loss for loss in told if loss is not None]
+    losses_of_ranks = world.ranks.gather(losses.pending() if losses else None)
+    known = [loss for loss in losses_of_ranks if loss is not None]
     if losses:
         losses.settle(sum(known) / len(known))
 
@@ -284,8 +284,8 @@ def describe(run: Run, shards: int, earlier: CheckpointManifest | None) -> None:
     before = earlier.config.get("virtual_shards") if earlier else None
     if may_replan_shards(run.config) and before not in (None, shards):
         run.say(f"each batch is cut into {shards} virtual shards, {before} before")
-    if told := run.strategy.describe():
-        run.say(told)
+    if description := run.strategy.describe():
+        run.say(description)
 
 
 def look(run: Run, verb: str) -> Metrics:

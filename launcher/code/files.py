@@ -57,7 +57,7 @@ def list_files(root: Path, run_root: Path) -> list[CodeFile]:
     files: list[CodeFile] = []
     try:
         for name in _names(root, ignored, runs):
-            if (file := _look(root, name)) is not None:
+            if (file := _describe(root, name)) is not None:
                 files.append(file)
             if len(files) > MAX_FILES:
                 raise InputError(f"the code in {root} is more than {MAX_FILES:,} files", FIX)
@@ -120,18 +120,18 @@ def _all_names(
             yield from _all_names(root, f"{name}/", ignored, is_run)
 
 
-def _look(root: Path, name: str) -> CodeFile | None:
+def _describe(root: Path, name: str) -> CodeFile | None:
     """None for a deleted file that git still lists, and for sockets and devices."""
     path = root / name
     try:
-        seen = path.lstat()
+        status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if stat.S_ISLNK(seen.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return CodeFile(name, 0, os.readlink(path), False)
-    if not stat.S_ISREG(seen.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return CodeFile(name, seen.st_size, None, bool(seen.st_mode & 0o100))
+    return CodeFile(name, status.st_size, None, bool(status.st_mode & 0o100))
 
 
 def unreadable(error: OSError) -> InputError:

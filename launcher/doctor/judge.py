@@ -122,15 +122,15 @@ def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
         return failed(check, world, "did not finish", "see the rows above, and the run's output")
     # The largest message's rate: a link that passes small ones at full speed may still be slow.
     first, last = measured.rates[0], max(measured.rates, key=lambda rate: rate.bytes)
-    found = (
+    measurements = (
         f"{measured.backend}: {last.bytes_per_s / 1e6:.0f} MB/s per node at "
         f"{last.bytes / 1e6:.1f} MB, {first.took_s * 1e6:.0f} us for {first.bytes} B"
     )
     if last.bytes_per_s == 0:
         return ok(check, world, f"{measured.backend}: one worker, which sends nothing")
     if last.bytes_per_s >= LEAST_BYTES_PER_S.get(measured.backend, 0):
-        return ok(check, world, found)
-    return warning(check, world, found, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
+        return ok(check, world, measurements)
+    return warning(check, world, measurements, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
 
 
 def is_slow(measured: AllReduce | None) -> bool:

@@ -69,14 +69,14 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     file and a batch script, which other commands read.
     """
     objects: list[Value] = []
-    found: list[Breach] = []
+    breaches: list[Breach] = []
     files = []
     scripts = 0
     for file, text in texts:
         files.append(file)
         if is_training_script(text, file):
             scripts += 1
-            found += check_training_script(text, file)
+            breaches += check_training_script(text, file)
             continue
         if is_batch_script(text, file):
             what = f"{file}: a batch script; training scripts and manifests are checked"
@@ -84,16 +84,16 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         try:
             objects += (inside := parse_manifest(text, file))
         except FileError as error:
-            found += [Breach(rule=Rule.YAML, **vars(problem)) for problem in error.problems]
+            breaches += [Breach(rule=Rule.YAML, **vars(problem)) for problem in error.problems]
         else:
             _refuse_job(inside, file)
     known = [item for item in objects if item["kind"].text in CHECKS]
     for item in known:
         kind = item["kind"].text
         name = f"{kind}/{object_name(item)}"
-        found += [replace(one, object=name) for one in CHECKS[kind](item)]
+        breaches += [replace(breach, object=name) for breach in CHECKS[kind](item)]
     places = {file: i for i, file in reversed(list(enumerate(files)))}
-    ordered = sorted(dict.fromkeys(found), key=lambda one: (places[one.file], one.line))
+    ordered = sorted(dict.fromkeys(breaches), key=lambda breach: (places[breach.file], breach.line))
     return Checked(
         breaches=tuple(ordered),
         known=len(known),

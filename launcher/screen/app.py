@@ -104,16 +104,16 @@ class RunScreen(App[None]):
         pause_s = max(self._interval_s, (time.monotonic() - began) / READING_SHARE)
         self.call_from_thread(self.set_timer, pause_s, self.look)
 
-    def show(self, seen: RunSnapshot) -> None:
+    def show(self, snapshot: RunSnapshot) -> None:
         """Puts a snapshot on the screen; only what has changed is drawn anew."""
-        report, goodput = seen.report, seen.report.goodput
+        report, goodput = snapshot.report, snapshot.report.goodput
         self.query_one("#state", Static).update(render_headline(report))
         self.query_one("#training", Static).update(render_training(report))
         if goodput and goodput.points and goodput.until:
             bar = self.query_one(ProgressBar)
             bar.display = True
             bar.update(total=goodput.until, progress=goodput.points[-1].step)
-        self._seen_nodes = seen.nodes
+        self._seen_nodes = snapshot.nodes
         self._show_nodes()
         events = report.timeline[-MOST_EVENTS:]
         if events != self._seen_events:

@@ -116,10 +116,14 @@ def read_last_line(paths: Sequence[Path]) -> str:
 # -- text ----------------------------------------------------------------------------------------
 
 
-def render_snapshot(seen: RunSnapshot) -> str:
+def render_snapshot(snapshot: RunSnapshot) -> str:
     """The snapshot as lines, for use without a terminal. Pure."""
-    rows = [HEADER, *(row.cells() for row in seen.nodes)]
-    lines = [render_headline(seen.report), render_training(seen.report), *render_columns(rows)]
+    rows = [HEADER, *(row.cells() for row in snapshot.nodes)]
+    lines = [
+        render_headline(snapshot.report),
+        render_training(snapshot.report),
+        *render_columns(rows),
+    ]
     return "\n".join(filter(None, lines))
 
 

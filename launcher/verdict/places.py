@@ -179,13 +179,13 @@ class _Nodes:
         self._given = frozenset(map(_short, known))
         self._nproc = 0
         self._ranks: dict[int, set[int]] = defaultdict(set)  # by local rank
-        pairs = [found for text in reports for found in _REPORTED.findall(text)]
+        pairs = [pair for text in reports for pair in _REPORTED.findall(text)]
         order: list[str] = []
         firsts: dict[str, int] = {}  # tasks of srun, by host
         is_each = False
         for line in lines:
-            if found := _NPROC.search(line.text):
-                self._nproc = int(next(filter(None, found.groups())))
+            if match := _NPROC.search(line.text):
+                self._nproc = int(next(filter(None, match.groups())))
             if listed := _NODELIST.search(line.text):
                 order = list(_expand(*listed.groups("")))
             for form in _IN_ORDER if "node" in line.text or "WORLD" in line.text else ():

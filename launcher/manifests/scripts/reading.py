@@ -111,16 +111,18 @@ class ScriptTree:
 
     def calls(self, last: str, *roots: str) -> list[ast.Call]:
         """The calls of that name, only those of the packages ``roots`` if given, by line."""
-        found = [one for one in self.called.get(last, ()) if not roots or self.root(one) in roots]
-        return sorted(found, key=lambda one: one.lineno)
+        calls = [
+            call for call in self.called.get(last, ()) if not roots or self.root(call) in roots
+        ]
+        return sorted(calls, key=lambda call: call.lineno)
 
     def leads_to(self, node: ast.AST | None, name: str, depth: int = 3) -> bool:
         """Whether a call of that name is in a node, or in the functions that it calls."""
         inside = ast.walk(node) if node is not None else ()
-        called = {self.last(one) for one in inside if isinstance(one, ast.Call)}
-        inner = [one for last in called for one in self.functions.get(last, ())]
+        called = {self.last(part) for part in inside if isinstance(part, ast.Call)}
+        inner = [function for last in called for function in self.functions.get(last, ())]
         return name in called or (
-            depth > 0 and any(self.leads_to(one, name, depth - 1) for one in inner)
+            depth > 0 and any(self.leads_to(function, name, depth - 1) for function in inner)
         )
 
     def function_of(self, node: ast.AST) -> ast.FunctionDef | None:
@@ -130,15 +132,15 @@ class ScriptTree:
             above = self.parents.get(above)
         return above
 
-    def is_beside(self, one: ast.AST, other: ast.AST) -> bool:
+    def is_beside(self, node: ast.AST, other: ast.AST) -> bool:
         """Whether two nodes are in one function, or both at the top."""
-        return self.function_of(one) is self.function_of(other)
+        return self.function_of(node) is self.function_of(other)
 
-    def bases(self, one: ast.ClassDef, depth: int = DEPTH) -> set[str]:
+    def bases(self, node: ast.ClassDef, depth: int = DEPTH) -> set[str]:
         """The full names of a class' bases, through classes of this script."""
-        names = {self.name(base) for base in one.bases}
+        names = {self.name(base) for base in node.bases}
         for other in self.classes if depth else ():
-            if other.name in names and other is not one:
+            if other.name in names and other is not node:
                 names |= self.bases(other, depth - 1)
         return names
 
@@ -146,9 +148,9 @@ class ScriptTree:
 
     def values(self, node: ast.AST) -> list[ast.expr]:
         """What is assigned to a name, given for a parameter, or returned by a call."""
-        found = self._values(node) if self.steps > 0 else []
-        self.steps -= 1 + len(found)
-        return found
+        values = self._values(node) if self.steps > 0 else []
+        self.steps -= 1 + len(values)
+        return values
 
     def _values(self, node: ast.AST) -> list[ast.expr]:
         if isinstance(node, ast.Attribute):
@@ -161,35 +163,35 @@ class ScriptTree:
                 scope = self.function_of(scope)
             return self._assigned.get((None, node.id), [])
         if isinstance(node, ast.Subscript) and isinstance(at := constant(node.slice), int):
-            rows = [one for one in self.values(node.value) if isinstance(one, ast.Tuple)]
+            rows = [row for row in self.values(node.value) if isinstance(row, ast.Tuple)]
             return [row.elts[at] for row in rows if at < len(row.elts)]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            made = self.functions.get(node.func.id, ())
-            return [one for function in made for one in self._returned.get(function, ())]
+            functions = self.functions.get(node.func.id, ())
+            return [value for function in functions for value in self._returned.get(function, ())]
         return []
 
     def _given(self, function: ast.FunctionDef, name: str) -> list[ast.expr]:
         """What the calls of a function give for one of its parameters."""
-        names = [one.arg for one in function.args.args if one.arg != "self"]
+        names = [arg.arg for arg in function.args.args if arg.arg != "self"]
         at = names.index(name) if name in names else -1
         values = (argument(call, name, at) for call in self.called.get(function.name, ()))
-        return [one for one in values if one is not None]
+        return [value for value in values if value is not None]
 
     def reach(self, node: ast.AST | None, depth: int = DEPTH) -> Iterator[ast.AST]:
         """A node with all that is in it, and in the values of its names."""
-        seen: set[ast.AST] = set()
+        visited: set[ast.AST] = set()
         todo = [(node, depth)] if node is not None else []
         while todo and self.steps > 0:
-            one, left = todo.pop()
-            if one not in seen:
+            part, left = todo.pop()
+            if part not in visited:
                 self.steps -= 1
-                seen.add(one)
-                yield one
-                values = self.values(one) if left else []
+                visited.add(part)
+                yield part
+                values = self.values(part) if left else []
                 todo += [(value, left - 1) for value in values]
                 # Of a, b = f(), follow only the part of what f returns for this name.
-                if not (values and isinstance(one, ast.Subscript)):
-                    todo += [(child, left) for child in ast.iter_child_nodes(one)]
+                if not (values and isinstance(part, ast.Subscript)):
+                    todo += [(child, left) for child in ast.iter_child_nodes(part)]
 
     def word(self, node: ast.AST) -> str:
         """The last part of a name, or the variable of the environment that is read here."""
@@ -208,21 +210,21 @@ class ScriptTree:
 
     def conditions(self, node: ast.AST) -> list[tuple[ast.expr, bool]]:
         """The tests that decide in its function if a node is reached, with the results needed."""
-        found: list[tuple[ast.expr, bool]] = []
+        tests: list[tuple[ast.expr, bool]] = []
         while (above := self.parents.get(node)) is not None:
             if isinstance(above, ast.If | ast.IfExp | ast.While) and node is not above.test:
-                found.append((above.test, node not in _block(above, "orelse")))
+                tests.append((above.test, node not in _block(above, "orelse")))
             elif isinstance(above, ast.BoolOp) and isinstance(node, ast.expr):
-                found += [(one, True) for one in above.values[: above.values.index(node)]]
+                tests += [(value, True) for value in above.values[: above.values.index(node)]]
             for inside in (_block(above, "body"), _block(above, "orelse")):
-                for one in inside[: inside.index(node)] if node in inside else ():
+                for statement in inside[: inside.index(node)] if node in inside else ():
                     # An if whose body skips what follows, without an error.
-                    if isinstance(one, ast.If) and isinstance(one.body[-1], SKIPS):
-                        found.append((one.test, False))
+                    if isinstance(statement, ast.If) and isinstance(statement.body[-1], SKIPS):
+                        tests.append((statement.test, False))
             if isinstance(above, ast.FunctionDef):
                 break
             node = above
-        return found
+        return tests
 
     def callers(self, node: ast.AST) -> list[ast.Call]:
         """The calls, from elsewhere, of the function that a node is in."""
