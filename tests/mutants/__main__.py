@@ -40,6 +40,8 @@ WITHOUT_EFFECT = re.compile(
 same of None, and of the short strings that Python keeps once."""
 
 
+DEPTH = 3
+"""Folders down to a room that has tests of its own."""
 OF_NODES = re.compile(r"launcher/agent/(engine|node|worker)\b")
 RUNS = [
     "tests/launcher/test_endings.py",
@@ -52,10 +54,11 @@ RUNS = [
 def find_tests(room: str) -> list[str]:
     """The tests of a folder; of a file, the quick ones of its folder that name its module.
 
-    Raises ``ValueError`` where there are none.
+    A room deeper than ``launcher/targets/kubernetes`` is tested by all of that one. Raises
+    ``ValueError`` where there are no tests.
     """
-    folder = ROOT / "tests" / room
-    if folder.is_dir():
+    folder = ROOT / "tests" / Path(*Path(room).parts[:DEPTH])
+    if (ROOT / room).is_dir() and folder.is_dir():
         return [str(folder.relative_to(ROOT)), *(RUNS if OF_NODES.match(room) else ())]
     path = Path(room)
     module = re.compile(rf"\b{re.escape('.'.join(path.with_suffix('').parts))}\b")

@@ -18,6 +18,8 @@ SPEC.loader.exec_module(mutants)
 
 def test_a_file_is_tested_by_the_tests_that_name_its_module():
     assert mutants.find_tests("launcher/plan") == ["tests/launcher/plan"]
+    whole = ["tests/launcher/targets/kubernetes"]
+    assert mutants.find_tests("launcher/targets/kubernetes/pods") == whole
     found = mutants.find_tests("fabric_train/sampling/sampler.py")
     assert "tests/fabric_train/sampling/test_sampler.py" in found
     assert not [path for path in found if "/soak/" in path]
