@@ -194,7 +194,7 @@ def train_by(
             try_all_parts(config, world, fabric, shards, take_first_step)
     run = build(config, world, fabric, saver, ledger, strategy, shards, earlier, kept)
     if verb != "fit":
-        return look(run, verb)
+        return score_checkpoint(run, verb)
     course.kept = Kept(data=run.data, state=run.state, saver=saver, virtual_shards=shards)
     if not world.is_live:
         if course.resumed_from_step is None:
@@ -288,7 +288,7 @@ def describe(run: Run, shards: int, earlier: CheckpointManifest | None) -> None:
         run.say(description)
 
 
-def look(run: Run, verb: str) -> Metrics:
+def score_checkpoint(run: Run, verb: str) -> Metrics:
     """Validates, tests or predicts with the newest checkpoint; returns the scores only."""
     path = run.continuity.load()
     run.say(f"step {run.state.step}: {path}")

@@ -38,13 +38,13 @@ def try_all_parts(
     """
     began_at = time.monotonic()
     scratch = choose_checkpoint_dir(config, world.env) / f"{STAGING_PREFIX}sanity"
-    own = replace(config, checkpoint_dir=scratch, checkpoint_async=False)
-    strategy = choose_strategy(own)
-    set_precision(strategy, own.precision, fabric.device.type)
+    trial = replace(config, checkpoint_dir=scratch, checkpoint_async=False)
+    strategy = choose_strategy(trial)
+    set_precision(strategy, trial.precision, fabric.device.type)
     try:
-        saver = open_saver(own, world.env, say if fabric.global_rank == 0 else lambda text: None)
+        saver = open_saver(trial, world.env, say if fabric.global_rank == 0 else lambda text: None)
         with part("loader"):
-            run = build(own, world, fabric, saver, Ledger(None), strategy, virtual_shards)
+            run = build(trial, world, fabric, saver, Ledger(None), strategy, virtual_shards)
             # Below Fabric's wrapper, which is no DataLoader.
             check_picklable(vars(run.loader).get("_dataloader", run.loader))
         with part("step"):

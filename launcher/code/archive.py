@@ -38,7 +38,7 @@ def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
         was_large = is_large
     parts.append(b"".join((*part, bytes(2 * tarfile.BLOCKSIZE))))
     # Without a time, so that the hash depends on the files alone.
-    return b"".join(gzip.compress(one, 1, mtime=0) for one in parts if one)
+    return b"".join(gzip.compress(chunk, 1, mtime=0) for chunk in parts if chunk)
 
 
 def _entry(path: Path, file: CodeFile) -> bytes:
@@ -68,11 +68,11 @@ def common_ends(old: bytes, new: bytes) -> tuple[int, int]:
     return start, _common(old[start:][::-1], new[start:][::-1])
 
 
-def _common(one: bytes, other: bytes) -> int:
-    low, high = 0, min(len(one), len(other))
+def _common(old: bytes, new: bytes) -> int:
+    low, high = 0, min(len(old), len(new))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+        low, high = (middle, high) if old[low:middle] == new[low:middle] else (low, middle - 1)
     return low
 
 

@@ -105,7 +105,7 @@ def pack_code(place: CodePlace, files: list[CodeFile]) -> PackedCode:
     """Packs these files as the code. Raises ``InputError`` for one that cannot be read."""
     data = pack(place.root, files)
     out = filter(leads_out, files)
-    notes = [f"{one.name} leads to {one.link}, which is no part of the code" for one in out]
+    notes = [f"{file.name} leads to {file.link}, which is no part of the code" for file in out]
     record = CodeRecord(
         root=str(place.root),
         inner=place.inner,

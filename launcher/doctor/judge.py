@@ -180,8 +180,8 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
     if gpu.ecc_errors.isdigit() and int(gpu.ecc_errors) > 0:
         return failed("GPU", place, f"{state}, {gpu.ecc_errors} uncorrected ECC errors", fix)
     # nvidia-smi writes 00000000:3B:00.0, and the kernel's log 0000:3b:00.
-    own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
-    xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
+    bus_id = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
+    xids = [str(n) for bus, n in facts.xids if bus == bus_id and n not in APPLICATION_XIDS]
     if xids:
         # The log goes back to the boot: a GPU that was reset since then may be sound again.
         what = f"{state}, XID {', '.join(xids)} in the kernel's log"

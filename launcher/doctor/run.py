@@ -50,16 +50,16 @@ def as_probe(job: JobSpec, command: str, *, mounts_program: bool = False) -> Job
     """The job with the probe as its command."""
     # In the job's own folder the probe's generation would fence out a run of the job.
     checkpoint_dir = None if job.checkpoint_dir is None else f"{job.checkpoint_dir}/{OWN_FOLDER}"
-    own = []
+    mounts = []
     if mounts_program:
-        own.append(MountSpec(source=str(PROGRAM), target=command, read_only=True))
+        mounts.append(MountSpec(source=str(PROGRAM), target=command, read_only=True))
     return job.model_copy(
         update={
             "name": RUN_NAME,
             "command": (command,),
             "max_restarts": 0,
             "checkpoint_dir": checkpoint_dir,
-            "mounts": (*job.mounts, *own),
+            "mounts": (*job.mounts, *mounts),
         }
     )
 

@@ -123,11 +123,11 @@ def _refuse_job(objects: Iterable[Value], file: str) -> None:
 def render_checked(checked: Checked) -> str:
     """Each breach with its why and its fix on lines of their own, and the counts at the end."""
     blocks = [
-        f"{one.file}:{one.line}: {one.rule.severity}: {one.what} [{one.rule.id}]\n"
-        f"  why: {one.rule.why}\n  fix: {one.fix}\n"
-        for one in checked.breaches
+        f"{breach.file}:{breach.line}: {breach.rule.severity}: {breach.what} [{breach.rule.id}]\n"
+        f"  why: {breach.rule.why}\n  fix: {breach.fix}\n"
+        for breach in checked.breaches
     ]
-    errors = sum(one.rule.severity == ERROR for one in checked.breaches)
+    errors = sum(breach.rule.severity == ERROR for breach in checked.breaches)
     counts = f"{_count(errors, 'error')}, {_count(len(blocks) - errors, 'warning')}"
     looked_at = []
     if checked.known or checked.others or not checked.scripts:

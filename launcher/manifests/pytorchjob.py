@@ -54,10 +54,10 @@ class PyTorchJob:
         self.replicas = tuple(replicas.values())
         self.master, self.worker = replicas.get(MASTER), replicas.get(WORKER)
         self.pods = sum(replica.pods for replica in self.replicas)
-        own, of_policy = self.spec["nprocPerNode"], self.elastic["nProcPerNode"]
+        of_spec, of_policy = self.spec["nprocPerNode"], self.elastic["nProcPerNode"]
         # An empty text stays empty.
-        self.nproc_per_node = own.text if own else of_policy.text or "auto"
-        self.counted = int(own.text) if NUMBER.fullmatch(own.text) else 1
+        self.nproc_per_node = of_spec.text if of_spec else of_policy.text or "auto"
+        self.counted = int(of_spec.text) if NUMBER.fullmatch(of_spec.text) else 1
         low, high = self.elastic["minReplicas"].number, self.elastic["maxReplicas"].number
         either = next((n for n in (low, high) if n is not None), None)
         workers = self.worker.pods if self.worker else 0

@@ -289,13 +289,13 @@ def plan_moved(plan: LaunchPlan, addresses: Mapping[int, str]) -> LaunchPlan:
     first, moved = plan.nodes[0].local_addr, addresses.get(0)
 
     def move(node: NodePlan) -> NodePlan:
-        met, own = node.rendezvous, addresses.get(node.node_index, node.local_addr)
+        met, local_addr = node.rendezvous, addresses.get(node.node_index, node.local_addr)
         if isinstance(met, Static):
             met = replace(met, master_addr=moved or first) if met.master_addr == first else met
         elif met.endpoint_host == first:
             met = replace(met, endpoint_host=moved or first)
         env = {**dict(node.env), protocol.RDZV_ENDPOINT: endpoint_of(met)}
-        return replace(node, local_addr=own, rendezvous=met, env=tuple(env.items()))
+        return replace(node, local_addr=local_addr, rendezvous=met, env=tuple(env.items()))
 
     agent = plan.agent and replace(
         plan.agent,

@@ -47,9 +47,9 @@ class NodePlanner:
         self._width = len(str(job.nnodes.max - 1))
         self._torch_version = parse_torch_version(facts.torch_version or job.torch_version)
         run_dir = f"{facts.run_root}/{run_id}"
-        own = f"{run_dir}/{protocol.CHECKPOINTS_DIR}"
+        default = f"{run_dir}/{protocol.CHECKPOINTS_DIR}"
         given = job.checkpoint_dir
-        checkpoints = own if given is None else absolute(given, facts.cwd)
+        checkpoints = default if given is None else absolute(given, facts.cwd)
         # Containers of this machine see the code's own folder.
         is_used = place is not None and (self._in_container or place.is_copy)
         code = str(place.root) if place and is_used else ""
@@ -77,15 +77,15 @@ class NodePlanner:
             torch_version=self._torch_version,
             fence_dir=checkpoint_dir if facts.shares_storage else "",
         )
-        own = (
-            (protocol.RUN_ID, self._run_id),
-            (protocol.RUN_DIR, run_dir),
-            (protocol.CHECKPOINT_DIR, checkpoint_dir),
-            (protocol.ATTEMPT, "0"),
-            (protocol.STOP_GRACE_S, str(job.stop_grace_s)),
-            (protocol.PROGRESS, "bar" if facts.terminal else "lines"),
-            *self._env_of_place(self._machine(index).interface),
-        )
+        run_env = {
+            protocol.RUN_ID: self._run_id,
+            protocol.RUN_DIR: run_dir,
+            protocol.CHECKPOINT_DIR: checkpoint_dir,
+            protocol.ATTEMPT: "0",
+            protocol.STOP_GRACE_S: str(job.stop_grace_s),
+            protocol.PROGRESS: "bar" if facts.terminal else "lines",
+            **dict(self._env_of_place(self._machine(index).interface)),
+        }
         return NodePlan(
             node_index=index,
             incarnation=0,
@@ -100,7 +100,7 @@ class NodePlanner:
             workdir=self._workdir(folders),
             env=(
                 # The job's own values win, at the position of those that they overrule.
-                *{**dict(ENVIRONMENT), **dict(own), **dict(facts.shell), **dict(job.env)}.items(),
+                *{**dict(ENVIRONMENT), **run_env, **dict(facts.shell), **dict(job.env)}.items(),
                 (protocol.NODE_INDEX, str(index)),
                 (protocol.INCARNATION, "0"),
                 (protocol.RDZV_BACKEND, backend_of(rendezvous)),
@@ -150,15 +150,15 @@ class NodePlanner:
     def _mounts(self, folders: Folders) -> tuple[Mount, ...]:
         if not self._in_container or folders.in_container:
             return ()
-        own = [
+        mounts = [
             Mount(source=folders.run, target=protocol.CONTAINER_RUN_DIR),
             Mount(source=folders.checkpoints, target=protocol.CONTAINER_CHECKPOINT_DIR),
         ]
         if self._job.uses_agent and not self._facts.agent_in_image:
             archive = f"{folders.run}/{protocol.AGENT_ARCHIVE}"
-            own.append(Mount(source=archive, target=protocol.CONTAINER_AGENT, read_only=True))
+            mounts.append(Mount(source=archive, target=protocol.CONTAINER_AGENT, read_only=True))
         if self._place:
-            own.append(Mount(source=folders.code, target=protocol.CONTAINER_CODE))
+            mounts.append(Mount(source=folders.code, target=protocol.CONTAINER_CODE))
         users = (
             Mount(source=absolute(m.source, folders.cwd), target=m.target, read_only=m.read_only)
             for m in self._job.mounts
@@ -170,7 +170,7 @@ class NodePlanner:
             # A folder named after the run is for that run alone: mount its parent.
             outside.append(str(kept.parent if kept.name == self._run_id else kept))
         held = (Mount(source=path, target=path) for path in outside)
-        return (*own, *users, *held)
+        return (*mounts, *users, *held)
 
     def _workdir(self, folders: Folders) -> str | None:
         """Where the command runs; without a container a mounted folder is its mount's source."""

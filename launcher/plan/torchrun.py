@@ -124,7 +124,8 @@ def parse_failures(console: str) -> tuple[tuple[int, int, int], ...]:
         _FAILURE.finditer(report), key=lambda failure: not 0 <= root < failure.start()
     )
     return tuple(
-        (int(one["rank"]), int(one["local_rank"]), int(one["exit_code"])) for one in failures
+        (int(failure["rank"]), int(failure["local_rank"]), int(failure["exit_code"]))
+        for failure in failures
     )
 
 
@@ -144,9 +145,9 @@ def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, by
 @functools.cache
 def _console_lines(node_index: int) -> re.Pattern[bytes]:
     """Matches consecutive lines of one writer at once, which is faster than line by line."""
-    own = rf"\[{node_index}/"
-    worker = rf"{own}(?P<rank>\d+)\][^\n]*\n(?:{own}(?P=rank)\][^\n]*\n)*"
-    return re.compile(rf"{worker}|(?:(?!{own}\d+\])[^\n]*\n)+".encode())
+    prefix = rf"\[{node_index}/"
+    worker = rf"{prefix}(?P<rank>\d+)\][^\n]*\n(?:{prefix}(?P=rank)\][^\n]*\n)*"
+    return re.compile(rf"{worker}|(?:(?!{prefix}\d+\])[^\n]*\n)+".encode())
 
 
 @functools.cache

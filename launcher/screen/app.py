@@ -91,10 +91,10 @@ class RunScreen(App[None]):
         for name in HEADER:
             table.add_column(name, key=name)
         table.focus()
-        self.look()
+        self.read_run()
 
     @work(thread=True)
-    def look(self) -> None:
+    def read_run(self) -> None:
         """Reads the run and shows it, now and again later."""
         began = time.monotonic()
         try:
@@ -102,7 +102,7 @@ class RunScreen(App[None]):
         except (LauncherError, OSError) as error:
             self.call_from_thread(self.query_one("#state", Static).update, str(error))
         pause_s = max(self._interval_s, (time.monotonic() - began) / READING_SHARE)
-        self.call_from_thread(self.set_timer, pause_s, self.look)
+        self.call_from_thread(self.set_timer, pause_s, self.read_run)
 
     def show(self, snapshot: RunSnapshot) -> None:
         """Puts a snapshot on the screen; only what has changed is drawn anew."""
@@ -164,19 +164,19 @@ class RunScreen(App[None]):
             return
         node = int(str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value))
 
-        def read() -> str:
+        def read_outputs() -> str:
             paths = find_outputs(self._watched).get(node, ())
             return "".join(f"== {path.name}\n{read_tail(path, LOG_BYTES)}" for path in paths)
 
-        self.push_screen(Page(f"node {node}", read, every_s=REFRESH_S))
+        self.push_screen(Page(f"node {node}", read_outputs, every_s=REFRESH_S))
 
     def action_stacks(self) -> None:
         """Has the agents look at all ranks."""
 
-        def read() -> str:
+        def read_stacks() -> str:
             return render_stacks(take_stacks(self._watched, SystemClock()))
 
-        self.push_screen(Page("stacks", read))
+        self.push_screen(Page("stacks", read_stacks))
 
     def action_stop(self) -> None:
         """Ends the run if asked twice within ``SURE_S``."""
@@ -206,10 +206,10 @@ class Page(ModalScreen[None]):
     def on_mount(self) -> None:
         """Begins to read; a text that grows is followed until a person scrolls."""
         self.query_one(VerticalScroll).anchor(self._every_s > 0)
-        self.look()
+        self.read_page()
 
     @work(thread=True)
-    def look(self) -> None:
+    def read_page(self) -> None:
         """Reads the text and shows it."""
         try:
             text = self._read()
@@ -222,4 +222,4 @@ class Page(ModalScreen[None]):
             return  # The page was left while it read.
         self.query_one("#text", Static).update(text)
         if self._every_s:
-            self.set_timer(self._every_s, self.look)
+            self.set_timer(self._every_s, self.read_page)

@@ -62,7 +62,8 @@ class FileError(InputError):
     """
 
     def __init__(self, problems: Sequence[Problem], source: YamlSource | None = None) -> None:
-        self.problems = tuple(sorted(problems, key=lambda one: (not one.line, one.line)))
+        by_line = sorted(problems, key=lambda problem: (not problem.line, problem.line))
+        self.problems = tuple(by_line)
         self.source = source
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

@@ -208,7 +208,7 @@ class _Builder:
         """A mapping's keys and values; its own keys win over merged ones, earlier merges over
         later ones."""
         self._spend(node, depth)
-        own: _Pairs = {}
+        direct: _Pairs = {}
         merged: _Pairs = {}
         for key, value in node.value:
             if key.tag == TAG + "merge":
@@ -217,12 +217,12 @@ class _Builder:
                 self._refuse(key, path, "a key that is no name", "write name: value")
             else:
                 name = self._clean(key, path)  # as written: NO and 8080 are meant as names
-                if name in own:
-                    first, _ = self._origin.at(_line(own[name][0]))
+                if name in direct:
+                    first, _ = self._origin.at(_line(direct[name][0]))
                     what = f"given a second time; the first is {first}"
                     self._refuse(key, (*path, name), what, "remove one of the two")
-                own.setdefault(name, (key, value))
-        return merged | own
+                direct.setdefault(name, (key, value))
+        return merged | direct
 
     def _merged(self, key: yaml.Node, value: yaml.Node, path: KeyPath, depth: int) -> _Pairs:
         merged: _Pairs = {}

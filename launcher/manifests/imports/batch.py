@@ -108,7 +108,7 @@ def import_batch_script(text: str, draft: Draft) -> None:
         written = f"--{name}={value}" if value else f"--{name}"
         value = written if PROGRAMS["srun"].keys.get(name) == "@extra" else value
         if name != "gpus-per-node" or "gres" not in given:
-            reader.take(PROGRAMS["srun"], name, value, f"#SBATCH {written}", special)
+            reader.convert(PROGRAMS["srun"], name, value, f"#SBATCH {written}", special)
     if "signal" not in given:
         draft.leave(*NO_SIGNAL)
     _share(special, draft)
@@ -188,10 +188,10 @@ def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> Non
     names = words[1:] if words[:1] == ("export",) else words
     assignments = [ASSIGNMENT.fullmatch(word) for word in names]
     if assignments and all(assignments) and "$(" not in line.raw and "`" not in line.raw:
-        for one in filter(None, assignments):
+        for assignment in filter(None, assignments):
             if words[0] == "export":
-                reader.read([one[0]])
-            known[one[1]] = reader.filled(one[2])
+                reader.read_command([assignment[0]])
+            known[assignment[1]] = reader.filled(assignment[2])
     elif words and words[0] in SETUP:
         reader.draft.add("slurm.setup", line.raw)
     else:

@@ -54,7 +54,7 @@ class LineReader:
     draft: Draft
     known: Mapping[str, str]
 
-    def read(self, words: Sequence[str]) -> None:
+    def read_command(self, words: Sequence[str]) -> None:
         """Reads a command and all that it starts. Raises ``InputError`` if that is no training."""
         words = list(words)
         while words:
@@ -72,7 +72,7 @@ class LineReader:
 
     def read_all(self, words: Sequence[str]) -> None:
         """Of several commands (``cd x && torchrun ...``), reads the one that launches."""
-        self.read(self._launch_of(words))
+        self.read_command(self._launch_of(words))
 
     def _launch_of(self, words: Sequence[str]) -> list[str]:
         commands: list[list[str]] = [[]]
@@ -81,10 +81,10 @@ class LineReader:
                 commands.append([])
             else:
                 commands[-1].append(word)
-        launch = next((one for one in commands if launches(one)), commands[0])
-        for one in commands:
-            if one and one is not launch:
-                self.draft.leave(" ".join(one), "a shell's: around launcher run, or in the image")
+        launch = next((argv for argv in commands if launches(argv)), commands[0])
+        for argv in commands:
+            if argv and argv is not launch:
+                self.draft.leave(" ".join(argv), "a shell's: around launcher run, or in the image")
         return launch
 
     # -- programs ----------------------------------------------------------------------------------
@@ -93,10 +93,10 @@ class LineReader:
         """Takes a program's options. Returns those that need more than a key, and what follows."""
         special: Special = defaultdict(list)
         for name, value, word in split_options(words, program):
-            self.take(program, name, value, word, special)
+            self.convert(program, name, value, word, special)
         return special, words
 
-    def take(self, program: Program, name: str, value: str, word: str, special: Special) -> None:
+    def convert(self, program: Program, name: str, value: str, word: str, special: Special) -> None:
         """One option: its key, its reason to be left, or an entry of ``special``."""
         key = program.keys.get(name, "")
         value = self.filled(value)
@@ -259,7 +259,7 @@ class LineReader:
 def program_of(word: str) -> Program | None:
     """The program of that name; None for one that launches no workers."""
     name = word.rpartition("/")[2]
-    return next((one for one in PROGRAMS.values() if re.fullmatch(one.names, name)), None)
+    return next((known for known in PROGRAMS.values() if re.fullmatch(known.names, name)), None)
 
 
 def split_line(line: str) -> list[str]:

@@ -89,7 +89,7 @@ def _drop(draft: Draft, error: FileError) -> bool:
 
 def _header(draft: Draft, targets: Collection[str], name: str) -> Iterable[str]:
     sections = [key.partition(".")[0] for key in draft.keys]
-    on = [("--on", one) for one in sections if one in targets][:1]
+    on = [("--on", section) for section in sections if section in targets][:1]
     run = typed.command("run", name, *(on[0] if on else ()))
     yield f"# From {draft.source}. Run it: {run}"
     if draft.left:
@@ -113,7 +113,7 @@ def _dump(draft: Draft) -> Iterable[str]:
     order = [*(key for key in FIRST if key in nested), *(key for key in nested if key not in FIRST)]
     for key in order:
         style = None if key == "command" else False
-        one = {key: nested[key]}
+        block = {key: nested[key]}
         yield yaml.safe_dump(
-            one, sort_keys=False, allow_unicode=True, width=100, default_flow_style=style
+            block, sort_keys=False, allow_unicode=True, width=100, default_flow_style=style
         ).rstrip("\n")

@@ -36,12 +36,12 @@ class _Import:
         self.draft, self.item = draft, item
         self.taken: set[KeyPath] = {("apiVersion",), ("kind",), ("metadata",), ("status",)}
 
-    def take(self, value: Value) -> Value:
+    def mark_taken(self, value: Value) -> Value:
         self.taken.add(value.path)
         return value
 
     def put(self, key: str, value: Value) -> None:
-        if self.take(value):
+        if self.mark_taken(value):
             self.draft.put(key, value.data)
 
     def name_the_rest(self) -> None:
@@ -71,7 +71,7 @@ def _trainjob(work: _Import) -> None:
     work.put("nproc_per_node", trainer["numProcPerNode"])
     work.put("image", trainer["image"])
     _environment(work, trainer)
-    work.take(trainer["resourcesPerNode"])
+    work.mark_taken(trainer["resourcesPerNode"])
     _resources(work, trainer["resourcesPerNode"]["limits"])
     _command(work, trainer)
 
@@ -79,7 +79,7 @@ def _trainjob(work: _Import) -> None:
 def _pytorchjob(work: _Import) -> None:
     job, draft = PyTorchJob(work.item), work.draft
     draft.put("kubernetes.kind", "pytorchjob")
-    elastic = work.take(job.spec["elasticPolicy"]) if job.elastic else None
+    elastic = work.mark_taken(job.spec["elasticPolicy"]) if job.elastic else None
     low, high = job.bounds if elastic else (job.pods, job.pods)
     draft.put("nnodes", f"{low}:{high}" if low < high else low)
     if elastic:
@@ -90,33 +90,33 @@ def _pytorchjob(work: _Import) -> None:
     if replica is None or replica.container is None:
         return
     for other in job.replicas:
-        work.take(other.spec["replicas"])
+        work.mark_taken(other.spec["replicas"])
         if other is not replica:
-            work.take(other.spec)  # the same pod, except for its rank
+            work.mark_taken(other.spec)  # the same pod, except for its rank
     container, pod = replica.container, replica.pod
-    work.take(container["name"])
+    work.mark_taken(container["name"])
     work.put("image", container["image"])
     work.put("workdir", container["workingDir"])
     work.put("kubernetes.image_pull_policy", container["imagePullPolicy"])
     for name, key in POD_KEYS.items():
         work.put(f"kubernetes.{key}", pod[name])
-    work.take(pod["imagePullSecrets"])
+    work.mark_taken(pod["imagePullSecrets"])
     for secret in pod["imagePullSecrets"]:
         draft.add("kubernetes.image_pull_secrets", secret["name"].text)
     _environment(work, container)
     _resources(work, container["resources"]["limits"])
-    work.take(container["resources"]["requests"])
+    work.mark_taken(container["resources"]["requests"])
     draft.put("resources.gpus", count_gpus(container))
     _volumes(work, pod, container)
     _command(work, container, dict(operator_env(job, replica)))
-    nproc = work.take(job.spec["nprocPerNode"]).text
+    nproc = work.mark_taken(job.spec["nprocPerNode"]).text
     if "nproc_per_node" not in draft.keys:
         # Without torchrun each pod is one process of the world that the operator's variables make.
         draft.put("nproc_per_node", int(nproc) if nproc.isdigit() else nproc or 1)
 
 
 def _environment(work: _Import, container: Value) -> None:
-    for entry in work.take(container["env"]):
+    for entry in work.mark_taken(container["env"]):
         name, reference = entry["name"].text, entry["valueFrom"]["secretKeyRef"]
         if reference:
             work.draft.add("secrets", name)
@@ -131,7 +131,7 @@ def _environment(work: _Import, container: Value) -> None:
 
 
 def _resources(work: _Import, limits: Value) -> None:
-    work.take(limits)
+    work.mark_taken(limits)
     for name, value in limits.items():
         if name.endswith("/gpu"):
             work.draft.put("resources.gpus", value.number)
@@ -144,13 +144,13 @@ def _resources(work: _Import, limits: Value) -> None:
 
 def _volumes(work: _Import, pod: Value, container: Value) -> None:
     if (memory := shm_volume(pod, container)) is not None:
-        work.draft.put("resources.shm", work.take(memory)["emptyDir"]["sizeLimit"].text)
+        work.draft.put("resources.shm", work.mark_taken(memory)["emptyDir"]["sizeLimit"].text)
     claims = {
         volume["name"].text: volume["persistentVolumeClaim"]["claimName"].text
         for volume in pod["volumes"]
-        if work.take(volume)
+        if work.mark_taken(volume)
     }
-    for mount in work.take(container["volumeMounts"]):
+    for mount in work.mark_taken(container["volumeMounts"]):
         name, target = mount["name"].text, mount["mountPath"].text
         if claim := claims.get(name):
             path = "/".join(filter(None, ("pvc", claim, mount["subPath"].text)))
@@ -162,7 +162,7 @@ def _volumes(work: _Import, pod: Value, container: Value) -> None:
 
 
 def _command(work: _Import, container: Value, known: dict[str, str] | None = None) -> None:
-    written = [*work.take(container["command"]), *work.take(container["args"])]
+    written = [*work.mark_taken(container["command"]), *work.mark_taken(container["args"])]
     # Kubernetes writes $(NAME) for ${NAME}.
     words = [re.sub(r"\$\((\w+)\)", r"${\1}", value.text) for value in written]
     if words:

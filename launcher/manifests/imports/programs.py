@@ -184,5 +184,5 @@ _ALL = (
         ),
     ),
 )
-PROGRAMS = {one.names: one for one in _ALL}
+PROGRAMS = {program.names: program for program in _ALL}
 """The programs by the patterns of their names."""

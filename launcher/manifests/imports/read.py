@@ -40,7 +40,7 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
     else:
         _yaml(text, source, draft)
     if command:
-        LineReader(draft, {}).read(list(command))
+        LineReader(draft, {}).read_command(list(command))
     return draft
 
 
@@ -88,7 +88,7 @@ def _accelerate(config: Value, draft: Draft) -> None:
         for part, inner in value.items():
             short = part.removeprefix(name.removesuffix("config")).upper()
             if (option := part.replace("_", "-")) in program.keys:
-                reader.take(program, option, inner.text, "", special)
+                reader.convert(program, option, inner.text, "", special)
             elif name in PLUGINS:
                 draft.set_env(PLUGINS[name] + short, inner.text)
             else:
@@ -97,7 +97,7 @@ def _accelerate(config: Value, draft: Draft) -> None:
             draft.set_env(f"ACCELERATE_USE_{value.text}", "true")
         elif value.text not in ("no", "NO", "false", ""):
             shown = f"{name}: {value.text}"
-            reader.take(program, name.replace("_", "-"), value.text, shown, special)
+            reader.convert(program, name.replace("_", "-"), value.text, shown, special)
     reader.spread(special)
 
 

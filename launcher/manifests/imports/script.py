@@ -54,7 +54,7 @@ def _lines(command: list[str], script: TrainingScript, beside: Collection[str]) 
     yield '# "1:4" is elastic: it starts with up to four nodes, and goes on while one is left.'
     yield "nnodes: 1"
     yield from _restarts(script)
-    secrets = sorted({SECRETS[one] for one in packages & {*SECRETS}})
+    secrets = sorted({SECRETS[package] for package in packages & {*SECRETS}})
     if secrets:
         yield ""
         yield "# Taken from your environment, and never written down."
@@ -72,7 +72,7 @@ def _lines(command: list[str], script: TrainingScript, beside: Collection[str]) 
 def _options(script: TrainingScript) -> Iterator[str]:
     """What ``argparse`` adds, with the defaults that are written out."""
     for call in script.calls("add_argument"):
-        names = [str(constant(one)) for one in call.args]
+        names = [str(constant(arg)) for arg in call.args]
         shown = next((name for name in names if name.startswith("--")), None)
         default = argument(call, "default")
         if shown and isinstance(default, ast.Constant) and default.value is not None:

@@ -80,7 +80,7 @@ def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[
         script = parse_script(text, file, steps)
         checks = CHECKS if script.trains or script.is_distributed else OF_ALL
         breaches = dict.fromkeys(breach for check in checks for breach in check(script))
-        return sorted(breaches, key=lambda one: one.line)
+        return sorted(breaches, key=lambda breach: breach.line)
     except FileError as unreadable:
         problems = unreadable.problems
     except RecursionError as error:

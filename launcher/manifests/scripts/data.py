@@ -49,20 +49,20 @@ def given(call: ast.Call, name: str) -> ast.expr | None:
 def splits_data(script: TrainingScript) -> bool:
     """Whether a library splits the data of the loaders over ranks, and counts the epochs."""
     used = script.frameworks
-    return any(one not in HANDS_OVER or HANDS_OVER[one] in script.called for one in used)
+    return any(name not in HANDS_OVER or HANDS_OVER[name] in script.called for name in used)
 
 
 def _classes(script: TrainingScript, data: ast.expr | None) -> list[ast.ClassDef]:
     """The classes of this script that an expression makes objects of."""
-    made = {script.name(one) for one in script.reach(data) if isinstance(one, ast.Call)}
-    return [one for one in script.classes if one.name in made]
+    made = {script.name(node) for node in script.reach(data) if isinstance(node, ast.Call)}
+    return [cls for cls in script.classes if cls.name in made]
 
 
 def _is_trained_on(script: TrainingScript, call: ast.Call) -> bool:
     """Whether a loop that goes backward takes its batches from this loader."""
-    loops = [one for one in script.loops if isinstance(one, ast.For)]
+    loops = [loop for loop in script.loops if isinstance(loop, ast.For)]
     back = [loop for loop in loops if script.leads_to(loop, "backward", 0)]
-    return any(one is call for loop in back for one in script.reach(loop.iter))
+    return any(node is call for loop in back for node in script.reach(loop.iter))
 
 
 def check_loader_without_sampler(script: TrainingScript) -> Breaches:
@@ -73,11 +73,11 @@ def check_loader_without_sampler(script: TrainingScript) -> Breaches:
         if given(call, "sampler") or given(call, "batch_sampler") or not is_training or not data:
             continue
         classes = _classes(script, data)
-        if any(_is_split(script, one) for one in (data, *classes)):
+        if any(_is_split(script, node) for node in (data, *classes)):
             continue
         what = f"{shown(call)} without a distributed sampler"
         fix = "sampler=DistributedSampler(dataset), and no shuffle"
-        if any(base.endswith("IterableDataset") for one in classes for base in script.bases(one)):
+        if any(base.endswith("IterableDataset") for cls in classes for base in script.bases(cls)):
             what = f"{shown(data)} is an IterableDataset that knows no rank"
             fix = "in __iter__: itertools.islice(rows, rank, None, world_size)"
         yield from script.hit(ScriptRule.LOADER_WITHOUT_SAMPLER, call, what, fix)
@@ -85,7 +85,7 @@ def check_loader_without_sampler(script: TrainingScript) -> Breaches:
 
 def _is_split(script: TrainingScript, data: ast.AST) -> bool:
     """Whether a data set has to do with ranks."""
-    words = {script.word(one) for one in script.reach(data)}
+    words = {script.word(node) for node in script.reach(data)}
     is_part = bool(words & {"shard", "split_dataset_by_node", "get_world_size", "WORLD_SIZE"})
     return is_part or script.has_to_do_with_ranks(data)
 
@@ -127,8 +127,8 @@ def check_worker_seeds(script: TrainingScript) -> Breaches:
     for call in loaders(script):
         if not _has_workers(call) or argument(call, "worker_init_fn") is not None:
             continue
-        for one in _classes(script, given(call, "dataset")):
-            nodes = list(ast.walk(one))
+        for cls in _classes(script, given(call, "dataset")):
+            nodes = list(ast.walk(cls))
             names = {script.name(n): n for n in nodes if isinstance(n, ast.Call)}
             for node in (node for node in nodes if isinstance(node, ast.Assign)):
                 held = shown(node.targets[0])
@@ -152,18 +152,15 @@ def check_pickled_function(script: TrainingScript) -> Breaches:
         context = constant(argument(call, "multiprocessing_context"))
         if _has_workers(call) and (is_spawned or context in SPAWNS):
             sent += [(call, given(call, "collate_fn")), (call, argument(call, "worker_init_fn"))]
-            inside = [
-                one for one in script.reach(given(call, "dataset")) if script.last(one) == "Lambda"
-            ]
-            sent += [
-                (one, argument(one, "lambd", 0)) for one in inside if isinstance(one, ast.Call)
-            ]
-    for call, one in sent:
-        values = [one, *script.values(one)] if one is not None else []
-        made_here = script.functions.get(one.id, []) if isinstance(one, ast.Name) else []
+            for node in script.reach(given(call, "dataset")):
+                if isinstance(node, ast.Call) and script.last(node) == "Lambda":
+                    sent.append((node, argument(node, "lambd", 0)))
+    for call, value in sent:
+        values = [value, *script.values(value)] if value is not None else []
+        made_here = script.functions.get(value.id, []) if isinstance(value, ast.Name) else []
         is_local = any(script.function_of(function) is not None for function in made_here)
-        if one is not None and (is_local or any(isinstance(v, ast.Lambda) for v in values)):
-            what = f"{shown(one)} goes to a spawned process"
+        if value is not None and (is_local or any(isinstance(v, ast.Lambda) for v in values)):
+            what = f"{shown(value)} goes to a spawned process"
             fix = "a function at the top of the file"
             yield from script.hit(ScriptRule.PICKLED_FUNCTION, call, what, fix)
 
@@ -182,14 +179,14 @@ def check_download(script: TrainingScript) -> Breaches:
         if not (is_one or is_some) or (function and function.name == "prepare_data"):
             continue
         # As in: if rank != 0: barrier(); download; if rank == 0: barrier()
-        before = [one for one in script.barriers if one.lineno < call.lineno]
-        first = [one for one in before if script.is_beside(one, call)]
+        before = [barrier for barrier in script.barriers if barrier.lineno < call.lineno]
+        first = [barrier for barrier in before if script.is_beside(barrier, call)]
         if is_some or script.is_guarded(call):
-            if not any(_is_waited_for(script, one) for one in (call, *script.callers(call))):
+            if not any(_is_waited_for(script, place) for place in (call, *script.callers(call))):
                 what = f"{shown(call)} by some ranks, and no barrier after it"
                 rule = ScriptRule.DOWNLOAD_WITHOUT_BARRIER
                 yield from script.hit(rule, call, what, "dist.barrier()")
-        elif not any(script.rank_conditions(one) for one in first):
+        elif not any(script.rank_conditions(barrier) for barrier in first):
             fix = "if local_rank == 0: download; dist.barrier(); then download=False for all"
             what = f"{shown(call)} by every rank"
             yield from script.hit(ScriptRule.DOWNLOAD_BY_ALL, call, what, fix)
@@ -197,8 +194,8 @@ def check_download(script: TrainingScript) -> Breaches:
 
 def _is_waited_for(script: TrainingScript, call: ast.Call) -> bool:
     """Whether ranks wait for each other after a call, in its function."""
-    later = [one for one in script.barriers if one.lineno > call.lineno]
-    return any(script.is_beside(one, call) for one in later) or any(
+    later = [barrier for barrier in script.barriers if barrier.lineno > call.lineno]
+    return any(script.is_beside(barrier, call) for barrier in later) or any(
         "first" in name for name in script.contexts(call)
     )
 
@@ -218,7 +215,7 @@ def check_save_by_all(script: TrainingScript) -> Breaches:
         path = argument(call, "f", 1)
         if path is None or script.is_guarded(call):
             continue
-        in_memory = any("BytesIO" in script.word(one) for one in script.reach(path))
+        in_memory = any("BytesIO" in script.word(node) for node in script.reach(path))
         if not in_memory and not script.has_to_do_with_ranks(path):
             what, fix = f"{shown(call)} by every rank", "if rank == 0:, the rank of all nodes"
             yield from script.hit(ScriptRule.SAVE_BY_ALL, call, what, fix)
@@ -257,7 +254,7 @@ def _beginning(script: TrainingScript, path: ast.AST | None, depth: int = DEPTH)
             path = path.args[0] if path.args else None
         else:
             values = script.values(path) if depth else []
-            begins = {_beginning(script, one, depth - 1) for one in values}
+            begins = {_beginning(script, value, depth - 1) for value in values}
             return begins.pop() if len(begins) == 1 else ""
     return str(constant(path) or "")
 
@@ -271,18 +268,19 @@ def check_name_by_each_rank(script: TrainingScript) -> Breaches:
     made += [(call, argument(call, "log_dir", 0)) for call in script.calls("SummaryWriter")]
     made += [(call, argument(call, "f", 1)) for call in named(script, "torch.save")]
     for call, path in made:
-        names = (script.name(one) for one in script.reach(path) if isinstance(one, ast.Call))
-        if (own := next(filter(CLOCK.search, names), "")) and not script.is_guarded(call):
+        names = (script.name(node) for node in script.reach(path) if isinstance(node, ast.Call))
+        if (clock := next(filter(CLOCK.search, names), "")) and not script.is_guarded(call):
             fix = "one name from rank 0: names = [name]; dist.broadcast_object_list(names)"
-            what = f"{shown(call)}: each rank calls {own}() for itself"
+            what = f"{shown(call)}: each rank calls {clock}() for itself"
             yield from script.hit(ScriptRule.NAME_BY_EACH_RANK, call, what, fix)
 
 
 def check_hydra_folder(script: TrainingScript) -> Breaches:
     """Hydra's output folder, which each process names by the second in which it starts."""
     words = {script.word(node) for node in script.nodes} | script.called.keys()
-    for function in (one for many in script.functions.values() for one in many):
-        for main in (one for one in function.decorator_list if script.name(one) == "hydra.main"):
+    functions = [function for same_name in script.functions.values() for function in same_name]
+    for main in (node for function in functions for node in function.decorator_list):
+        if script.name(main) == "hydra.main":
             changes = isinstance(main, ast.Call) and argument(main, "version_base") is None
             if (changes or words & {"output_dir", "getcwd", "cwd"}) and not _names_folder(script):
                 what = "the output folder is outputs/DAY/SECOND of each process"
@@ -293,7 +291,7 @@ def check_hydra_folder(script: TrainingScript) -> Breaches:
 def _names_folder(script: TrainingScript) -> bool:
     """Whether the script, or a configuration beside it, gives Hydra's folder a name."""
     beside = [*Path(script.file).parent.glob("**/*.yaml")] if Path(script.file).is_file() else []
-    read = (one.read_text("utf-8", "replace") for one in beside[:MOST_CONFIGURATIONS])
+    read = (file.read_text("utf-8", "replace") for file in beside[:MOST_CONFIGURATIONS])
     texts = (*script.lines, *read)
     return any(map(HYDRA_FOLDER.search, texts))
 
@@ -309,11 +307,11 @@ def check_no_checkpoint(script: TrainingScript) -> Breaches:
     saves, loads = saves_and_loads(script)
     loops = [loop for loop in script.loops if script.leads_to(loop, "backward")]
     is_started = any(script.word(node) == "__name__" for node in script.nodes)
-    tops = [*loops, *(one for name in script.functions for one in script.called.get(name, ()))]
-    is_started |= any(script.function_of(one) is None for one in tops)
+    tops = [*loops, *(call for name in script.functions for call in script.called.get(name, ()))]
+    is_started |= any(script.function_of(node) is None for node in tops)
     is_own = script.trains and not script.frameworks & {"lightning", "transformers", "composer"}
     if loops and is_own and is_started and not (saves and loads):
         what = "checkpoints are written and never read" if saves else "no checkpoint is written"
         fix = "save model, optimiser and step now and then, and load what is there at the start"
-        loop = min(loops, key=lambda one: one.lineno)
+        loop = min(loops, key=lambda node: node.lineno)
         yield from script.hit(ScriptRule.NO_CHECKPOINT, loop, what, fix)

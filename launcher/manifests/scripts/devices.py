@@ -25,10 +25,10 @@ def device_words(script: TrainingScript) -> list[tuple[ast.Call, ast.expr]]:
     """Every expression that names a device, with its call: ``.to(x)``, ``device=x``."""
     words = []
     for name in ("to", "cuda", "set_device", "device"):
-        words += [(call, one) for call in script.calls(name) for one in call.args[:2]]
+        words += [(call, word) for call in script.calls(name) for word in call.args[:2]]
     for call in script.all_calls:
         given = (argument(call, "device"), argument(call, "map_location"))
-        words += [(call, one) for one in given if one is not None]
+        words += [(call, word) for word in given if word is not None]
     return words
 
 
@@ -42,8 +42,8 @@ def sets_device(script: TrainingScript) -> bool:
 def chooses_by_rank(script: TrainingScript) -> bool:
     """Whether some device is made from a rank: ``f"cuda:{local_rank}"``, ``.to(rank)``."""
     for _, word in device_words(script):
-        for one in script.reach(word, 2):
-            parts = one.values if isinstance(one, ast.JoinedStr) else []
+        for node in script.reach(word, 2):
+            parts = node.values if isinstance(node, ast.JoinedStr) else []
             if any(str(constant(part)).startswith("cuda:") for part in parts):
                 return True
         if isinstance(word, ast.Name | ast.Attribute) and re.search("rank|gpu", shown(word)):
@@ -58,17 +58,17 @@ def check_first_gpu(script: TrainingScript) -> Breaches:
     plain = set() if is_set else {call for call in script.calls("cuda") if not call.args}
     for call, word in device_words(script):
         of_number = script.name(call).endswith((".cuda", "cuda.set_device"))
-        for one in ast.walk(word):
-            value = constant(one)
+        for node in ast.walk(word):
+            value = constant(node)
             if value == "cuda" and not chooses:
                 plain.add(call)
-            is_number = type(value) is int and one is word and of_number
+            is_number = type(value) is int and node is word and of_number
             is_number |= isinstance(value, str) and bool(NUMBERED.fullmatch(value))
-            if is_number and not (chooses and script.conditions(one)):
+            if is_number and not (chooses and script.conditions(node)):
                 fix = "f\"cuda:{os.environ['LOCAL_RANK']}\""
                 yield from script.hit(ScriptRule.FIRST_GPU, call, shown(call), fix)
     if plain:
-        first, *others = sorted(plain, key=lambda one: one.lineno)
+        first, *others = sorted(plain, key=lambda node: node.lineno)
         more = f", and {len(others)} more like it" if others else ""
         what = f"{shown(first)}{more}, and no torch.cuda.set_device"
         yield from script.hit(ScriptRule.FIRST_GPU, first, what, SET_DEVICE)
@@ -83,8 +83,8 @@ def check_rank_as_device(script: TrainingScript) -> Breaches:
         words += [output] if output is not None else []
     for word in dict.fromkeys(words):
         parts = word.values if isinstance(word, ast.JoinedStr) else [word]
-        if any(script.is_global_rank(getattr(one, "value", one) if one is not word else one)
-               for one in parts):  # fmt: skip
+        if any(script.is_global_rank(getattr(part, "value", part) if part is not word else part)
+               for part in parts):  # fmt: skip
             what = f"{shown(word)}, the rank among all processes, as the number of a GPU"
             yield from script.hit(ScriptRule.RANK_AS_DEVICE, word, what, LOCAL)
 
@@ -94,7 +94,7 @@ def check_data_parallel(script: TrainingScript) -> Breaches:
     for call in script.calls("DataParallel", "torch"):
         tests = [test for test, _ in script.conditions(call)]
         is_way_out = bool(tests and script.wrapped_models)
-        if not is_way_out and not any(script.has_to_do_with_ranks(one) for one in tests):
+        if not is_way_out and not any(script.has_to_do_with_ranks(test) for test in tests):
             fix = f"DistributedDataParallel(model, device_ids=[{LOCAL}])"
             yield from script.hit(ScriptRule.DATA_PARALLEL, call, shown(call), fix)
 
@@ -106,7 +106,7 @@ def check_nccl_without_device(script: TrainingScript) -> Breaches:
         return
     for call in script.calls("init_process_group"):
         backend = argument(call, "backend", 0)
-        is_nccl = any(constant(one) == "nccl" for one in script.reach(backend, 1))
+        is_nccl = any(constant(node) == "nccl" for node in script.reach(backend, 1))
         if is_nccl and argument(call, "device_id") is None:
             what = f"{shown(call)} without device_id, and no torch.cuda.set_device"
             yield from script.hit(ScriptRule.NCCL_WITHOUT_DEVICE, call, what, SET_DEVICE)
@@ -117,16 +117,16 @@ def check_nccl_without_device(script: TrainingScript) -> Breaches:
 
 def check_tensor_not_buffer(script: TrainingScript) -> Breaches:
     """A tensor that a module makes in ``__init__`` and uses later, when it may be on a GPU."""
-    for one in script.classes:
-        if not any(base.endswith(("nn.Module", ".LightningModule")) for base in script.bases(one)):
+    for cls in script.classes:
+        if not any(base.endswith(("nn.Module", ".LightningModule")) for base in script.bases(cls)):
             continue
-        starts = [f for f in one.body if getattr(f, "name", "") == "__init__"]
+        starts = [f for f in cls.body if getattr(f, "name", "") == "__init__"]
         for node in (node for start in starts for node in ast.walk(start)):
             if not isinstance(node, ast.Assign) or not _makes_tensor(script, node.value):
                 continue
             name = shown(node.targets[0])
-            if name.startswith("self.") and _is_used_as_it_is(script, one, starts[0], name):
-                what = f"{name} is a tensor, and no buffer of {one.name}"
+            if name.startswith("self.") and _is_used_as_it_is(script, cls, starts[0], name):
+                what = f"{name} is a tensor, and no buffer of {cls.name}"
                 fix = f'self.register_buffer("{name[5:]}", ...)'
                 yield from script.hit(ScriptRule.TENSOR_NOT_BUFFER, node, what, fix)
 
@@ -148,13 +148,13 @@ def _makes_tensor(script: TrainingScript, node: ast.expr, depth: int = 2 * DEPTH
             inner = node.args
         elif isinstance(node.func, ast.Attribute) and last not in TAKES:
             inner = [node.func.value]
-    return depth > 0 and any(_makes_tensor(script, one, depth - 1) for one in inner)
+    return depth > 0 and any(_makes_tensor(script, part, depth - 1) for part in inner)
 
 
-def _is_used_as_it_is(script: TrainingScript, one: ast.ClassDef, start: ast.AST, name: str) -> bool:
+def _is_used_as_it_is(script: TrainingScript, cls: ast.ClassDef, start: ast.AST, name: str) -> bool:
     later = [
         node
-        for node in ast.walk(one)
+        for node in ast.walk(cls)
         if isinstance(node, ast.Attribute)
         and f"self.{node.attr}" == name == shown(node)
         and script.function_of(node) is not start

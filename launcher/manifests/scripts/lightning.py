@@ -57,19 +57,19 @@ def check_lightning(script: TrainingScript) -> Breaches:
     """Everything that Lightning has dropped, with what to write today."""
     breaches: list[tuple[ast.expr | ast.stmt, str, str | None]] = []
     for call in script.calls("Trainer", *LIGHTNING):
-        for one in call.keywords:
-            name, value = one.arg or "", constant(one.value)
+        for keyword in call.keywords:
+            name, value = keyword.arg or "", constant(keyword.value)
             fix = ARGUMENTS.get(name) or VALUES.get((name, str(value)))
-            breaches.append((one.value, f"{name}={shown(one.value)}", fix))
+            breaches.append((keyword.value, f"{name}={shown(keyword.value)}", fix))
     for cls in script.classes:
         if any(base.partition(".")[0] in LIGHTNING for base in script.bases(cls)):
-            functions = [one for one in cls.body if isinstance(one, ast.FunctionDef)]
-            breaches += [(one, f"def {one.name}", METHODS.get(one.name)) for one in functions]
+            hooks = [hook for hook in cls.body if isinstance(hook, ast.FunctionDef)]
+            breaches += [(hook, f"def {hook.name}", METHODS.get(hook.name)) for hook in hooks]
     for node in script.nodes:
         names = [script.name(node)] if isinstance(node, ast.Attribute) else []
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in (one for one in names if one.partition(".")[0] in LIGHTNING):
+        for name in (path for path in names if path.partition(".")[0] in LIGHTNING):
             fix = next((NAMES[part] for part in name.split(".")[1:] if part in NAMES), None)
             breaches.append((node, name, fix))  # type: ignore[arg-type]
     for at, what, fix in breaches:

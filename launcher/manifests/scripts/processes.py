@@ -32,8 +32,8 @@ OPTIONS = re.compile(
 
 def is_optional(script: TrainingScript, node: ast.AST) -> bool:
     """Whether a node, or a call of its function, stands under an option."""
-    callers = (test for call in script.callers(node) for test in script.conditions(call))
-    return any(OPTIONS.search(ast.unparse(one)) for one, _ in (*script.conditions(node), *callers))
+    outer = (test for call in script.callers(node) for test in script.conditions(call))
+    return any(OPTIONS.search(ast.unparse(test)) for test, _ in (*script.conditions(node), *outer))
 
 
 def check_variables(script: TrainingScript) -> Breaches:
@@ -49,7 +49,7 @@ def check_variables(script: TrainingScript) -> Breaches:
         is_off = constant(value) in ("", "-1") or script.has_to_do_with_ranks(value)
         if name == "CUDA_VISIBLE_DEVICES" and not is_off:
             yield from script.hit(ScriptRule.VISIBLE_DEVICES, node, what, fix)
-        is_own = any(script.word(one) == name for one in ast.walk(value))
+        is_own = any(script.word(part) == name for part in ast.walk(value))
         if name in GIVEN and not is_own and not is_optional(script, node):
             yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)
 
@@ -58,13 +58,13 @@ def _set_variables(
     script: TrainingScript,
 ) -> Iterator[tuple[ast.stmt | ast.expr, ast.AST, ast.expr]]:
     """Where ``os.environ`` gets a value: the place, the name and the value."""
-    for node in (one for one in script.nodes if isinstance(one, ast.Assign)):
-        target = node.targets[0]
+    for assign in (node for node in script.nodes if isinstance(node, ast.Assign)):
+        target = assign.targets[0]
         if isinstance(target, ast.Subscript) and script.name(target.value) == "os.environ":
-            yield node, target.slice, node.value
+            yield assign, target.slice, assign.value
     for call in script.calls("update", "os"):
-        for one in (one for one in call.args if isinstance(one, ast.Dict)):
-            pairs = zip(one.keys, one.values, strict=True)
+        for mapping in (node for node in call.args if isinstance(node, ast.Dict)):
+            pairs = zip(mapping.keys, mapping.values, strict=True)
             yield from ((call, key, value) for key, value in pairs if key)
 
 
@@ -74,7 +74,7 @@ def check_own_world(script: TrainingScript) -> Breaches:
     for call in script.calls("Process"):
         target = argument(call, "target", 1)
         inside = script.functions.get(script.name(target), ())
-        if any(script.leads_to(one, "init_process_group") for one in inside):
+        if any(script.leads_to(function, "init_process_group") for function in inside):
             calls.append((call, target))
     for call, started in calls:
         if started is not None and not is_optional(script, call):
@@ -87,7 +87,7 @@ def check_world_size_of_node(script: TrainingScript) -> Breaches:
     """The number of this node's GPUs, taken for the number of processes."""
     for call in script.calls("device_count"):
         above = script.parents[call]
-        names = [shown(one) for one in getattr(above, "targets", [])]
+        names = [shown(target) for target in getattr(above, "targets", [])]
         names += [above.arg or ""] if isinstance(above, ast.keyword) else []
         if any(re.search(r"(?<!local_)(?<!node_)world_?size$", name, re.I) for name in names):
             what = f"{names[0]} = {shown(call)}"
@@ -104,27 +104,28 @@ def _waits_for_all(script: TrainingScript, call: ast.Call) -> bool:
     makers = {"torch"} if name.startswith("torch.distributed.") else set()
     makers |= {"horovod"} if "horovod." in name else set()
     if isinstance(call.func, ast.Attribute) and not makers:
-        made = [one for one in script.reach(call.func.value) if isinstance(one, ast.Call)]
+        made = [node for node in script.reach(call.func.value) if isinstance(node, ast.Call)]
         roots = (*LIGHTNING, "accelerate", "deepspeed")
-        makers = {script.last(one) for one in made if script.root(one) in roots}
-    words = {script.word(one) for part in call.args for one in script.reach(part, 1)}
-    is_part = argument(call, "group") is not None or any("group" in one for one in words)
+        makers = {script.last(node) for node in made if script.root(node) in roots}
+    words = {script.word(node) for part in call.args for node in script.reach(part, 1)}
+    is_part = argument(call, "group") is not None or any("group" in word for word in words)
     return not is_part and any(
-        OF_ALL[one].fullmatch(script.last(call)) for one in makers & OF_ALL.keys()
+        OF_ALL[maker].fullmatch(script.last(call)) for maker in makers & OF_ALL.keys()
     )
 
 
 def check_some_ranks_only(script: TrainingScript) -> Breaches:
     """A barrier or collective that only some ranks reach."""
-    names = [name for name in script.called if any(one.fullmatch(name) for one in OF_ALL.values())]
+    patterns = OF_ALL.values()
+    names = [name for name in script.called if any(pattern.fullmatch(name) for pattern in patterns)]
     for name in names:
         calls = [call for call in script.calls(name) if _waits_for_all(script, call)]
         tests = {call: script.rank_conditions(call) for call in calls}
-        for call in (one for one in calls if tests[one]):
+        for call in filter(tests.get, calls):
             # The other ranks' call stands under a condition of its own: else, or rank != 0.
             function = script.function_of(call)
-            apart = [one for one in calls if tests[one] not in ([], tests[call])]
-            if not any(script.function_of(one) is function for one in apart):
+            apart = [other for other in calls if tests[other] not in ([], tests[call])]
+            if not any(script.function_of(other) is function for other in apart):
                 test, holds = tests[call][0]
                 what = f"{shown(call)} where {'' if holds else 'not '}{test}"
                 fix = "call it on all ranks, outside of the condition"
@@ -135,18 +136,16 @@ def check_group_destroyed_early(script: TrainingScript) -> Breaches:
     """The group's end in a function whose DDP model is still alive, or still used."""
     joins = script.calls("init_process_group")
     is_gloo = any(constant(argument(call, "backend", 0)) == "gloo" for call in joins)
-    deleted = {shown(t) for one in script.nodes if isinstance(one, ast.Delete) for t in one.targets}
+    deletions = [node for node in script.nodes if isinstance(node, ast.Delete)]
+    deleted = {shown(target) for node in deletions for target in node.targets}
     for call in script.calls("destroy_process_group"):
-        same = [one for one in script.wrapped_models if script.is_beside(one, call)]
-        made = [shown(t) for one in same for t in getattr(script.parents[one], "targets", [])]
+        same = [model for model in script.wrapped_models if script.is_beside(model, call)]
+        made = [shown(t) for model in same for t in getattr(script.parents[model], "targets", [])]
+        names = [node for node in script.nodes if isinstance(node, ast.Name) and node.id in made]
         later = [
-            one for one in script.nodes if isinstance(one, ast.Name) and script.is_beside(one, call)
+            name for name in names if name.lineno > call.lineno and isinstance(name.ctx, ast.Load)
         ]
-        used = [
-            one.id
-            for one in later
-            if one.id in made and one.lineno > call.lineno and isinstance(one.ctx, ast.Load)
-        ]
+        used = [name.id for name in later if script.is_beside(name, call)]
         alive = [name for name in made if is_gloo and name not in deleted]
         for name in [*used, *alive][:1]:
             what = f"{shown(call)} while the DDP model {name} is {'used' if used else 'alive'}"

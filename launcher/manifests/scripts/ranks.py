@@ -33,10 +33,10 @@ class TrainingScript(ScriptTree):
     def has_to_do_with_ranks(self, node: ast.AST) -> bool:
         """Whether an expression, or a value of its names, mentions ranks; to avoid false alarms."""
         return any(
-            WORDS.search(self.word(one))
-            or constant(one) in ("RANK", "LOCAL_RANK")
-            or (isinstance(one, ast.Call) and self.root(one) in HOROVOD)
-            for one in self.reach(node)
+            WORDS.search(self.word(part))
+            or constant(part) in ("RANK", "LOCAL_RANK")
+            or (isinstance(part, ast.Call) and self.root(part) in HOROVOD)
+            for part in self.reach(node)
         )
 
     def is_global_rank(self, node: ast.AST, depth: int = DEPTH) -> bool:
@@ -54,7 +54,7 @@ class TrainingScript(ScriptTree):
     def is_rank_check(self, test: ast.AST, depth: int = DEPTH) -> bool:
         """Whether a condition holds on some ranks and not on others."""
         if isinstance(test, ast.BoolOp):
-            return any(self.is_rank_check(one, depth) for one in test.values)
+            return any(self.is_rank_check(value, depth) for value in test.values)
         if isinstance(test, ast.UnaryOp):
             is_rank = bool(RANK.search(self.last(test.operand)))
             return is_rank or self.is_rank_check(test.operand, depth)
@@ -62,9 +62,9 @@ class TrainingScript(ScriptTree):
             operands = (test.left, *test.comparators)
             # rank != -1, rank >= 0 and "RANK" in os.environ ask whether there are ranks at all.
             is_any = isinstance(test.ops[0], ast.GtE) and constant(test.comparators[0]) == 0
-            is_any |= any(ast.unparse(one) in ("-1", "None") for one in operands)
-            is_any |= any(isinstance(constant(one), str) for one in operands)
-            words = (self.word(one) for part in operands for one in self.reach(part, 2))
+            is_any |= any(ast.unparse(operand) in ("-1", "None") for operand in operands)
+            is_any |= any(isinstance(constant(operand), str) for operand in operands)
+            words = (self.word(node) for part in operands for node in self.reach(part, 2))
             return not is_any and any(map(RANK.search, words))
         if MAIN.search(self.last(test)):
             return True
@@ -72,19 +72,19 @@ class TrainingScript(ScriptTree):
 
     def rank_conditions(self, node: ast.AST, depth: int = 3) -> list[tuple[str, bool]]:
         """The tests that let only some ranks reach a node, here or at all calls of its function."""
-        tests = [one for one in self.conditions(node) if self.is_rank_check(one[0])]
-        own = [(ast.unparse(test), way) for test, way in tests]
+        tests = [(test, way) for test, way in self.conditions(node) if self.is_rank_check(test)]
+        here = [(ast.unparse(test), way) for test, way in tests]
         callers = self.callers(node)
-        if own or not callers or depth == 0:
-            return own
+        if here or not callers or depth == 0:
+            return here
         conditions = [self.rank_conditions(call, depth - 1) for call in callers]
         # Under different conditions, such as rank != 0 and then rank == 0, all ranks may reach it.
-        return conditions[0] if all(one == conditions[0] for one in conditions) else []
+        return conditions[0] if all(condition == conditions[0] for condition in conditions) else []
 
     def is_guarded(self, node: ast.AST, depth: int = 3) -> bool:
         """Whether, by names, one rank reaches a node alone or first; to avoid false alarms."""
         tests = (test for test, _ in self.conditions(node))
-        if any(self.is_rank_check(one) or self.has_to_do_with_ranks(one) for one in tests):
+        if any(self.is_rank_check(test) or self.has_to_do_with_ranks(test) for test in tests):
             return True
         if any(FIRST.search(name) for name in self.contexts(node)):
             return True
@@ -97,7 +97,7 @@ class TrainingScript(ScriptTree):
             if isinstance(above, ast.With):
                 yield from (self.name(item.context_expr) for item in above.items)
             elif isinstance(above, ast.FunctionDef):
-                yield from (self.name(one) for one in above.decorator_list)
+                yield from (self.name(decorator) for decorator in above.decorator_list)
             node = above
 
     @cached_property
@@ -109,7 +109,7 @@ class TrainingScript(ScriptTree):
     @cached_property
     def frameworks(self) -> set[str]:
         """The libraries in use that manage ranks, devices or data."""
-        bases = {base for one in self.classes for base in self.bases(one)}
+        bases = {base for cls in self.classes for base in self.bases(cls)}
         roots = {name.partition(".")[0] for name in self.imports.values()}
         of_lightning = any(base.partition(".")[0] in LIGHTNING for base in bases)
         trainers = [name for name in (*self.called, *bases) if name.endswith("Trainer")]

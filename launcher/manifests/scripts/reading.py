@@ -254,13 +254,13 @@ def argument(call: ast.Call, name: str, at: int = -1) -> ast.expr | None:
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
-    is_plain = not any(isinstance(one, ast.Starred) for one in call.args)
+    is_plain = not any(isinstance(arg, ast.Starred) for arg in call.args)
     return call.args[at] if 0 <= at < len(call.args) and is_plain else None
 
 
 def is_open(call: ast.Call) -> bool:
     """Whether a call has arguments that are not written out: ``*args`` or ``**kwargs``."""
-    starred = any(isinstance(one, ast.Starred) for one in call.args)
+    starred = any(isinstance(arg, ast.Starred) for arg in call.args)
     return starred or any(keyword.arg is None for keyword in call.keywords)
 
 

@@ -60,7 +60,7 @@ class LineRule:
     def search(self) -> re.Pattern[str]:
         """The pattern for a line in lower case: ignoring case takes several times as long."""
         return re.compile(
-            _UPPER.sub(lambda one: one[1].lower() if one[1] else one[0], self.pattern)
+            _UPPER.sub(lambda match: match[1].lower() if match[1] else match[0], self.pattern)
         )
 
 

@@ -13,7 +13,7 @@ import tarfile
 
 def main(digest: str, folder: str, inner: str, pattern: str) -> None:
     """Joins the files of ``pattern`` in their order, and unpacks what has the ``digest``."""
-    data = b"".join(read(part) for part in sorted(glob.glob(pattern)))
+    data = b"".join(read_part(part) for part in sorted(glob.glob(pattern)))
     if hashlib.sha256(data).hexdigest() != digest:
         fix = "apply the whole manifest again"
         sys.exit(f"error: {pattern} is not the code of this run, {digest}\n  fix: {fix}")
@@ -24,7 +24,7 @@ def main(digest: str, folder: str, inner: str, pattern: str) -> None:
     os.makedirs(os.path.join(folder, inner), exist_ok=True)
 
 
-def read(path: str) -> bytes:
+def read_part(path: str) -> bytes:
     """One part."""
     with open(path, "rb") as file:
         return file.read()
