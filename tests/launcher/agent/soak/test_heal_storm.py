@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 LOSSES = int(os.environ.get("LAUNCHER_SOAK_LOSSES", "30"))
 
 
-@pytest.mark.timeout(240 + 6 * LOSSES)
+@pytest.mark.timeout(600 + 6 * LOSSES)
 def test_the_weights_do_not_depend_on_any_losses_and_nothing_is_left_behind(places):
     chance = random.Random(LOSSES)
     places.append(Place(places[0].folder, places[0].archive, 3))
