@@ -115,8 +115,18 @@ class Looker:
             w.rank: _ask_recorder(w, worker_look.state)
             for w, worker_look in zip(workers, described, strict=True)
         }
-        stacks_of = self._take_stacks(workers, beats, native, end) if stacks else {}
-        no_collectives = self._take_collectives(folder, workers, refusals, end)
+        answers = {w.rank: recorder.answer(w.heartbeat) for w in workers if not refusals[w.rank]}
+        exits = {worker.rank: worker.exit_file for worker in workers}
+
+        def have_answered() -> bool:
+            # A worker that has failed, as in a collective with a lost peer, ends without an answer.
+            return all(p.exists() or exits[r].exists() for r, p in answers.items())
+
+        stacks_of = self._take_stacks(workers, beats, native, have_answered, end) if stacks else {}
+        self._wait(have_answered, end)
+        no_collectives = dict(refusals)
+        for rank, path in answers.items():
+            no_collectives[rank] = _move_answer(path, folder / look.COLLECTIVES.format(rank=rank))
         ranks = tuple(
             replace(
                 worker_look,
@@ -147,13 +157,16 @@ class Looker:
         workers: tuple[WorkerPlace, ...],
         beats: dict[int, WorkerBeat],
         native: bool,
+        have_answered: Callable[[], bool],
         end: float,
     ) -> dict[int, RankStacks]:
         pids = {worker.rank: beats[worker.rank].pid for worker in workers}
         spied = PySpy(pids, native=native)
         left_s = end - self._clock.monotonic()
         leaves_s = NATIVE_LEAVES_S if native else min(PY_SPY_LEAVES_S, left_s / 2)
-        self._wait(spied.are_done, end - leaves_s)
+        # A thread that runs Python while faulthandler reads its frames may crash the worker: so the
+        # one that answers for the collectives has to be done.
+        self._wait(lambda: spied.are_done() and have_answered(), end - leaves_s)
         # Only py-spy can read a worker that a signal has stopped, so it may use the whole limit.
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)]
         taken = {rank: spied.read_stacks(rank) for rank in pids if rank not in stopped}
@@ -168,23 +181,6 @@ class Looker:
         taken |= {rank: spied.read_stacks(rank) for rank in stopped}
         handlers |= {r: Faulthandler(taken[r], files[r]) for r in stopped if not taken[r].taken_by}
         return taken | {rank: handler.read_stacks() for rank, handler in handlers.items()}
-
-    def _take_collectives(
-        self,
-        folder: Path,
-        workers: tuple[WorkerPlace, ...],
-        refusals: dict[int, str],
-        end: float,
-    ) -> dict[int, str]:
-        """Why each rank's collectives are missing; empty if they are in the folder."""
-        answers = {w.rank: recorder.answer(w.heartbeat) for w in workers if not refusals[w.rank]}
-        exits = {worker.rank: worker.exit_file for worker in workers}
-        # A worker that has failed, as in a collective with a lost peer, ends without an answer.
-        self._wait(lambda: all(p.exists() or exits[r].exists() for r, p in answers.items()), end)
-        missing = dict(refusals)
-        for rank, path in answers.items():
-            missing[rank] = _move_answer(path, folder / look.COLLECTIVES.format(rank=rank))
-        return missing
 
     def _wait(self, is_done: Callable[[], bool], end: float) -> None:
         while not is_done() and self._clock.monotonic() < end:

@@ -91,6 +91,31 @@ def test_a_look_ends_at_its_limit_and_leaves_faulthandler_a_part_of_it(
     assert seen.no_stacks == (late if leaves_s else "not taken, so that the restart need not wait")
 
 
+def test_faulthandler_waits_for_the_thread_that_answers_for_the_collectives(
+    attempts, start_worker, py_spy, monkeypatch
+):
+    """It crashed workers whose frames it read while that thread ran."""
+    (place,) = attempts.begin({0: 0})
+    start_worker(place)
+    py_spy("exit 1")
+    os.mkfifo(recorder.asking(place.heartbeat))
+    reader = os.open(recorder.asking(place.heartbeat), os.O_RDONLY | os.O_NONBLOCK)
+    sent = []
+    monkeypatch.setattr(processes, "send", lambda _, signum: sent.append((signum, clock.now)))
+
+    def pass_time(now: float) -> None:
+        time.sleep(0.02)  # py-spy has failed long before the answer comes
+        if now > 0.5:
+            recorder.answer(place.heartbeat).write_text('{"entries": []}')
+
+    clock = StoppedClock(on_sleep=pass_time)
+    Looker(attempts, clock).take_look("asked")
+    os.close(reader)
+    ((signum, sent_at),) = sent
+    assert signum == STACKS_SIGNAL
+    assert sent_at == pytest.approx(0.52, abs=0.021)
+
+
 @pytest.mark.parametrize(
     ("answers", "missing"),
     [
