@@ -1,5 +1,5 @@
-"""A line to each host of a run: it brings the run's files and its node's states, and says with each
-that this launcher lives; which files are not copied.
+"""A line to each host of a run: it sends beats, and brings the run's files and its node's states;
+which files are not copied.
 
 What the run writes on the hosts is copied into the run folder here, each byte at its own offset:
 after a cut the copy continues where it broke, and bytes that come twice change nothing.
@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from launcher.agent.atomic_write import write_atomically
@@ -34,6 +34,7 @@ from launcher.targets.hosts.settings import HostsSettings
 from launcher.targets.hosts.ssh.client import Ssh
 from launcher.targets.hosts.ssh.session import Session
 
+BEAT_S = 1.0
 SILENCE_LIMIT_S = 8.0
 """A host reports every second; after this silence the connection is replaced."""
 FULL_RETRY_S = 10.0
@@ -92,13 +93,17 @@ class HostLine:
         """Seconds since the host was last heard."""
         return self._clock.monotonic() - self._heard_at
 
-    def drop_if_silent(self) -> None:
-        """Ends a silent connection, which another one then replaces."""
+    def beat(self) -> None:
+        """Tells the host that this launcher lives; ends a silent connection."""
         with self._lock:
+            if self._session is None:
+                return
             # A connection that took long to open has not been silent for as long.
             open_s = self._clock.monotonic() - self._opened_at
-            if self._session is not None and min(self.silent_s(), open_s) > SILENCE_LIMIT_S:
+            if min(self.silent_s(), open_s) > SILENCE_LIMIT_S:
                 self._session.kill()
+            else:
+                self._session.beat()
 
     def _run(self) -> None:
         while not self._closed:
@@ -131,8 +136,6 @@ class HostLine:
             while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = self._clock.monotonic()
-                # An answer to each message: without one for a while, the node ends.
-                session.beat()
                 copy.write(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes
@@ -244,3 +247,19 @@ def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
         os.utime(descriptor, (part.at, part.at))
     finally:
         os.close(descriptor)
+
+
+def send_beats(lines: Callable[[], Iterable[HostLine]]) -> threading.Event:
+    """Sends beats on all lines of a run, from one thread, until the event is set.
+
+    That thread touches no file: a file server that hangs here ends no node.
+    """
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(BEAT_S):
+            for line in lines():
+                line.beat()
+
+    threading.Thread(target=beat, daemon=True).start()
+    return is_over

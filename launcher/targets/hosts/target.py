@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -30,7 +31,7 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hosts import nodes
-from launcher.targets.hosts.connection import MISSING, HostLine, copy_once
+from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.inventory.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.nodes import provide_image, read_image
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
@@ -82,6 +83,7 @@ class HostsTarget(Target):
         self._filters = filters or {}
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
+        self._beats: threading.Event | None = None
         self._refused: dict[int, str] = {}
         """Nodes that could not be started again, and why."""
 
@@ -295,6 +297,8 @@ class HostsTarget(Target):
         for index in (node.node_index for node in plan.nodes):
             if index not in self._lines:
                 self._lines[index] = HostLine(ssh, plan, index, self.clock, follows=follows)
+        if self._beats is None:
+            self._beats = send_beats(lambda: tuple(self._lines.values()))
 
     def observe(self, plan: LaunchPlan) -> Observation:
         observed, error = self.observe_reachable(plan)
@@ -313,7 +317,6 @@ class HostsTarget(Target):
         index, key = node.node_index, nodes.key_of(node)
         known = states.get(key, MISSING)
         if line := self._lines.get(index):
-            line.drop_if_silent()
             known = line.state(key)
         if index in self._refused:
             known = NodeSeen(state="missing", detail=self._refused[index])
@@ -384,8 +387,10 @@ class HostsTarget(Target):
             self._end(plan, only, grace_s)
         finally:
             if only is None:
+                if self._beats is not None:
+                    self._beats.set()
                 self._connect(plan).each(lambda line: line.close(), self._lines.values())
-                self._lines = {}
+                self._lines, self._beats = {}, None
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)

@@ -311,8 +311,6 @@ def test_a_node_in_a_pod_is_lost_only_once_the_hold_has_another_in_its_place(
         def silent_s(self) -> float:
             return 0.0
 
-        def drop_if_silent(self) -> None: ...
-
     pods._lines = {0: Line(), 1: Line()}
     pods._refused = {1: refused} if refused else {}
     for _ in range(2):

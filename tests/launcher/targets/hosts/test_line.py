@@ -12,7 +12,7 @@ import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.hosts.connection import HostLine, copy_once
+from launcher.targets.hosts.connection import HostLine, copy_once, send_beats
 from launcher.targets.hosts.program.messages import Answered, FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.watch import send_run, watch_run
 from tests.waiting import StoppedClock, wait_until
@@ -86,17 +86,15 @@ def test_a_line_asks_for_what_is_missing_here_and_says_what_it_is_told(make_line
     wait_until(line.has_reported.is_set)
     have = {"ledger.jsonl": 3}
     asked = {"run_dir": RUN_DIR, "node": 0, "have": have, "follows": True}
-    # The host is told of each message that this launcher lives.
-    assert talk.did == [(8.0, watch_run, asked), "beat", "beat"]
+    assert talk.did == [(8.0, watch_run, asked)]
     assert (tmp_path / PART.file).read_bytes() == b"hello"
     assert [line.state(node) for node in ("0.0", "0.1")] == [RUNNING, MISSING]
     clock.now = 4.9
     assert line.silent_s() == 4.9
     line.close()
-    assert talk.did[3:] == ["kill", "close"]
-    clock.now = 60.0
-    line.drop_if_silent()
-    assert talk.did[5:] == []
+    assert talk.did[1:] == ["kill", "close"]
+    line.beat()
+    assert talk.did[3:] == []
 
 
 def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tmp_path, clock):
@@ -126,21 +124,37 @@ def test_a_node_runs_from_its_start_until_its_host_has_reported_it(make_line, tm
     line.close()
 
 
+def test_a_write_that_hangs_here_holds_up_no_beat(make_line, tmp_path, monkeypatch):
+    """As on a file server that is away: the host would end its node."""
+    is_there = threading.Event()
+    write = "launcher.targets.hosts.connection.write_at"
+    monkeypatch.setattr(write, lambda *_: is_there.wait(30))
+    monkeypatch.setattr("launcher.targets.hosts.connection.BEAT_S", 0.01)
+    talk = Talk((PART, b"hello"), (NodesSeen(nodes={}), b""))
+    line, _ = make_line(talk)
+    is_over = send_beats(lambda: [line])
+    wait_until(lambda: talk.did.count("beat") >= 3)
+    assert not line.has_reported.is_set()
+    is_there.set()
+    is_over.set()
+    line.close()
+
+
 def test_a_silent_connection_is_replaced_and_a_dead_one_is_shared_no_more(make_line, clock):
     first, second = Talk((NodesSeen(nodes={}), b"")), Talk()
     line, cut = make_line(first, second)
     wait_until(line.has_reported.is_set)
     clock.now = 8.0
-    line.drop_if_silent()
+    line.beat()
     assert first.did[1:] == ["beat"]
     clock.now = 8.1
-    line.drop_if_silent()
+    line.beat()
     wait_until(lambda: second.did)
     assert (first.did[2:], cut, clock.now) == (["kill", "close"], ["gpu1"], 9.1)
     # The second is new, and has not been silent for so long.
     wait_until(lambda: line._opened_at == 9.1)
-    line.drop_if_silent()
-    assert second.did[1:] == []
+    line.beat()
+    assert second.did[1:] == ["beat"]
     line.close()
 
 

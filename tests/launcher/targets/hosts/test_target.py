@@ -129,8 +129,6 @@ class Line:
     def silent_s(self) -> float:
         return self._silent_s
 
-    def drop_if_silent(self) -> None: ...
-
     def state(self, key: str) -> NodeSeen:
         return NodeSeen(state=self._state, exit_code=7 if self._state == "exited" else None)
 
