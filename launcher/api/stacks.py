@@ -142,5 +142,6 @@ def _by_reason(report: RunStacks) -> list[str]:
             ranks_of.setdefault(f"no collectives: {worker.no_collectives}", []).append(worker.rank)
     for rank, stacks in report.stacks.items():
         if stacks.missing:
-            ranks_of.setdefault(f"by faulthandler, as {stacks.missing}", []).append(rank)
+            by = "the worker itself" if stacks.taken_by == "worker" else stacks.taken_by
+            ranks_of.setdefault(f"by {by}, as {stacks.missing}", []).append(rank)
     return [f"{name_ranks(ranks)}: {why}" for why, ranks in ranks_of.items()]

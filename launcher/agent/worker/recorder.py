@@ -1,5 +1,5 @@
-"""The worker's side of a look: how many collectives torch's flight recorder remembers, and its dump
-to a file when the agent asks.
+"""The worker's side of a look: how many collectives torch's flight recorder remembers, and what
+the worker writes when the agent asks: the stacks of its threads, and the recorder's dump.
 
 A thread waits until somebody opens a FIFO. It starts with the first process group, as torch's own
 threads do, takes no signals, and while it waits holds no descriptor that a script could close.
@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def answer(heartbeat: Path) -> Path:
     return heartbeat.with_name(f"collectives-{heartbeat.name}")
 
 
+def answered_stacks(heartbeat: Path) -> Path:
+    """The stacks of all threads, as ``py-spy dump --json`` has them; written before ``answer``."""
+    return heartbeat.with_name(f"threads-{heartbeat.name}")
+
+
 def answer_from_first_group(module: Any, heartbeat: Path) -> None:
     """Starts to answer when the script makes its first group; ``module`` is distributed_c10d."""
     make: Callable[..., Any] | None = getattr(module, _MAKES_GROUP, None)
@@ -86,7 +92,39 @@ def _answer_always(heartbeat: Path) -> None:
             return
         # Errors of torch's recorder must not show up in the script's output.
         with contextlib.suppress(Exception):
+            _write_stacks(answered_stacks(heartbeat))
+        with contextlib.suppress(Exception):
             write_trace(answer(heartbeat))
+
+
+def _write_stacks(path: Path) -> None:
+    """Writes what each thread does. Raises OSError.
+
+    It holds Python's lock meanwhile, so that no frame changes while it is read: faulthandler reads
+    without the lock, and may crash a worker whose threads run.
+    """
+    import json
+    import threading
+
+    main = threading.main_thread().ident
+    # Without threading's own lock, which the thread that hangs may hold.
+    names = {ident: thread.name for ident, thread in dict(vars(threading)["_active"]).items()}
+    threads = [
+        {
+            "thread_name": "MainThread" if ident == main else names.get(ident),
+            "os_thread_id": ident,
+            "frames": [
+                {
+                    "name": frame.f_code.co_name,
+                    "filename": frame.f_code.co_filename,
+                    "line": line or 0,
+                }
+                for frame, line in traceback.walk_stack(newest)
+            ],
+        }
+        for ident, newest in sys._current_frames().items()
+    ]
+    write_atomically(path, json.dumps(threads))
 
 
 def write_trace(path: Path) -> None:

@@ -34,7 +34,7 @@ SPEEDSCOPE = "rank-{rank}.speedscope.json"
 """What py-spy recorded of a script that does not answer PROFILE_REQUEST."""
 
 Why = Literal["asked", "hang", "loss", "profile", "stop"]
-TakenBy = Literal["py-spy", "faulthandler", ""]
+TakenBy = Literal["py-spy", "worker", "faulthandler", ""]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_FRAMES = 200
 """The most frames of a thread that are kept."""
@@ -83,8 +83,8 @@ class ThreadStack:
 class RankStacks:
     """The stacks of one worker, its main thread first.
 
-    ``taken_by`` is empty if there are none; ``missing`` then says why. If faulthandler took them,
-    ``missing`` says why py-spy did not.
+    ``taken_by`` is empty if there are none; ``missing`` then says why. If py-spy did not take them,
+    ``missing`` says why.
     """
 
     rank: int

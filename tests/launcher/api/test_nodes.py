@@ -121,9 +121,11 @@ FOUND = RunStacks(
         3: RankStacks(
             rank=3,
             pid=1,
+            taken_by="faulthandler",
             missing="no right",
             threads=(Thread(name="", is_main=True), Thread(name="io", is_main=False)),
-        )
+        ),
+        4: RankStacks(rank=4, pid=1, taken_by="worker", missing="not here"),
     },
     findings=(
         Mismatch(kind="missing", text="rank 1 is late", ranks=(1,), group="", seq=1, op="a"),

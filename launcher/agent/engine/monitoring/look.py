@@ -18,7 +18,7 @@ from pathlib import Path
 from launcher.agent import processes
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.engine.attempts import Attempts, WorkerPlace
-from launcher.agent.engine.monitoring.stacks import Faulthandler, PySpy, record
+from launcher.agent.engine.monitoring.stacks import Faulthandler, PySpy, read_answered, record
 from launcher.agent.streams import say
 from launcher.agent.worker import recorder
 from launcher.agent.worker.heartbeat import WorkerBeat
@@ -164,12 +164,16 @@ class Looker:
         spied = PySpy(pids, native=native)
         left_s = end - self._clock.monotonic()
         leaves_s = NATIVE_LEAVES_S if native else min(PY_SPY_LEAVES_S, left_s / 2)
-        # A thread that runs Python while faulthandler reads its frames may crash the worker: so the
-        # one that answers for the collectives has to be done.
+        # A thread that runs Python while faulthandler reads its frames may crash the worker: so
+        # faulthandler is for workers whose own thread cannot answer, as none of theirs runs then.
         self._wait(lambda: spied.are_done() and have_answered(), end - leaves_s)
         # Only py-spy can read a worker that a signal has stopped, so it may use the whole limit.
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)]
         taken = {rank: spied.read_stacks(rank) for rank in pids if rank not in stopped}
+        for worker in workers:
+            if worker.rank in taken and not taken[worker.rank].taken_by:
+                file = recorder.answered_stacks(worker.heartbeat)
+                taken[worker.rank] = read_answered(taken[worker.rank], file)
         files = {worker.rank: worker.stacks for worker in workers}
         handlers = {
             r: Faulthandler(stacks, files[r]) for r, stacks in taken.items() if not stacks.taken_by
@@ -216,9 +220,10 @@ def _since_output(folder: Path, at: float) -> float:
 
 def _ask_recorder(worker: WorkerPlace, state: str) -> str:
     """Why the worker cannot be asked; empty if it was asked."""
+    recorder.answer(worker.heartbeat).unlink(missing_ok=True)
+    recorder.answered_stacks(worker.heartbeat).unlink(missing_ok=True)
     if state == "T":
         return "a signal has stopped the process"
-    recorder.answer(worker.heartbeat).unlink(missing_ok=True)
     try:
         # Fails at once where no thread waits.
         os.close(os.open(recorder.asking(worker.heartbeat), os.O_WRONLY | os.O_NONBLOCK))

@@ -1,5 +1,5 @@
-"""A worker's stacks, or why there are none: by py-spy from outside where it may trace, else by
-faulthandler from inside.
+"""A worker's stacks, or why there are none: by py-spy from outside where it may trace, else by the
+worker's thread that answers for its collectives, and by faulthandler where that does not answer.
 
 py-spy reads the worker's memory and stops nothing; only for the frames of C it pauses the worker
 for some milliseconds. A worker that a signal has stopped cannot answer faulthandler.
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,14 @@ def explain_py_spy(stderr: str, pid: int) -> str:
     return f"py-spy failed: {lines[0][:200] if lines else 'it said nothing'}"
 
 
+def read_answered(from_py_spy: RankStacks, file: Path) -> RankStacks:
+    """The stacks that the worker's own thread has written; those of py-spy if it has not."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        if threads := parse_py_spy(json.loads(file.read_text()), from_py_spy.pid):
+            return replace(from_py_spy, taken_by="worker", threads=threads)
+    return from_py_spy
+
+
 class Faulthandler:
     """Asks one worker's own faulthandler, unless the signal would do harm. Does not wait."""
 
@@ -184,12 +193,9 @@ class Faulthandler:
             file.seek(self._start)
             threads = parse_faulthandler(file.read().decode(errors="replace"))
         if threads:
-            taken = RankStacks(rank=from_py_spy.rank, pid=from_py_spy.pid, taken_by="faulthandler")
-            return RankStacks(**{**vars(taken), "missing": from_py_spy.missing, "threads": threads})
+            return replace(from_py_spy, taken_by="faulthandler", threads=threads)
         why = self._refused or "it did not answer the signal for its stacks"
-        return RankStacks(
-            rank=from_py_spy.rank, pid=from_py_spy.pid, missing=f"{why}; {from_py_spy.missing}"
-        )
+        return replace(from_py_spy, missing=f"{why}; {from_py_spy.missing}")
 
 
 def _refuse(pid: int, file: Path) -> str:

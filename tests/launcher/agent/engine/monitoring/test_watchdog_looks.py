@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import threading
 import time
 
 import pytest
 
 from launcher.agent import processes
 from launcher.agent.engine.monitoring.look import NO_ANSWER, Looker
+from launcher.agent.engine.monitoring.stacks import parse_py_spy
 from launcher.agent.engine.monitoring.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.worker import recorder
@@ -19,6 +21,7 @@ from launcher.contract.node_plan import AgentSettings
 from launcher.contract.process_stat import is_stopped
 from launcher.contract.reports.look import (
     LOOK_REQUEST,
+    Frame,
     look_dir,
     parse_printed_looks,
     read_look,
@@ -26,6 +29,18 @@ from launcher.contract.reports.look import (
     read_stacks,
 )
 from tests.waiting import StoppedClock, wait_until
+
+THREADS = json.dumps(
+    [
+        {"thread_name": "loader", "os_thread_id": 2, "frames": []},
+        {
+            "thread_name": "MainThread",
+            "os_thread_id": 1,
+            "frames": [{"name": "step", "filename": "/t.py", "line": 7}],
+        },
+    ]
+)
+"""What a worker's own thread writes."""
 
 
 def test_a_hang_is_looked_at_before_its_workers_are_killed(attempts, worker, tmp_path):
@@ -91,10 +106,15 @@ def test_a_look_ends_at_its_limit_and_leaves_faulthandler_a_part_of_it(
     assert seen.no_stacks == (late if leaves_s else "not taken, so that the restart need not wait")
 
 
-def test_faulthandler_waits_for_the_thread_that_answers_for_the_collectives(
-    attempts, start_worker, py_spy, monkeypatch
+@pytest.mark.parametrize(
+    ("written", "taken_by", "function"),
+    [(THREADS, "worker", "step"), ("[no JSON", "", ""), (None, "", "")],
+    ids=["written", "no JSON", "nothing"],
+)
+def test_without_py_spy_a_worker_s_thread_tells_and_faulthandler_where_it_has_not(
+    written, taken_by, function, attempts, start_worker, py_spy, monkeypatch
 ):
-    """It crashed workers whose frames it read while that thread ran."""
+    """Faulthandler crashed workers whose frames it read while that thread ran."""
     (place,) = attempts.begin({0: 0})
     start_worker(place)
     py_spy("exit 1")
@@ -104,16 +124,45 @@ def test_faulthandler_waits_for_the_thread_that_answers_for_the_collectives(
     monkeypatch.setattr(processes, "send", lambda _, signum: sent.append((signum, clock.now)))
 
     def pass_time(now: float) -> None:
-        time.sleep(0.02)  # py-spy has failed long before the answer comes
+        if not sent:
+            time.sleep(0.02)  # py-spy has failed long before the answer comes
         if now > 0.5:
+            if written:
+                recorder.answered_stacks(place.heartbeat).write_text(written)
             recorder.answer(place.heartbeat).write_text('{"entries": []}')
 
     clock = StoppedClock(on_sleep=pass_time)
-    Looker(attempts, clock).take_look("asked")
+    recorder.answered_stacks(place.heartbeat).write_text(THREADS.replace("step", "earlier"))
+    folder = Looker(attempts, clock).take_look("asked")
     os.close(reader)
-    ((signum, sent_at),) = sent
-    assert signum == STACKS_SIGNAL
-    assert sent_at == pytest.approx(0.52, abs=0.021)
+    if taken_by:
+        stacks = read_stacks(folder, 0)
+        assert (stacks.taken_by, stacks.main_frames[0].function) == (taken_by, function)
+        assert not sent
+    else:
+        assert sent == [(STACKS_SIGNAL, pytest.approx(0.52, abs=0.021))]
+
+
+def test_a_worker_s_thread_writes_what_each_thread_does(tmp_path):
+    def loads():
+        loading.set()
+        done.wait()
+
+    def step():
+        recorder._write_stacks(tmp_path / "threads")
+
+    loading, done = threading.Event(), threading.Event()
+    loader = threading.Thread(target=loads, name="loader")
+    loader.start()
+    loading.wait()
+    step()
+    done.set()
+    loader.join()
+    main, *others = parse_py_spy(json.loads((tmp_path / "threads").read_text()), 0)
+    (of_loader,) = (thread for thread in others if thread.name == "loader")
+    line = loads.__code__.co_firstlineno + 2
+    assert Frame(function="loads", file=__file__, line=line) in of_loader.frames
+    assert (main.is_main, main.frames[0].function) == (True, "step")
 
 
 @pytest.mark.parametrize(

@@ -55,20 +55,19 @@ def stacks_of(place: Place, id: str, rank: int) -> RankStacks:
     return found
 
 
-def ask_until(place: Place, taken_by: str) -> tuple[str, dict[int, RankLook]]:
+def ask_until(place: Place, *taken_by: str) -> tuple[str, dict[int, RankLook]]:
     """Asks until all four are stuck and their stacks were taken so; a busy machine takes several.
 
     Returns the id of the look and what it tells of each rank. Only py-spy can have the stacks of
     rank 3, which a signal has stopped.
     """
-    with_stacks = range(4 if taken_by == "py-spy" else 3)
     for number in range(100):
         id = f"look-{number}"
         ranks = {one.rank: one for one in ask(place, id).ranks}
         folder = look.look_dir(place.node_dir, id)
-        stacks = [look.read_stacks(folder, rank) for rank in with_stacks]
+        stacks = [look.read_stacks(folder, rank) for rank in range(len(taken_by))]
         taken = [one.taken_by if one else "" for one in stacks]
-        if "T" in [one.state for one in ranks.values()] and set(taken) == {taken_by}:
+        if "T" in [one.state for one in ranks.values()] and taken == [*taken_by]:
             assert sorted(ranks) == [0, 1, 2, 3]
             return id, ranks
     raise AssertionError(ranks)
@@ -99,7 +98,7 @@ def check_recorders(folder: Path, ranks: dict[int, RankLook]) -> None:
 
 def test_a_look_tells_of_each_worker_however_it_is_stuck(place):
     start_stuck(place)
-    id, seen = ask_until(place, "py-spy")
+    id, seen = ask_until(place, *["py-spy"] * 4)
     for rank, function in enumerate(FUNCTIONS):
         stacks = stacks_of(place, id, rank)
         assert stacks.taken_by == "py-spy"
