@@ -44,6 +44,7 @@ def test_an_ending_is_told_with_the_worker_that_is_why(cause, detail, first, tol
     node = NodeOutcome(node_index=0, incarnation=0, cause=Cause(cause), detail=detail, first=first)
     assert node.summary == told
     if first:
+        assert node.to_short_json(4096) == node.to_json()
         cut = node.to_short_json(300)
         assert told in cut
 

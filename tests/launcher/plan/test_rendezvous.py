@@ -8,7 +8,12 @@ from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, Static
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_next_attempt
-from launcher.plan.rendezvous import format_endpoint, plan_backend, plan_rendezvous
+from launcher.plan.rendezvous import (
+    format_endpoint,
+    needs_majority,
+    plan_backend,
+    plan_rendezvous,
+)
 from tests.launcher.node_plans import node_plan
 
 
@@ -55,6 +60,20 @@ def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(make_j
         "connect_timeout_s": "900",
     }
     assert parse_rules(node_plan({"conf": tuple(found.items())})).join_timeout_s == 50
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "living", "needed"),
+    [
+        ({}, 2, True),
+        ({}, 3, False),  # the others are too few to train
+        ({"conf": (("fence_dir", "/checkpoints"),)}, 2, False),
+        ({"backend": "c10d"}, 2, False),
+    ],
+)
+def test_half_of_a_group_that_nothing_fences_off_needs_a_majority(rendezvous, living, needed):
+    node = node_plan(rendezvous, min_nodes=2, max_nodes=4)
+    assert needs_majority(node, living) is needed
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job):
