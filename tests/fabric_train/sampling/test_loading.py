@@ -1,5 +1,6 @@
 """Any data set, also a Trainer's: each sample once in an epoch, in any world."""
 
+import random
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -11,7 +12,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from fabric_train import share_loader
 from fabric_train.errors import InputError
-from fabric_train.sampling.loading import EpochCut, change_loader, find_order
+from fabric_train.sampling.loading import (
+    EpochCut,
+    Rereading,
+    change_loader,
+    find_order,
+    find_source,
+)
 
 SIZE, BATCH = 48, 8
 Sample = tuple[int, float]
@@ -27,6 +34,21 @@ class Indexed(Dataset[Sample]):
         return index, float(np.random.random())
 
 
+class Drawn(IterableDataset[Sample]):
+    """Samples in order, each with a random number; it counts how often it is read."""
+
+    readings = 0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.readings += 1
+        return (
+            (n, random.random() + np.random.random() + float(torch.rand(1))) for n in range(SIZE)
+        )
+
+
 class Endless(IterableDataset[Sample]):
     """It has no length."""
 
@@ -39,7 +61,10 @@ class Endless(IterableDataset[Sample]):
     [
         ({"dataset": Endless()}, ["Endless is iterable and has no length", "__len__"]),
         ({"dataset": Indexed(), "batch_size": None}, ["batch_size=None"]),
-        ({"dataset": Indexed(), "batch_size": 40, "drop_last": True}, ["48 samples are fewer"]),
+        (
+            {"dataset": Indexed(), "batch_size": 40, "drop_last": True},
+            ["48 samples are fewer", "at most 24"],
+        ),
         ({"dataset": Indexed(), "global_batch_size": 9}, ["2 processes cannot share"]),
     ],
 )
@@ -107,3 +132,34 @@ def test_a_sampler_for_one_rank_is_replaced_by_the_order_that_it_shares():
 def test_a_world_whose_shares_would_differ_is_refused_with_the_numbers_that_work():
     with pytest.raises(InputError, match=r"5 processes cannot share.* 24 (?s:.*)1, 2, 3, 4, 6, 8"):
         EpochCut(size=99, global_batch_size=24, rank=0, world_size=5, drop_last=False, seed=0)
+
+
+def test_an_iterable_data_set_is_read_on_where_it_stands_and_anew_where_it_is_past():
+    dataset = Drawn()
+    source = Rereading(dataset)
+    numbers = [number for number, _ in source.read_from(5)]
+    assert (numbers, dataset.readings) == (list(range(5, SIZE)), 1)
+    for position, readings in [(0, 2), (1, 2), (4, 2), (2, 3)]:
+        assert next(source.read_from(position))[0] == position
+        assert dataset.readings == readings
+    source.set_epoch(1)
+    assert next(source.read_from(3))[0] == 3
+    assert dataset.readings == 4
+
+
+def test_samples_that_are_dropped_change_no_random_number_of_the_batch():
+    drawn = []
+    for position in (0, 7):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        drawn.append(next(Rereading(Drawn()).read_from(position))[1])
+    assert drawn[0] == drawn[1]
+
+
+def test_only_a_loader_of_batches_that_reads_in_order_has_a_source():
+    source: Any = Rereading(Drawn())
+    assert find_source(DataLoader(source, batch_size=BATCH)) is source
+    assert find_source(DataLoader(source, batch_size=None)) is None
+    assert find_source(DataLoader(Drawn(), batch_size=BATCH)) is None
+    assert find_source([source]) is None

@@ -53,6 +53,12 @@ def test_the_rank_that_has_not_entered_a_collective_is_named():
     )
 
 
+def test_of_two_calls_that_others_wait_in_the_earlier_one_is_missed():
+    waits = trace(entry(811), entry(812, retired=False), entry(813, "barrier", retired=False))
+    (finding,) = join_recorders({0: waits, 1: trace(entry(811)), 2: waits}, NOW)
+    assert finding.text.startswith("rank 1 has not entered all_reduce 812 ")
+
+
 def test_a_rank_without_a_recorder_is_not_taken_for_missing():
     assert join_recorders({0: trace(entry(1, retired=False)), 1: {}}, NOW) == ()
 
