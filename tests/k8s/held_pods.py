@@ -111,7 +111,9 @@ class Controller:
 
     def _look(self, index: int) -> None:
         """Tells the server of a pod that has ended."""
-        name, container = self.running[index]
+        if (running := self.running.get(index)) is None:
+            return  # the test has just removed it
+        name, container = running
         container.reload()
         if index in self._codes or container.status != "exited":
             return

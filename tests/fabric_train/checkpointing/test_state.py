@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from fabric_train.checkpointing.state import digest_weights, has_finite_weights
+from fabric_train.checkpointing.state import TrainState, digest_weights, has_finite_weights
 
 
 def test_the_digest_of_the_weights_changes_with_one_bit_of_one_of_them():
@@ -26,3 +28,15 @@ def test_a_model_without_numbers_is_finite():
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0))])
     assert has_finite_weights(model)
     assert has_finite_weights(torch.nn.ReLU())
+    assert has_finite_weights(torch.nn.Linear(4, 2, bias=False))
+
+
+@pytest.mark.parametrize("loss", [0.25, math.nan])
+def test_what_is_kept_beside_the_tensors_comes_back(loss):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept, loaded = (TrainState(model=model, optimizer=optimizer) for _ in range(2))
+    kept.step, kept.train_loss, kept.sample, kept.best_loss = 7, loss, 3, 0.5
+    loaded.load_state_dict(kept.state_dict())
+    assert loaded.train_loss == pytest.approx(loss, nan_ok=True)
+    assert (loaded.step, loaded.sample, loaded.best_loss) == (7, 3, 0.5)

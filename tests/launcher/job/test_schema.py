@@ -74,6 +74,7 @@ def test_what_the_reader_refuses_the_schema_refuses_where_it_can(title, data):
         ("a b", "a b"), ("1", '"1"'), (1, "1"), (True, "true"), ("true", '"true"'), ("", '""'),
         ("8:00", '"8:00"'), ("a: b", '"a: b"'), ("- a", '"- a"'), ("a#", '"a#"'), ("-x", "-x"),
         ([1, "a"], "[1, a]"), ({"a": ["b"], "c": "2"}, '{a: [b], c: "2"}'), ("a\tb ", '"a\\tb "'),
+        ("\x01", '"\\u0001"'),
     ],
 )  # fmt: skip
 def test_an_example_is_written_as_a_job_file_has_it(value, written):
