@@ -1,6 +1,8 @@
 """What is asked of a run's nodes: programs, looks, profiles, a verdict, another size, a hold."""
 
+import os
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,11 +29,13 @@ from launcher.contract.reports.look import (
     look_dir,
 )
 from launcher.contract.reports.look import ThreadStack as Thread
+from launcher.follow.requests import request_stop
 from launcher.follow.target import Door, NodeObservation, Observation
 from launcher.runs.folder import BORROWED_FILE, RunFolder
 from launcher.targets.held.hold import Hold
 from launcher.targets.local.target import LocalTarget
 from launcher.verdict.collectives import Mismatch
+from tests.launcher.api.conftest import DEAD, mark
 from tests.launcher.looks import write_look
 from tests.waiting import StoppedClock
 
@@ -307,3 +311,20 @@ def test_a_hold_is_found_by_its_name_or_id_entered_and_released(make_run, on_loc
     with pytest.raises(TargetError, match=r"digits-2 has ended \("):
         holding.wait_ready(run)
     assert "@" in (run.path / OWNER_FILE).read_text()
+
+
+def test_a_hold_that_was_ended_whose_end_is_asked_for_or_whose_launcher_is_gone_is_told(make_run):
+    run, _ = make_run(name="digits-1", agent=HOLD, follows=True)
+    assert Hold(run).tell_ended() == ""
+    mark(run, DEAD)
+    assert Hold(run).tell_ended() == "the hold digits has ended (launcher-lost)"
+    mark(run, os.getpid())
+    request_stop(run, keep=False)
+    assert Hold(run).tell_ended() == "the hold digits has ended (stop-requested)"
+    over, _ = make_run(name="over-1", agent=HOLD, ended=Cause.COMPLETED)
+    assert Hold(over).tell_ended().endswith(" has ended (completed)")
+    # Containers of a hold outlive its launcher.
+    others, plan = make_run(name="others-1", agent=HOLD)
+    others.write_plan(replace(plan, own=None), "")
+    mark(others, DEAD)
+    assert Hold(others).tell_ended() == ""
