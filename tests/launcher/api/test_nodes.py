@@ -35,6 +35,7 @@ from launcher.runs.folder import BORROWED_FILE, RunFolder
 from launcher.targets.held.hold import Hold
 from launcher.targets.local.target import LocalTarget
 from launcher.verdict.collectives import Mismatch
+from launcher.verdict.verdict import decide_verdict
 from tests.launcher.api.conftest import DEAD, mark
 from tests.launcher.looks import write_look
 from tests.waiting import StoppedClock
@@ -328,3 +329,11 @@ def test_a_hold_that_was_ended_whose_end_is_asked_for_or_whose_launcher_is_gone_
     others.write_plan(replace(plan, own=None), "")
     mark(others, DEAD)
     assert Hold(others).tell_ended() == ""
+
+
+def test_why_sends_nobody_to_the_stacks_of_a_hold(make_run, on_local):
+    run, _ = make_run(name="digits-1", agent=HOLD, follows=True)
+    on_local(observe=lambda *_: Observation(run_id="digits-1", nodes=()))
+    verdict = decide_verdict(read_named_run(run))
+    assert verdict.state == "held"
+    assert verdict.what == "no failure so far; launcher status digits-1 tells who uses its nodes"
