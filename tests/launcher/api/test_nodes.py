@@ -291,8 +291,12 @@ def test_a_hold_is_found_by_its_name_or_id_entered_and_released(make_run, on_loc
     with pytest.raises(InputError, match=r"has ended \(stop-requested\)\n.*--nnodes 2"):
         holding.find_hold(tmp_path, "digits")
     holding.check_name(tmp_path, "digits")
+    with pytest.raises(InputError, match=r"no hold 'digts' in .*\n  fix: launcher hold --name"):
+        holding.find_hold(tmp_path, "digts")
     run, _ = make_run(name="digits-2", agent=HOLD, follows=True)
     assert {holding.find_hold(tmp_path, name).path for name in ("digits", "digits-2")} == {run.path}
+    with pytest.raises(InputError, match=r"did you mean digits\? Else: .*hold --name digts "):
+        holding.find_hold(tmp_path, "digts")
     with pytest.raises(InputError, match=r"that hold is there already \(digits-2\)"):
         holding.check_name(tmp_path, "digits")
     target = LocalTarget(tmp_path)
