@@ -21,9 +21,8 @@ COMMAND = ("-m", "launcher_hold")
 """The command of a hold without a job. It is never started."""
 
 
-def write_job(name: str) -> str:
-    """The text of a job file for a hold that nobody has given a job."""
-    return f"name: {name}\ncommand: [{', '.join(COMMAND)}]\n"
+JOB = f"name: hold\ncommand: [{', '.join(COMMAND)}]\n"
+"""The text of a job file for a hold that nobody has given a job."""
 
 
 def check_name(root: Path, name: str) -> None:
