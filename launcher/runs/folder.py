@@ -283,13 +283,17 @@ def describe_no_runs(run_root: Path) -> tuple[str, str]:
 
 
 def list_runs(run_root: Path) -> list[RunFolder]:
-    """All runs recorded in a folder, oldest first. Raises ``InputError`` if it is no folder."""
+    """All runs recorded in a folder, oldest first, by absolute paths.
+
+    Raises ``InputError`` if it is no folder.
+    """
     if run_root.exists() and not run_root.is_dir():
         raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
     if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
         fix = f"chmod u+rx {run_root}, or name another: --runs DIR"
         raise InputError(f"--runs {run_root}: Permission denied", fix)
-    plans = [p for p in run_root.glob(f"*/{protocol.PLAN_FILE}") if not p.parent.is_symlink()]
+    plans = run_root.absolute().glob(f"*/{protocol.PLAN_FILE}")
+    plans = (plan for plan in plans if not plan.parent.is_symlink())
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
 
 
