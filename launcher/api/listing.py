@@ -268,7 +268,7 @@ def render_status(status: RunStatus) -> str:
         where = f"node {node.node_index}{_on_host(status, node)}{again}"
         lines.append(f"  {where}: {node.state.value}{ended}{detail}")
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
-    lines += [f"  folder: {status.folder}"] if status.folder else []
+    lines += [f"  folder: {typed.shown(Path(status.folder))}"] if status.folder else []
     if status.outcome is None and (warning := _warn_of_launcher(status)):
         lines.append(f"  {warning}")
     return "\n".join(lines) + "\n"

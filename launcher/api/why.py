@@ -6,10 +6,11 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.api.listing import GOES_ON, read_state
+from launcher.api.listing import GOES_ON, HELD, read_state
 from launcher.api.report import read_node_states
 from launcher.api.stacks import look_at_nodes
 from launcher.contract import protocol
+from launcher.contract.causes import RunState
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError
 from launcher.runs.folder import RunFolder
@@ -28,10 +29,12 @@ def read_named_run(run: RunFolder) -> Evidence:
         index: f"{state}: {detail}" for (index, _), (state, detail) in states.items() if detail
     }
     looks: dict[int, Path] | None = None
-    if state in GOES_ON and plan.agent is not None:
+    if state in GOES_ON and plan.agent is not None and not plan.is_hold:
         # Without looks, as for another user's run or a silent target, the folder must do.
         with contextlib.suppress(LauncherError, OSError):
             looks, _ = look_at_nodes(run, plan, SystemClock())
+    if plan.is_hold and state == RunState.RUNNING.value:
+        state = HELD
     evidence = read_run(run, outcome, state, nodes, looks)
     silent = (unseen.what,) if unseen and not nodes else ()
     return replace(evidence, missing=(*silent, *evidence.missing))

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from launcher.api.starting import launch
-from launcher.api.starting.holding import check_name, wait_ready, write_job
+from launcher.api.starting.holding import JOB, check_name, wait_ready
 from launcher.api.starting.planning import plan_job
 from launcher.commands.job_named import read_job
 from launcher.commands.parsing.arguments import open_named, run_root
@@ -20,8 +20,7 @@ def hold(arguments: argparse.Namespace) -> None:
     """Starts nodes that wait, and returns once they do."""
     root = run_root(arguments)
     check_name(root, arguments.name)
-    job = read_job(arguments, write_job(arguments.name))
-    job = job.model_copy(update={"name": arguments.name})
+    job = read_job(arguments, JOB)
     purpose = Purpose(hold_idle_s=max(1e-3, arguments.idle_limit))
     planned = plan_job(job, root, opened=open_named(arguments), detached=True, purpose=purpose)
     console = Console(sys.stderr)

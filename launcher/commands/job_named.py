@@ -37,7 +37,7 @@ from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import read_text
 
 KNOWN_ENDINGS = (*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")
-OVERRIDES = ("nnodes", "nproc_per_node", "devices", "max_restarts", "image", "code")
+OVERRIDES = ("name", "nnodes", "nproc_per_node", "devices", "max_restarts", "image", "code")
 """Keys of the job file that have an option of their own; ``--set`` takes all others."""
 
 
@@ -93,7 +93,7 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
         for key, value in given.settings.items():
             overrides.append(option_override(f"--{key}", value, name))
     for key in OVERRIDES:
-        value = getattr(arguments, key)
+        value = getattr(arguments, key, None)
         if value is not None:
             overrides.append(option_override(f"--{key.replace('_', '-')}", value))
     return overrides

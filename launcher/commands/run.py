@@ -17,7 +17,7 @@ from launcher.api.debugging import debugged, listen
 from launcher.api.starting import launch
 from launcher.api.starting.planning import PlannedRun
 from launcher.commands.job_named import planned
-from launcher.commands.parsing.arguments import shown, words_of_job_named
+from launcher.commands.parsing.arguments import words_of_job_named
 from launcher.commands.parsing.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import InputError, TargetError
@@ -118,7 +118,7 @@ def _tell_end(
     }
     summary = render_summary(
         replace(outcome, checkpoint_dir=_find_checkpoints(plan)),
-        folder=shown(run.path),
+        folder=typed.shown(run.path),
         job=(
             *words_of_job_named(arguments),
             *(("--in", arguments.hold) if arguments.hold else ("--on", plan.target)),
@@ -151,12 +151,12 @@ def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
     """Makes the run's folder, and notes where the run will run."""
     choice, plan = planned_run.choice, planned_run.plan
     runs = Path(plan.run_dir).parent
-    made = "" if runs.exists() else f"; made the folder {shown(runs)} for its runs"
+    made = "" if runs.exists() else f"; made the folder {typed.shown(runs)} for its runs"
     run = planned_run.create()
     console.note(f"running on {choice.why}{made}")
     while choice.target.notes:
         console.note(choice.target.notes.pop(0))
-    console.note(f"run {run.run_id}: {plan.size}; folder {shown(run.path)}")
+    console.note(f"run {run.run_id}: {plan.size}; folder {typed.shown(run.path)}")
     return run
 
 

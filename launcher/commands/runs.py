@@ -29,7 +29,7 @@ from launcher.api.listing import (
     with_size,
 )
 from launcher.api.resizing import scale_run
-from launcher.api.starting.holding import find_hold, release
+from launcher.api.starting.holding import release
 from launcher.api.stopping import stop_run
 from launcher.commands.parsing.arguments import rooms_of_runs, run_root
 from launcher.contract import typed
@@ -166,9 +166,6 @@ def find(arguments: argparse.Namespace) -> RunFolder:
     try:
         run = find_run(root, arguments.run, goes_on=True)
     except InputError as error:
-        # Several holds may have had the name, of which one goes on.
-        with contextlib.suppress(InputError):
-            return find_hold(root, arguments.run)
         for room in rooms():
             if (run_there := room.find_run(arguments, root, error)) is not None:
                 return run_there

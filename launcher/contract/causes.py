@@ -178,6 +178,7 @@ class Cause(enum.StrEnum):
     CRASHED = "crashed", Of(_FAILED, "faulthandler's stack in the log, or gdb with the core")
     STOPPED_BY_USER = "stopped-by-user", Of(_STOPPED, "run it again, with --resume RUN")
     TIME_LIMIT = "time-limit", Of(_PREEMPTED, "ask for more time; --resume RUN goes on")
+    HOLD_ENDED = "hold-ended", Of(_LOST, "make the hold again: launcher hold")
     # network and meeting
     NETWORK_CUT = "network-cut", Of(_LOST, "ping, ip -s link between the two; then --resume RUN")
     DNS = "dns", Of(_UNMET, "getent hosts NAME on each node; or use an address")

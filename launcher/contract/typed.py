@@ -1,4 +1,5 @@
-"""The launcher's own commands in messages, complete, so that a person can type them as they are.
+"""The launcher's own commands in messages, complete, so that a person can type them as they are;
+and paths.
 
 The command line sets the program and the options of its own call. A caller from Python gets
 commands of ``launcher``, without options.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 ABOUT_RUNS = (
     *("logs", "status", "stop", "scale", "report", "stacks", "why", "ps", "exec"),
@@ -44,3 +46,14 @@ def command(name: str, *words: str) -> str:
     """A command of the launcher to type, such as ``launcher stop RUN``; its words are quoted."""
     options = _finds_runs if name in ABOUT_RUNS else ()
     return " ".join((_program, shlex.join((name, *options, *words))))
+
+
+def shown(path: Path) -> str:
+    """An absolute path as people type it: from the current folder, if it lies below.
+
+    Below ``/`` that would only take its first character away.
+    """
+    with contextlib.suppress(ValueError, OSError):  # OSError: the current folder is gone
+        if (here := Path.cwd()) != Path("/"):
+            return str(path.relative_to(here))
+    return str(path)

@@ -101,6 +101,17 @@ def decide_action(
     return _decide_failed(plan, bad)
 
 
+def judge_closed(action: Action, why: str) -> Action:
+    """The next step where no node can be started any more for the reason ``why``, if it is one.
+
+    What is worth a retry, also an end by a lost node, has come of that.
+    """
+    is_own_end = isinstance(action, Ending) and action.exit_code < RETRY_FROM
+    if not why or is_own_end or isinstance(action, Wait):
+        return action
+    return Ending(cause=Cause.NODE_LOST, detail=why)
+
+
 def pause_before_replacing_s(replaced: int) -> float:
     """How long after its last start a node may start again, after ``replaced`` replacements."""
     return min(LONGEST_PAUSE_S, 2.0 ** (replaced - 1)) if replaced else 0.0

@@ -152,7 +152,7 @@ class NodeDriver:
         # Agents continue without some nodes, so the timer starts again at each new exit.
         if not before or (self.plan.agent and before != self._ended):
             self._exit_at = now
-        return endings.decide_action(
+        action = endings.decide_action(
             self.plan,
             observation,
             replaced=self._replaced,
@@ -160,6 +160,7 @@ class NodeDriver:
             working=self._working(),
             left_early=self._left_early(),
         )
+        return endings.judge_closed(action, self._target.tell_closed())
 
     def _left_early(self) -> frozenset[int]:
         """The nodes that finished, and were stopped or lost the store before the run was over."""

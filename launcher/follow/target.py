@@ -318,6 +318,10 @@ class Target(ABC):
 
         return NodeDriver(run, plan, self, console, clock, show)
 
+    def tell_closed(self) -> str:
+        """Why no node of a run can be started here any more; empty where one can."""
+        return ""
+
     # -- a run that no launcher here follows ------------------------------------------------------
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Ending | None:

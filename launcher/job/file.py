@@ -4,6 +4,7 @@ all that is wrong. A credential of the shell becomes a secret.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +80,7 @@ def option_override(option: str, text: str, section: str = "") -> Override:
     """
     key = option.removeprefix("--").replace("-", "_")
     return Override(
-        option=f"{option} {render_value(text)}",
+        option=f"{option} {shlex.quote(render_value(text))}",
         path=(section, key) if section else (key,),
         text=text,
         # These keys may be numbers; all other keys that have an option are text.

@@ -98,6 +98,13 @@ class RunFolder:
                 f"{typed.command('ps', '--all')} lists the runs",
             ) from error
 
+    @property
+    def is_hold(self) -> bool:
+        """Whether its nodes wait for other runs, by its plan."""
+        with contextlib.suppress(InputError):
+            return self.read_plan().is_hold
+        return False
+
     def is_there(self) -> bool:
         """Whether the plan is still there: without it no command finds the run.
 
@@ -241,8 +248,8 @@ def process_space() -> str:
 def find_run(run_root: Path, name: str, *, goes_on: bool = False) -> RunFolder:
     """A run by its id, a unique beginning of it, its job's name, ``latest``, or its folder's path.
 
-    ``goes_on``: of the runs of a job, the one that goes on is meant. Raises ``InputError``, also if
-    several fit.
+    ``goes_on``: of the runs of a job, the one that goes on is meant. The name of holds means the
+    newest one. Raises ``InputError``, also if several fit.
     """
     for exact in (run_root / name, *([Path(name)] if os.sep in name else [])):
         if (exact / protocol.PLAN_FILE).is_file():
@@ -251,7 +258,9 @@ def find_run(run_root: Path, name: str, *, goes_on: bool = False) -> RunFolder:
     matches = [run for run in runs if run.run_id.startswith(name)]
     of_job = [run for run in matches if run.run_id.rpartition("-")[0] == name]
     living = [run for run in of_job if goes_on and run.read_outcome() is None]
-    matches = living or of_job or matches
+    fitting = living or of_job
+    holds = [run for run in fitting if run.is_hold] if len(fitting) > 1 else []
+    matches = holds[-1:] or fitting or matches
     if len(matches) == 1:
         return matches[0]
     if not runs:
@@ -274,13 +283,17 @@ def describe_no_runs(run_root: Path) -> tuple[str, str]:
 
 
 def list_runs(run_root: Path) -> list[RunFolder]:
-    """All runs recorded in a folder, oldest first. Raises ``InputError`` if it is no folder."""
+    """All runs recorded in a folder, oldest first, by absolute paths.
+
+    Raises ``InputError`` if it is no folder.
+    """
     if run_root.exists() and not run_root.is_dir():
         raise InputError(f"--runs {run_root}: not a folder", "--runs DIR, the folder of the runs")
     if run_root.exists() and not os.access(run_root, os.R_OK | os.X_OK):
         fix = f"chmod u+rx {run_root}, or name another: --runs DIR"
         raise InputError(f"--runs {run_root}: Permission denied", fix)
-    plans = [p for p in run_root.glob(f"*/{protocol.PLAN_FILE}") if not p.parent.is_symlink()]
+    plans = run_root.absolute().glob(f"*/{protocol.PLAN_FILE}")
+    plans = (plan for plan in plans if not plan.parent.is_symlink())
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
 
 

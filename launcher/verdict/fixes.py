@@ -32,18 +32,22 @@ _PLACEHOLDER = re.compile(r"\b(?:HOST|PORT|NAME|FILE|SIZE|MODULE|FOLDER|PACKAGE|
 
 
 def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
-    """The fixes that differ with where a plan's workers run: in an image, or by this Python."""
+    """The fixes that differ with where a plan's workers run: in a hold, in an image, or by this
+    Python."""
+    fixes = dict[Cause, str]()
+    if plan.hold:
+        name, nnodes = plan.hold.rpartition("-")[0], str(len(plan.nodes))
+        fixes[Cause.HOLD_ENDED] = typed.command("hold", "--name", name, "--nnodes", nnodes)
     if plan.image:
         build = typed.command("build", "--base", plan.image, "--tag", "REF")
         fix = f"{build}, with PACKAGE in requirements.txt; then --image REF"
-        return {Cause.MISSING_MODULE: fix}
-    if plan.own and (python := plan.own.own_python):
+        fixes[Cause.MISSING_MODULE] = fix
+    elif plan.own and (python := plan.own.own_python):
         install = f"{shlex.quote(python)} -m pip install PACKAGE"
-        return {
-            Cause.MISSING_MODULE: f"{install}; or another Python: --set local.python=PATH",
-            Cause.HOST_OUT_OF_MEMORY: "hold less, or fewer workers; free -h shows what there is",
-        }
-    return {}
+        other = "hold less, or fewer workers; free -h shows what there is"
+        fixes[Cause.MISSING_MODULE] = f"{install}; or another Python: --set local.python=PATH"
+        fixes[Cause.HOST_OUT_OF_MEMORY] = other
+    return fixes
 
 
 def fill_fix(fix: str, *texts: str, **known: str) -> str:

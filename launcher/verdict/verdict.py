@@ -27,6 +27,7 @@ _OF_HANG = (
     *(Cause.DEADLOCK, Cause.ENDLESS_LOOP, Cause.DATA_STALL, Cause.GPU_FAULT),
     *(Cause.MISSING_COLLECTIVE, Cause.MISMATCHED_COLLECTIVE, Cause.SHAPE_MISMATCH_IN_COLLECTIVE),
 )
+_GOES_ON = ("running", "held", "orphaned", "suspended")
 _OF_PLACE = (Cause.NO_ROOM, Cause.IMAGE_PULL, Cause.CONTAINER_START)
 OF_STOP = (Cause.STOPPED_BY_USER, Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.KILLED)
 """Causes that a stop of ranks that stand still looks like, but is not."""
@@ -79,7 +80,7 @@ class Verdict:
 
 def decide_verdict(evidence: Evidence) -> Verdict:
     """Decides from the evidence which failure came first."""
-    failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned", "suspended")
+    failure, goes_on = evidence.failure, evidence.state in _GOES_ON
     first = failure.first if failure else None
     stands = list(judge_standing(evidence.standing, stood=evidence.stood))
     meanings = [*stands, *judge_lines(evidence.lines)]
@@ -272,6 +273,9 @@ def _decide_nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: boo
     if evidence.state == "suspended":
         status = typed.command("status", evidence.subject)
         what = f"its job is suspended, and has no nodes; {status} tells how it goes on"
+    elif evidence.state == "held":
+        status = typed.command("status", evidence.subject)
+        what = f"no failure so far; {status} tells who uses its nodes"
     elif evidence.state == "orphaned":
         end = typed.command("stop", evidence.subject)
         what = f"no failure so far, but its launcher has died; {end} ends it"

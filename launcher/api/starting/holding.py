@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import math
 import socket
@@ -12,10 +11,9 @@ from launcher.api.listing import read_state
 from launcher.api.stopping import stop_run
 from launcher.contract import typed
 from launcher.contract.causes import OVER
-from launcher.contract.errors import InputError
+from launcher.contract.errors import InputError, closest
 from launcher.contract.hold import OWNER_FILE
 from launcher.follow.target import Target
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, list_runs, write_atomically
 from launcher.targets.held.hold import Hold, in_hold
 
@@ -23,9 +21,8 @@ COMMAND = ("-m", "launcher_hold")
 """The command of a hold without a job. It is never started."""
 
 
-def write_job(name: str) -> str:
-    """The text of a job file for a hold that nobody has given a job."""
-    return f"name: {name}\ncommand: [{', '.join(COMMAND)}]\n"
+JOB = f"name: hold\ncommand: [{', '.join(COMMAND)}]\n"
+"""The text of a job file for a hold that nobody has given a job."""
 
 
 def check_name(root: Path, name: str) -> None:
@@ -40,16 +37,15 @@ def check_name(root: Path, name: str) -> None:
 
 def find_hold(root: Path, name: str) -> RunFolder:
     """The living hold of that name, or run id. Raises ``InputError``."""
-    holds: list[tuple[RunFolder, LaunchPlan]] = []
-    for run in list_runs(root):
-        with contextlib.suppress(InputError):
-            plan = run.read_plan()
-            if plan.is_hold and name in (plan.job_name, run.run_id):
-                holds.append((run, plan))
-    if not holds:
+    holds = [(run, run.read_plan()) for run in list_runs(root) if run.is_hold]
+    named = [(run, plan) for run, plan in holds if name in (plan.job_name, run.run_id)]
+    if not named:
+        living = (plan.job_name for run, plan in holds if run.read_outcome() is None)
+        near = closest(name, living)
         fix = typed.command("hold", "--name", name, "--nnodes", "N")
+        fix = f"did you mean {near}? Else: {fix}" if near else fix
         raise InputError(f"no hold {name!r} in {root.absolute()}", fix)
-    run, plan = holds[-1]
+    run, plan = named[-1]
     state, outcome = read_state(run, plan)
     if state in OVER:
         why = ": ".join(filter(None, (outcome.cause, outcome.detail))) if outcome else state

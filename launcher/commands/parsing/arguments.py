@@ -5,7 +5,6 @@ file.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -55,10 +54,3 @@ def rooms_of_runs(arguments: argparse.Namespace) -> list[str]:
 def run_root(arguments: argparse.Namespace) -> Path:
     """The folder of the run folders, as it was given."""
     return Path(arguments.runs)
-
-
-def shown(path: Path) -> str:
-    """A path as people type it: from the current folder, if it lies below."""
-    with contextlib.suppress(ValueError, OSError):  # OSError: the current folder is gone
-        return str(path.relative_to(Path.cwd()))
-    return str(path)

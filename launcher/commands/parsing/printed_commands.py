@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from launcher.api.choose_target import rooms
-from launcher.commands.parsing.arguments import shown
+from launcher.contract import typed
 
 OF_THIS_CALL = (
     *("module", "again", "on", "resume", "detach", "verbose"),
@@ -28,9 +28,9 @@ def program_name() -> str:
         # kubectl runs the program kubectl-launcher for what is typed as two words.
         plugins = (room.plugin.typed for room in rooms() if room.plugin)
         return next(
-            (typed for typed in plugins if typed.replace(" ", "-") == called.name), called.name
+            (name for name in plugins if name.replace(" ", "-") == called.name), called.name
         )
-    return shlex.quote(shown(called))
+    return shlex.quote(typed.shown(called))
 
 
 def options_to_find_runs(arguments: argparse.Namespace) -> list[str]:

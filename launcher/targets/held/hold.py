@@ -15,10 +15,12 @@ from typing import IO, TYPE_CHECKING
 
 from launcher.agent import disk
 from launcher.contract import protocol, typed
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import OWNER_FILE, Ready, User
 from launcher.contract.node_plan import Mount, NodePlan
 from launcher.contract.records import dump_record, parse_record
+from launcher.follow.requests import is_stop_requested
 from launcher.follow.target import ScriptArtifact
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
@@ -143,6 +145,16 @@ class Hold:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
             self._file = None
+
+    def tell_ended(self) -> str:
+        """That the hold has ended or is about to, and why; empty while it goes on."""
+        cause = Cause.STOP_REQUESTED if is_stop_requested(self.run) else None
+        if (outcome := self.run.read_outcome()) is not None:
+            cause = outcome.cause
+        elif self.python and self.run.launcher_death():
+            # Processes of this machine end with their launcher; other nodes wait for runs.
+            cause = Cause.LAUNCHER_LOST
+        return f"the hold {self.plan.job_name} has ended ({cause})" if cause else ""
 
     # -- its nodes, by files of its run folder ----------------------------------------------------
 

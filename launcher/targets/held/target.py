@@ -140,9 +140,6 @@ class HeldTarget(Target):
         if self._python:
             given = {k: v for k, v in os.environ.items() if k not in protocol.STALE_VARIABLES}
         hold.enter(run_id)
-        if hold.run.read_outcome() is not None:
-            what = f"the hold {hold.plan.job_name} has ended"
-            raise TargetError(what, typed.command("status", hold.run.run_id))
         there = {n.node_index: hold.read_ready(n.node_index) for n in plan.nodes}
         plan = plan_moved(plan, {index: ready.address for index, ready in there.items() if ready})
         nodes = [node for node in plan.nodes if only is None or node.node_index in only]
@@ -207,6 +204,9 @@ class HeldTarget(Target):
             raise TargetError(what, typed.command("stop", plan.hold))
         if only is None:
             hold.leave()
+
+    def tell_closed(self) -> str:
+        return self.hold.tell_ended()
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
         held = self._target.as_run(self.hold.plan)

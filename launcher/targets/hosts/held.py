@@ -185,6 +185,9 @@ class HeldHostsTarget(HostsTarget):
         )
         return node.spec.having(held=held)
 
+    def tell_closed(self) -> str:
+        return self.hold.tell_ended()
+
     def _hold_dir(self, node: HostNode) -> str:
         """The hold's folder, as the node's keeper sees it."""
         return run_dir_on(node.host, self.hold.run.run_id)

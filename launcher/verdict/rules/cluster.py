@@ -81,6 +81,8 @@ node-lost root
   NodeLost|Kubelet stopped posting node status|node failure on|node\(s\) (?:were|had) unreachable
   \bNODE_FAIL|Kernel panic|soft lockup|DeletionByPodGC|hard LOCKUP
   has been rebooted|nodes? \S+ (?:are |is )?(?:not responding|went down|failure|still not ready)
+hold-ended root
+  \bthe hold \S+ has ended \(
 node-lost likely
   RendezvousClosedError|Timeout, server \S+ not responding|DeletionByTaintManager
   lost communication with a remote daemon|\[Hardware Error\].*(?:fatal|uncorrected)|EDAC .* UE\b

@@ -1,6 +1,8 @@
 """What is asked of a run's nodes: programs, looks, profiles, a verdict, another size, a hold."""
 
+import os
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,11 +29,14 @@ from launcher.contract.reports.look import (
     look_dir,
 )
 from launcher.contract.reports.look import ThreadStack as Thread
+from launcher.follow.requests import request_stop
 from launcher.follow.target import Door, NodeObservation, Observation
 from launcher.runs.folder import BORROWED_FILE, RunFolder
 from launcher.targets.held.hold import Hold
 from launcher.targets.local.target import LocalTarget
 from launcher.verdict.collectives import Mismatch
+from launcher.verdict.verdict import decide_verdict
+from tests.launcher.api.conftest import DEAD, mark
 from tests.launcher.looks import write_look
 from tests.waiting import StoppedClock
 
@@ -286,8 +291,12 @@ def test_a_hold_is_found_by_its_name_or_id_entered_and_released(make_run, on_loc
     with pytest.raises(InputError, match=r"has ended \(stop-requested\)\n.*--nnodes 2"):
         holding.find_hold(tmp_path, "digits")
     holding.check_name(tmp_path, "digits")
+    with pytest.raises(InputError, match=r"no hold 'digts' in .*\n  fix: launcher hold --name"):
+        holding.find_hold(tmp_path, "digts")
     run, _ = make_run(name="digits-2", agent=HOLD, follows=True)
     assert {holding.find_hold(tmp_path, name).path for name in ("digits", "digits-2")} == {run.path}
+    with pytest.raises(InputError, match=r"did you mean digits\? Else: .*hold --name digts "):
+        holding.find_hold(tmp_path, "digts")
     with pytest.raises(InputError, match=r"that hold is there already \(digits-2\)"):
         holding.check_name(tmp_path, "digits")
     target = LocalTarget(tmp_path)
@@ -307,3 +316,28 @@ def test_a_hold_is_found_by_its_name_or_id_entered_and_released(make_run, on_loc
     with pytest.raises(TargetError, match=r"digits-2 has ended \("):
         holding.wait_ready(run)
     assert "@" in (run.path / OWNER_FILE).read_text()
+
+
+def test_a_hold_that_was_ended_whose_end_is_asked_for_or_whose_launcher_is_gone_is_told(make_run):
+    run, _ = make_run(name="digits-1", agent=HOLD, follows=True)
+    assert Hold(run).tell_ended() == ""
+    mark(run, DEAD)
+    assert Hold(run).tell_ended() == "the hold digits has ended (launcher-lost)"
+    mark(run, os.getpid())
+    request_stop(run, keep=False)
+    assert Hold(run).tell_ended() == "the hold digits has ended (stop-requested)"
+    over, _ = make_run(name="over-1", agent=HOLD, ended=Cause.COMPLETED)
+    assert Hold(over).tell_ended().endswith(" has ended (completed)")
+    # Containers of a hold outlive its launcher.
+    others, plan = make_run(name="others-1", agent=HOLD)
+    others.write_plan(replace(plan, own=None), "")
+    mark(others, DEAD)
+    assert Hold(others).tell_ended() == ""
+
+
+def test_why_sends_nobody_to_the_stacks_of_a_hold(make_run, on_local):
+    run, _ = make_run(name="digits-1", agent=HOLD, follows=True)
+    on_local(observe=lambda *_: Observation(run_id="digits-1", nodes=()))
+    verdict = decide_verdict(read_named_run(run))
+    assert verdict.state == "held"
+    assert verdict.what == "no failure so far; launcher status digits-1 tells who uses its nodes"

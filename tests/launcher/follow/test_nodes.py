@@ -174,3 +174,36 @@ def test_a_run_whose_folder_is_gone_for_some_seconds_ends(tmp_path, make_plan):
     run.path.rename(tmp_path / "b")
     clock.sleep(99.0)
     assert watch.poll() is None, "it counts from when it was missed"
+
+
+class Closed(Target):
+    """Starts no node any more."""
+
+    def tell_closed(self) -> str:
+        return "the hold dev has ended (stop-requested)"
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "ends", "cause"),
+    [
+        (2, (RUNS, 143), Cause.NODE_LOST),
+        ("1:2", (RUNS, GONE), Cause.NODE_LOST),
+        (2, (143, 143), Cause.NODE_LOST),
+        (1, (143,), Cause.NODE_LOST),
+        (1, (1,), Cause.TRAINING_FAILED),
+        (2, (0, 0), Cause.COMPLETED),
+        (2, (RUNS, RUNS), None),
+    ],
+)
+def test_a_run_whose_hold_has_ended_ends_and_nothing_is_said_of_new_nodes(
+    tmp_path, make_plan, nnodes, ends, cause
+):
+    plan, said = make_plan(nnodes=nnodes, engine="agent"), io.StringIO()
+    run, target = RunFolder(tmp_path / plan.run_id), Closed(observe(*ends))
+    run.create(plan, "", 0.0)
+    driver = NodeDriver(run, plan, target, Console(said), StoppedClock(), lambda: None)
+    end = driver.turn()
+    assert (end and end.cause) == cause
+    if cause is Cause.NODE_LOST:
+        assert end.detail == target.tell_closed()
+    assert (said.getvalue(), target.started) == ("", [])

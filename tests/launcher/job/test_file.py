@@ -1,6 +1,7 @@
 """The job file: what is refused and with which words, what options override, what round-trips."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -333,7 +334,7 @@ def test_variables_are_taken_from_the_option_or_from_the_shell():
 def test_an_option_is_a_number_only_where_its_key_may_be_one(option, text, section, is_text, value):
     made = option_override(option, text, section)
     found = parse_job(GOOD, "job.yaml", [made]).model_dump(mode="json")
-    assert (made.is_text, made.option) == (is_text, f"{option} {text}")
+    assert (made.is_text, made.option) == (is_text, shlex.join([option, text]))
     for part in made.path:
         found = found[part]
     assert found == value

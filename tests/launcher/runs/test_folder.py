@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,33 @@ def test_the_name_of_a_job_is_its_run_that_goes_on(make_run, tmp_path):
     RunFolder(tmp_path / "digits-bb22").write_outcome(Outcome(cause=Cause.COMPLETED))
     with pytest.raises(InputError, match="'digits' may be any of 3 runs"):
         find_run(tmp_path, "digits", goes_on=True)
+
+
+def test_the_name_of_holds_is_the_one_that_goes_on_or_else_the_newest(
+    make_run, make_plan, tmp_path
+):
+    plan = make_plan(engine="agent")
+    assert plan.agent is not None
+    plan = replace(plan, agent=replace(plan.agent, hold_idle_s=60.0))
+    for at, run_id in enumerate(("dev-cc33", "dev-aa11", "dev-bb22")):
+        make_run(run_id, at=float(at)).write_plan(plan, "")
+        if run_id != "dev-aa11":
+            RunFolder(tmp_path / run_id).write_outcome(Outcome(cause=Cause.COMPLETED))
+    assert find_run(tmp_path, "dev", goes_on=True).run_id == "dev-aa11"
+    assert find_run(tmp_path, "dev").run_id == "dev-bb22"
+    # A run of a script dev.py is another one.
+    make_run("dev-dd44", at=9.0)
+    assert find_run(tmp_path, "dev").run_id == "dev-bb22"
+    with pytest.raises(InputError, match="'de' may be any of 4 runs"):
+        find_run(tmp_path, "de")
+
+
+def test_a_run_has_the_same_folder_however_it_is_named(make_run, tmp_path, monkeypatch):
+    make_run("digits-aa11")
+    monkeypatch.chdir(tmp_path.parent)
+    root = Path(tmp_path.name)
+    for name in ("digits", "digits-aa11", "latest"):
+        assert find_run(root, name).path == tmp_path / "digits-aa11"
 
 
 def test_of_many_runs_that_fit_the_newest_few_are_named(make_run, tmp_path):

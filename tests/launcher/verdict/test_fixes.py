@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from launcher.contract.causes import Cause
+from launcher.targets.held.target import HeldSettings
 from launcher.targets.processes import ProcessSettings
+from launcher.verdict.evidence import Evidence
 from launcher.verdict.fixes import fill_fix, fit_fixes
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_line
+from launcher.verdict.verdict import decide_verdict
 
 
 @pytest.mark.parametrize(
@@ -89,3 +92,19 @@ def test_a_package_is_put_where_the_workers_look_for_it(make_plan):
         "launcher build --base train:1 --tag REF, with toolkit in requirements.txt; "
         "then --image REF"
     )
+
+
+def test_a_run_whose_hold_has_ended_is_told_how_to_hold_the_nodes_again(make_plan):
+    plan = replace(make_plan(nnodes=2), image=None, own=HeldSettings(hold="dev-2-0a1b2c"))
+    detail = "the hold dev-2 has ended (stop-requested)"
+    ended = Evidence(
+        subject="r-1",
+        state="failed",
+        run_cause=Cause.NODE_LOST,
+        detail=detail,
+        lines=(LogLine(file="nodes/0/0/console", node=0, text="[supervisor] preempted"),),
+        fixes=fit_fixes(plan),
+    )
+    verdict = decide_verdict(ended)
+    assert (verdict.cause, verdict.what) == (Cause.HOLD_ENDED, detail)
+    assert verdict.fix == "launcher hold --name dev-2 --nnodes 2"

@@ -43,9 +43,13 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
     run = launcher.folder / "runs/latest"
     wait_until(lambda: (run / "up").exists())
     assert launcher("stop", done.stdout.strip()).returncode == 0
-    _, said = process.communicate(timeout=120)
-    assert process.returncode != 0
+    _, told = process.communicate(timeout=120)
+    said = told.decode()
+    assert process.returncode == 137, said
     assert (run / "saved").exists(), said
+    assert ": FAILED on local (node-lost; the hold dev has ended (stop-requested)" in said
+    assert "starting all nodes again" not in said
+    assert "hold --name dev --nnodes 1; " in launcher("why").stdout
 
 
 @pytest.mark.parametrize(
