@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import cli
+from launcher.contract.causes import Cause
 
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
@@ -300,10 +301,24 @@ def test_a_wrong_line_is_refused_before_anything_is_made(folder, typed, line, wo
     assert tree(folder) == before
 
 
+@pytest.mark.parametrize("argv", [["check"], ["render", "--on", "local"], ["run", "--on", "local"]])
+def test_a_job_whose_script_is_missing_is_refused_by_all_alike(folder, typed, argv):
+    put(folder, JOB.replace("train.py", "trian.py"))
+    told = typed(*argv, "job.yaml")
+    assert_refused(told, "command: found trian.py; no such file in ")
+    assert "job.yaml:2: " in told.err
+    assert "did you mean train.py?" in told.err
+
+
 def test_a_page_is_found_without_its_folder_unless_a_section_has_the_name(typed):
     page = (ROOT / "docs/tutorials/laptop.md").read_text()
     assert typed("docs", "laptop").out == typed("docs", "tutorials/laptop").out == page
     assert typed("docs", "docker").out.startswith("### docker\n")
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_each_cause_has_a_section(typed, cause):
+    assert typed("docs", cause).out.startswith(f"### {cause}\n")
 
 
 def test_fixes_name_the_program_as_it_was_called(folder, capfd, monkeypatch):
