@@ -216,7 +216,7 @@ LINES = [
     ("rnu job.yaml", "did you mean run?"),
     ("start job.yaml", "did you mean run?"),
     ("kill digits-0a1b2c", "did you mean stop?"),
-    ("--verison", "launcher --help"),
+    ("--verison", "did you mean launcher --version?"),
     ("--runs x status digits", "launcher status --runs x digits\n"),
     ("--nnodes 2 train.py", "launcher run --nnodes 2 train.py\n"),
     ("run", "JOB is missing"),
@@ -241,12 +241,12 @@ LINES = [
     ("run train.py -N 2", "did you mean --nnodes? what is"),
     ("run train.py --nproc 2", "did you mean --nproc-per-node? what is"),
     ("run train.py --check 2", "fix: what is for the training"),
-    ("run train.py --nproc_per_node 2", "did you mean --nproc-per-node? what is for"),
+    ("run train.py --nproc_per_nod 2", "did you mean --nproc-per-node? what is for"),
     ("run train.py --standalone", "leave out --standalone, which the launcher decides; what is"),
     ("run train.py --rdzv-backend c10d --rdzv_id=1", "leave out --rdzv-backend, --rdzv_id, which"),
     ("run python train.py", "python: a program, and no script or job file"),
     ("run torchrun train.py --lr 3", "goes behind --: launcher run train.py -- --lr 3"),
-    ("run torchrun --nproc_per_node 2 train.py", "did you mean --nproc-per-node?"),
+    ("run torchrun --nproc_per_node 2 train.py", "fix: launcher run --nproc_per_node 2"),
     ("train.py --lr 3", "train.py: no command of the launcher"),
     ("train.py --nproc-per-node 2", "fix: launcher run train.py --nproc-per-node 2"),
     ("run job.yaml --nnodes 0", "--nnodes 0: nnodes: found 0"),
@@ -290,6 +290,7 @@ LINES = [
     ("init train.py", "init: gone\n  fix: launcher import SCRIPT -o job.yaml"),
     ("check", "FILE"),
     ("check .", "is a folder, not a file"),
+    ("--nonsense", "--nonsense: options stand behind the command"),
 ]
 
 
