@@ -317,6 +317,11 @@ def test_a_page_is_found_without_its_folder_unless_a_section_has_the_name(typed)
     assert typed("docs", "docker").out.startswith("### docker\n")
 
 
+def test_a_page_that_is_written_is_named(folder, typed):
+    assert typed("ps", "--html", "runs.html").err == "wrote runs.html\n"
+    assert (folder / "runs.html").exists()
+
+
 @pytest.mark.parametrize("cause", Cause)
 def test_each_cause_has_a_section(typed, cause):
     assert typed("docs", cause).out.startswith(f"### {cause}\n")
