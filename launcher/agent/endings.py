@@ -174,7 +174,8 @@ class AttemptJudge:
             return Ending(cause=Cause.OUT_OF_MEMORY)
         if self.max_restarts == 0:
             return Ending(cause=Cause.TRAINING_FAILED)
-        used = f"all {self.max_restarts} restarts are used up"
+        most = self.max_restarts
+        used = "its one restart is used up" if most == 1 else f"all {most} restarts are used up"
         return Ending(cause=Cause.RESTARTS_EXHAUSTED, detail=used)
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> Ending | None:

@@ -23,14 +23,15 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     """
     plan = run.read_plan()
     target = target_of(plan, run.path.parent)
+    going_on = f"{typed.command('ps')} lists the runs that go on"
+    if (outcome := read_outcome_now(run, plan)) is not None:
+        raise InputError(f"{run.run_id} has ended ({outcome.cause})", going_on)
     check_scale(plan, nodes, own_checkpoints=bool(target.traits.own_checkpoints))
-    is_over = read_outcome_now(run, plan) is not None
     answer = f"{run.run_id}: asked for {count_nodes(nodes)}"
-    if not is_over and run.launcher_pid() is None and target.scale(run, plan, nodes):
+    if run.launcher_pid() is None and target.scale(run, plan, nodes):
         return answer
-    if is_over or run.launcher_pid() is None:
-        what = f"{run.run_id} has ended, or no launcher follows it"
-        raise InputError(what, f"{typed.command('ps')} lists the runs that go on")
+    if run.launcher_pid() is None:
+        raise InputError(f"{run.run_id}: no launcher follows it", going_on)
     request = request_scale(run, nodes)
     if not wait_until(lambda: not request.exists(), ANSWER_LIMIT_S, SOON_S, clock):
         what = f"the launcher of {run.run_id} has not answered for {ANSWER_LIMIT_S:g} s"

@@ -20,6 +20,7 @@ from launcher.manifests.check import (
     read_job,
     render_checked,
 )
+from launcher.targets.preflight import check_script
 from launcher.yamlfile.source import decode_text, read_text
 
 STDIN = "-"
@@ -31,10 +32,11 @@ def check(arguments: argparse.Namespace) -> int:
     def read_named(file: str) -> tuple[str, str]:
         if file != STDIN:
             text = read_text(file, MAX_FILE_BYTES)
-            script = _find_script(text, file)
-            return (script, read_text(script)) if os.path.isfile(script) else (file, text)
-        raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        return STDIN_NAME, decode_text(raw, STDIN_NAME, MAX_FILE_BYTES)
+        else:
+            file, raw = STDIN_NAME, sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+            text = decode_text(raw, file, MAX_FILE_BYTES)
+        script = _find_script(text, file)
+        return (script, read_text(script)) if os.path.isfile(script) else (file, text)
 
     checked = check_manifests([read_named(file) for file in arguments.files])
     if arguments.json:
@@ -47,12 +49,15 @@ def check(arguments: argparse.Namespace) -> int:
 def _find_script(text: str, file: str) -> str:
     """The script that a job file names, as it is written there; empty for any other text.
 
-    Raises ``InputError`` for code that is not where the job says: ``run`` would refuse it too.
+    Raises ``InputError`` for code and a script that are not where the job says: ``run`` would
+    refuse it too.
     """
     if (job := read_job(text, file)) is None:
         return ""
     try:
-        find_code(job.command, job.code, job.workdir, Path.cwd())
+        place = find_code(job.command, job.code, job.workdir, Path.cwd())
+        if place is None and not job.names_containers:
+            check_script(job.command, Path.cwd() / (job.workdir or ""))
     except KeyInputError as error:
         what = f"{find_place(error.key, text, file)}: {error.what}"
         raise InputError(what, error.hint) from None

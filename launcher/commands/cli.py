@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.api.choose_target import rooms
-from launcher.commands.parsing.other_programs import GONE, find_habit
+from launcher.commands.parsing.other_programs import GONE, OF_NO_COMMAND, find_habit
 from launcher.commands.parsing.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.parsing.printed_commands import options_to_find_runs, program_name
 from launcher.commands.parsing.table import COMMANDS, add_commands
@@ -93,6 +93,8 @@ def _run_command(
 
 def _fix(parser: argparse.ArgumentParser, words: list[str], extra: list[str]) -> str:
     """The words that were meant, as they can be typed."""
+    if words[0] in OF_NO_COMMAND:
+        return f"did you mean {typed.command(*words)}?"
     arguments, unknown = parser.parse_known_args(words)
     try:
         check_known(arguments, unknown, words, extra)

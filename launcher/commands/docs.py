@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from launcher.contract import typed
+from launcher.contract.causes import Cause
 from launcher.contract.errors import InputError, closest
 from launcher.job.schema import render_schema
 
@@ -30,7 +31,8 @@ def docs(arguments: argparse.Namespace) -> tuple[str, int]:
         return "".join(f"{n:{width}}  {t}\n" for n, t in zip(pages, titles, strict=True)), 0
     without_folder = {name.rpartition("/")[2]: text for name, text in pages.items()}
     sections = {name: part for text in pages.values() for name, part in _sections(text)}
-    named = without_folder | sections | pages
+    causes = {str(cause): _tell_cause(cause) for cause in Cause}
+    named = causes | without_folder | sections | pages
     if arguments.page in named:
         return named[arguments.page], 0
     near = closest(arguments.page, named)
@@ -38,6 +40,21 @@ def docs(arguments: argparse.Namespace) -> tuple[str, int]:
     raise InputError(
         f"{arguments.page}: no such page or section", f"{fix}{typed.command('docs')} lists them"
     )
+
+
+def _tell_cause(cause: Cause) -> str:
+    """What the table of causes has, for one without a section in a runbook."""
+    end, finer = cause.run_end, [each for each in Cause if each.of is cause and each is not cause]
+    lines = [f"### {cause}", "", cause.meaning or cause.fix, ""]
+    lines += [f"A run ends by it as {end.state}, with exit code {end.exit_code:d}."]
+    if cause.of is not cause:
+        lines[-1] = f"It stands for {cause.of}: {end.state}, exit code {end.exit_code:d}."
+    if cause.meaning and cause.fix:
+        lines.append(f"What helps in most cases: {cause.fix}.")
+    if finer:
+        lines.append(f"`launcher why` tells which it was: {', '.join(finer)}.")
+    lines.append(f"All causes: {typed.command('docs', 'exit-codes')}.")
+    return "\n".join(lines) + "\n"
 
 
 def _sections(page: str) -> list[tuple[str, str]]:

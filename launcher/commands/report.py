@@ -66,9 +66,10 @@ def _read_side(run: RunFolder, report: Postmortem) -> Particulars:
 
 
 def write_page(path: str, page: str) -> None:
-    """Writes what ``--html`` names. Raises ``InputError``."""
+    """Writes what ``--html`` names, and says so. Raises ``InputError``."""
     try:
         write_atomically(Path(path), page)
+        print(f"wrote {path}", file=sys.stderr)
     except OSError as error:
         what = f"{path} cannot be written: {error.strerror}"
         raise InputError(what, "name another file: --html FILE") from error

@@ -257,8 +257,9 @@ world_size, which count nodes), met-again (cause, generation, rank, world_size: 
 formed again, and the workers go on in it), healed (generation, step, paused_s: their first step
 there has ended), workers-started, first-step, worker-ended (rank, exit_code, cause),
 hang (rank, silent_s, limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
-restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost
-(detail), agent-ended (cause, exit_code)."""
+restart (cause; detail: words for people, where a worker of this node is to blame),
+stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost (detail),
+agent-ended (cause, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started

@@ -27,13 +27,12 @@ from launcher.follow.requests import (
     is_stop_requested,
     take_scale_request,
 )
-from launcher.follow.tails import HealTails, Output, RunTails
+from launcher.follow.tails import LedgerTails, Output, RunTails
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_node_outcomes, read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
-from launcher.runs.heals import HEALED, JOINED
 from launcher.runs.ledger import read_heals, read_restarts
 from launcher.runs.outcome import Outcome
 
@@ -97,7 +96,9 @@ class Follower:
             keeps_returns=console.keeps_returns,
             copies=console.copies_stdout and self._is_alone,
         )
-        self._heals = HealTails(run)
+        self._ledgers = LedgerTails(run)
+        self._attempt = 0
+        """The newest attempt of workers that has said anything."""
         self._lock = threading.Lock()
         """Held while output is shown: as the run ends, another thread shows it."""
         self._failing_since: float | None = None
@@ -172,7 +173,7 @@ class Follower:
         # Act on a signal even if the run's folder cannot be read.
         if self.stop_reason is None:
             self._show_new()
-            self._note_heals()
+            self._note_way_on()
             if is_stop_requested(self._run):
                 self.stop_reason = Cause.STOP_REQUESTED
         if reason := self.stop_reason:
@@ -256,6 +257,7 @@ class Follower:
 
     def _close(self) -> None:
         self._show(self._tails.close(self._console.wait_for_room))
+        self._note_way_on()
         self._console.close()
         self._print_notes()
 
@@ -263,11 +265,11 @@ class Follower:
         while self._target.notes:
             self._console.note(self._target.notes.pop(0))
 
-    def _note_heals(self) -> None:
-        """Notes that the workers go on after a loss. The loss itself was noted before."""
+    def _note_way_on(self) -> None:
+        """Notes that workers start again, or go on after a loss that was noted before."""
         if self._driver.plan.agent is not None:
-            for heal in self._heals.poll(self._driver.plan):
-                self._console.note(f"{'' if heal.cause == JOINED else HEALED}{heal}")
+            for text in self._ledgers.poll(self._driver.plan):
+                self._console.note(text)
 
     def _show_new(self) -> None:
         with self._lock:
@@ -275,6 +277,10 @@ class Follower:
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
+            if output.worker and output.worker.attempt > self._attempt:
+                # Between what the workers said before and what they say now.
+                self._attempt = output.worker.attempt
+                self._note_way_on()
             block, stream, node_index = output.block, output.stream, output.node_index
             rank = self._rank(output.worker) if output.worker else None
             prefix = "" if output.worker and self._is_alone else prefix_of(node_index, rank)

@@ -16,8 +16,15 @@ from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, split_console
 from launcher.runs.folder import RunFolder
-from launcher.runs.heals import Heal
-from launcher.runs.ledger import agent_ledger, read_heals
+from launcher.runs.heals import HEALED, JOINED
+from launcher.runs.ledger import (
+    agent_ledger,
+    moments_file,
+    read_agents,
+    read_heals,
+    read_moments,
+    tell_restarts,
+)
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
@@ -97,25 +104,30 @@ def _always(stream: Stream) -> bool:
     return True
 
 
-class HealTails:
-    """Finds in the agents' ledgers how the training went on after losses, and with newcomers."""
+class LedgerTails:
+    """Finds in the ledgers how the training went on: after failures and losses, with newcomers."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._written_bytes = run, 0
-        self._returned: set[tuple[int, int]] = set()
+        self._returned = set[object]()
 
-    def poll(self, plan: LaunchPlan) -> Iterator[Heal]:
-        """The heals that no earlier call has returned, oldest first. Does not wait."""
-        paths = (agent_ledger(self._run, *node) for node in self._run.incarnations())
+    def poll(self, plan: LaunchPlan) -> Iterator[str]:
+        """Restarts and heals that no earlier call has told, in words. Does not wait."""
+        paths = [agent_ledger(self._run, *node) for node in self._run.incarnations()]
+        paths.append(moments_file(self._run))
         written_bytes = sum(path.stat().st_size for path in paths if path.exists())
         if written_bytes == self._written_bytes:
             return
         self._written_bytes = written_bytes
+        told = tell_restarts((*read_agents(self._run), *read_moments(self._run)))
         for heal in read_heals(self._run, plan):
             # Each node records the same heal, one after the other.
-            if (key := (heal.step, heal.num_nodes)) not in self._returned:
+            text = f"{'' if heal.cause == JOINED else HEALED}{heal}"
+            told.setdefault((heal.step, heal.num_nodes), text)
+        for key, text in told.items():
+            if key not in self._returned:
                 self._returned.add(key)
-                yield heal
+                yield text
 
 
 class RunTails:

@@ -86,7 +86,7 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         except FileError as error:
             breaches += [Breach(rule=Rule.YAML, **vars(problem)) for problem in error.problems]
         else:
-            _refuse_job(inside, file)
+            _refuse_job(inside, text, file)
     known = [item for item in objects if item["kind"].text in CHECKS]
     for item in known:
         kind = item["kind"].text
@@ -110,11 +110,13 @@ def read_job(text: str, file: str) -> JobSpec | None:
     return None
 
 
-def _refuse_job(objects: Iterable[Value], file: str) -> None:
+def _refuse_job(objects: Iterable[Value], text: str, file: str) -> None:
+    """Raises ``FileError`` for what ``run`` would refuse of a job file; else ``InputError``."""
     for item in objects:
         if not (item["apiVersion"] or item["kind"]) and (item["command"] or item["name"]):
             job = file if file != STDIN_NAME else "JOB"
-            what = f"{item.where}: neither apiVersion nor kind: this is a job file, and no manifest"
+            parse_job(text, file)
+            what = f"{item.where}: a job file, and no file here is its script"
             raise InputError(
                 what, f"{typed.command('doctor', job)}, or {typed.command('render', job)}"
             )

@@ -78,19 +78,18 @@ def _share(
     workers = wanted if isinstance(wanted, int) else number
     gpus = wanted_gpus or workers
     if gpus * count > len(ids) or workers == 0:
-        free, gpus = len(ids), max(gpus, 1)
-        fix = f"lower nproc_per_node or resources.gpus to {free}, or wait for the others"
+        free, gpus, key = len(ids), max(gpus, 1), _key_of_gpus(job)
+        lower = f"lower nproc_per_node or {'.'.join(key)} to {free}"
+        fix = f"{lower}, or wait for the others"
         if machine.name:
             what = f"{gpus} GPUs asked for, but {free} of {machine.name} are free"
         elif count == 1:
             what = f"{gpus} GPUs asked for, but this machine has {free}"
-            fix = f"lower nproc_per_node or resources.gpus to {free}"
+            fix = lower
         else:
             what = f"{count} nodes of {gpus} GPUs need {count * gpus}, but this machine has {free}"
-            fix = "lower nnodes, nproc_per_node or resources.gpus: nodes never share a GPU"
-        raise KeyInputError(
-            ("resources", "gpus") if wanted_gpus else ("nproc_per_node",), what, fix
-        )
+            fix = f"lower nnodes, nproc_per_node or {'.'.join(key)}: nodes never share a GPU"
+        raise KeyInputError(key if wanted_gpus else ("nproc_per_node",), what, fix)
     shares = (ids[index * gpus : (index + 1) * gpus] for index in range(count))
     return tuple(NodeDevices(nproc_per_node=workers, device_ids=share) for share in shares)
 
@@ -107,11 +106,19 @@ def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFact
             "set nproc_per_node to a number of processes, or run where GPUs are",
         )
     if wanted_gpus:
+        key = _key_of_gpus(job)
+        on_cpu = "leave it out" if key == ("devices",) else "--set resources.gpus=0"
         raise KeyInputError(
-            ("resources", "gpus"),
+            key,
             f"{wanted_gpus} on each node, but {where} has no GPU that the job could use",
-            "--set resources.gpus=0 to train on the CPU, or run where GPUs are",
+            f"{on_cpu} to train on the CPU, or run where GPUs are",
         )
+
+
+def _key_of_gpus(job: JobSpec) -> tuple[str, ...]:
+    """The key that says how many GPUs each node has: ``devices`` sets ``resources.gpus``."""
+    is_devices = job.devices is not None and job.devices.count == job.resources.gpus
+    return ("devices",) if is_devices else ("resources", "gpus")
 
 
 def check_capacity(job: JobSpec, facts: TargetFacts, nproc_per_node: int) -> None:

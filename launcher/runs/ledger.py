@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +48,7 @@ SILENT_S = 3 * protocol.VITALS_S
 """A running node without vitals for this long counts as a node with trouble."""
 JUMP_S = 5.0
 """A wall clock that moved this much against the monotonic one has jumped."""
+_RESTART_SAID = re.compile(r"agent: (restart \d+ of .*)", re.DOTALL)
 _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 
 
@@ -96,21 +98,42 @@ def tell_moment(
         "key": key,
         "text": text,
     }
-    path = run.path / protocol.LEDGER_DIR / LAUNCHER_LEDGER
+    path = moments_file(run)
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps(event) + "\n")
 
 
+def moments_file(run: RunFolder) -> Path:
+    """Where the launchers' part of the ledger lies, if they wrote any."""
+    return run.path / protocol.LEDGER_DIR / LAUNCHER_LEDGER
+
+
 def read_moments(run: RunFolder) -> tuple[LedgerEvent, ...]:
     """What launchers told of the run's nodes by ``tell_moment``."""
-    return read_ledger(run.path / protocol.LEDGER_DIR / LAUNCHER_LEDGER, LAUNCHER_SOURCE)
+    return read_ledger(moments_file(run), LAUNCHER_SOURCE)
 
 
 def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
     """Where an agent's part of the ledger lies, if it wrote any."""
     return ledger_path(run.path, node_index, incarnation)
+
+
+def tell_restarts(events: Iterable[LedgerEvent]) -> dict[object, str]:
+    """Restarts by a worker's fault, in the words of the agent that saw it; each with a key. Pure.
+
+    Of an agent whose ledger does not come here, the launcher has what it said on its console.
+    """
+    told = dict[object, str]()
+    for event in events:
+        text = str(event.values.get("detail", "")) if event.name == "restart" else ""
+        if event.name == LAUNCHER_SOURCE:
+            said = _RESTART_SAID.fullmatch(str(event.values.get("text")))
+            text = said[1] if said else ""
+        if text:
+            told[event.node_index, event.incarnation, event.at] = text
+    return told
 
 
 def read_train_ledger(run: RunFolder) -> tuple[LedgerEvent, ...]:

@@ -120,7 +120,9 @@ def render_failure(failure: FailureReport, cause: str) -> list[str]:
     if is_told and all(map(_says_as_much, failure.ranks)):
         # The headline has its last line, and the other workers said the same or nothing.
         return [f"    log: {first.log}"]
-    lines = [f"  {what}: {_who(first)}: {first.exception}"]
+    if first.attempt:
+        what += f" in attempt {first.attempt}"
+    lines = [f"  {what}: {first.place}: {first.exception}"]
     lines += [f"    | {line}" for line in first.log_tail]
     lines.append(f"    log: {first.log}")
     lines += [f"  failed after it: {_who(o)}: {o.exception}" for o in others[:COLLATERAL_LINES]]

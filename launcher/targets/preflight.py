@@ -114,11 +114,7 @@ def describe_minority(node: NodePlan) -> str | None:
 
 
 def check_here(node: NodePlan) -> None:
-    """Checks the folder and the script of local processes. Raises ``KeyInputError``.
-
-    A module (``-m``) is not checked: only Python can find it, as a package's code may say where
-    its modules are.
-    """
+    """Checks the folder and the script of local processes. Raises ``KeyInputError``."""
     workdir = Path(node.workdir or ".")
     if not workdir.is_dir():
         what = "is not a folder" if workdir.exists() else "is not there"
@@ -126,8 +122,17 @@ def check_here(node: NodePlan) -> None:
         raise KeyInputError(("workdir",), f"{workdir} {what}", fix)
     if not os.access(workdir, os.X_OK):
         raise KeyInputError(("workdir",), f"{workdir}: Permission denied", f"chmod +x {workdir}")
-    if node.command[0] != "-m":
-        _check_file(workdir / node.command[0], node.command[0], f"in {workdir}")
+    check_script(node.command, workdir)
+
+
+def check_script(command: Sequence[str], workdir: Path) -> None:
+    """Checks the script that is started in a folder here. Raises ``KeyInputError``.
+
+    A module (``-m``) is not checked: only Python can find it, as a package's code may say where
+    its modules are.
+    """
+    if command[0] != "-m":
+        _check_file(workdir / command[0], command[0], f"in {workdir}")
 
 
 def check_in_code(code: PackedCode) -> None:

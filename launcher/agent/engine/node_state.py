@@ -127,8 +127,21 @@ class Node:
         """Counts and records a restart; ``failed`` are the workers to blame, causes first."""
         self._restart_recorded_after = self.attempts.number
         self.judge.restarts[cause] += 1
-        self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
-        say(f"restart ({cause})" + (f": {describe(failed[0])}" if failed else ""))
+        counted = self._count(cause, failed)
+        text = f"restart{counted} ({cause})" + (f": {describe(failed[0])}" if failed else "")
+        told = {"detail": text} if counted else {}
+        self.ledger.write("restart", attempt=self.attempts.number, cause=cause, **told)
+        say(text)
+
+    def _count(self, cause: Cause, failed: tuple[WorkerEnd, ...]) -> str:
+        """Which of ``max_restarts`` it is; empty where no worker of this node is to blame."""
+        is_fault = cause in (Cause.WORKER_FAULT, Cause.HANG)
+        if not is_fault or not failed or failed[0].is_collateral:
+            return ""
+        number = self.roster.last.faults + 1 if self.roster else self.judge.faults
+        most = self.judge.max_restarts
+        # One more than that is refused by the coordinator: then the run ends.
+        return f" {number} of {most}" if number <= most else ""
 
     def on_store_lost(self, end: Ending, times: int) -> None:
         """A store is gone, and the next one will be tried."""

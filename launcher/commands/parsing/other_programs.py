@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from launcher.contract.errors import closest
+
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
 CALLED_HERE = {
     **dict.fromkeys(("--nprocs", "--num-processes", "--ntasks-per-node"), "--nproc-per-node"),
@@ -25,6 +27,8 @@ CALLED_HERE = {
 """Options, written with ``-`` in the place of ``_``, and commands of other programs."""
 DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
 """Beginnings of torchrun's options that the launcher decides."""
+OF_NO_COMMAND = ("-h", "--help", "--version")
+"""What may stand where a command stands."""
 GONE = {
     "env": "node JOB on each node, where people or another program start the nodes",
     "init": "import SCRIPT -o job.yaml",
@@ -46,8 +50,10 @@ def find_habit(
     """
     if words and (words[0] == "-m" or words[0].endswith(JOB_ENDINGS)):
         return f"{words[0]}: no command of the launcher", ["run", *words]
-    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
+    if words and words[0].startswith("-") and words[0] not in OF_NO_COMMAND:
         what = f"{words[0]}: options stand behind the command"
+        if len(words) == 1 and (near := closest(words[0], OF_NO_COMMAND)):
+            return f"{words[0]}: no option of the launcher", [near]
         if at := next((n for n, word in enumerate(words) if word in commands), 0):
             return what, [words[at], *words[:at], *words[at + 1 :]]
         return what, ["run", *words] if any(x.endswith(JOB_ENDINGS) for x in words) else []

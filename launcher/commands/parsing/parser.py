@@ -23,11 +23,20 @@ class Parser(argparse.ArgumentParser):
     """Takes options only by their whole names; prints errors of two lines, not the whole usage.
 
     A beginning of an option's name is no option: ``--max 3``, meant for the training, would
-    quietly become ``--max-restarts 3``.
+    quietly become ``--max-restarts 3``. As to torchrun, ``_`` in a name is ``-``.
     """
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **{"allow_abbrev": False, **more})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = [self._as_named(word) for word in args]
+        return super().parse_known_args(words, namespace)
+
+    def _as_named(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        named = name.replace("_", "-")
+        return f"{named}{equals}{value}" if named in self._option_string_actions else word
 
     def _print_message(self, message: str, file: Any = None) -> None:
         # argparse's own method ignores a full disk.

@@ -296,7 +296,11 @@ def move_run(run: RunFolder, place: dict[str, str]) -> None:
     plan = run.read_plan()
     option = " ".join(f"--{key} {value}" for key, value in place.items())
     if plan.target != ON or plan.hold:
-        raise InputError(f"{option}: {run.run_id} is on no cluster", f"leave {option} out")
+        fix = f"leave {option} out"
+        if place.get("namespace", "").isdigit():
+            lines = f"{typed.command('logs', run.run_id)} | tail -n {place['namespace']}"
+            fix = f"-n names a namespace; the last lines: {lines}"
+        raise InputError(f"{option}: {run.run_id} is on no cluster", fix)
     before = read_cluster_record(run.path)
     if before | place == before:
         return

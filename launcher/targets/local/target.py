@@ -73,6 +73,11 @@ class LocalTarget(Target):
         place = f"local processes, {python} with torch {facts.torch_version}{why}"
         return replace(facts, place=place, terminal=sys.stderr.isatty())
 
+    def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
+        """As ``Target.preview``. Raises ``KeyInputError`` for what is not here to be run."""
+        check_here(plan.nodes[0])
+        return super().preview(plan, made_by, embed=embed)
+
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))

@@ -274,10 +274,13 @@ def test_a_scaling_is_asked_of_the_launcher_and_waited_for(make_run, on_local):
         scale_run(run, 5)
     on_local(scale=lambda *_: True)
     for keys in ({"ended": Cause.COMPLETED}, {"ended": Cause.COMPLETED, "follows": True}):
-        with pytest.raises(InputError, match="has ended, or no launcher follows it"):
+        with pytest.raises(InputError, match=r"over has ended \(completed\)"):
             scale_run(make_run(name="over", nnodes="1:4", **keys)[0], 2, StoppedClock())
     alone, _ = make_run(name="alone", nnodes="1:4")
     assert scale_run(alone, 1, StoppedClock()) == "alone: asked for 1 node"
+    fixed, _ = make_run(name="fixed", nnodes=1, ended=Cause.COMPLETED)
+    with pytest.raises(InputError, match="fixed has ended"):
+        scale_run(fixed, 2)
     on_local(scale=lambda *_: False)
     with pytest.raises(InputError, match="no launcher follows it"):
         scale_run(alone, 1, StoppedClock())

@@ -29,6 +29,7 @@ def launcher(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[s
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "train.py").touch()
     return tmp_path
 
 
@@ -79,6 +80,14 @@ def test_render_as_json_prints_the_plan(folder):
     plan = json.loads(launcher(*argv, cwd=folder).stdout)
     assert len(plan["nodes"]) == 2
     assert plan["nodes"][1]["command"] == ["train.py", "--lr", "1"]
+
+
+def test_options_are_taken_with_underscores_too_as_by_torchrun(folder):
+    argv = ["render", "job.yaml", "--on=local", "--nnodes=2", "--nproc_per_node", "3", "--json"]
+    said = launcher(*argv, "--max_restarts=4", "--env=A_B=c_d", cwd=folder)
+    node = json.loads(said.stdout)["nodes"][1]
+    assert (node["nproc_per_node"], node["max_restarts"]) == (3, 4)
+    assert ["A_B", "c_d"] in node["env"]
 
 
 def test_values_of_secrets_are_never_rendered(folder):

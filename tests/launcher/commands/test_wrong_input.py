@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import cli
+from launcher.contract.causes import Cause
 
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
@@ -218,7 +219,7 @@ LINES = [
     ("hold --name 'My Dev'", "--name 'My Dev': name: found My Dev; accepted: a lower-case letter"),
     ("hold job.yaml --name dev_2 --on local", "error: --name dev_2: name: found dev_2; accepted: "),
     ("run job.yaml --in dev", "hold --name dev --nnodes N"),
-    ("--verison", "launcher --help"),
+    ("--verison", "did you mean launcher --version?"),
     ("--runs x status digits", "launcher status --runs x digits\n"),
     ("--nnodes 2 train.py", "launcher run --nnodes 2 train.py\n"),
     ("run", "JOB is missing"),
@@ -243,12 +244,12 @@ LINES = [
     ("run train.py -N 2", "did you mean --nnodes? what is"),
     ("run train.py --nproc 2", "did you mean --nproc-per-node? what is"),
     ("run train.py --check 2", "fix: what is for the training"),
-    ("run train.py --nproc_per_node 2", "did you mean --nproc-per-node? what is for"),
+    ("run train.py --nproc_per_nod 2", "did you mean --nproc-per-node? what is for"),
     ("run train.py --standalone", "leave out --standalone, which the launcher decides; what is"),
     ("run train.py --rdzv-backend c10d --rdzv_id=1", "leave out --rdzv-backend, --rdzv_id, which"),
     ("run python train.py", "python: a program, and no script or job file"),
     ("run torchrun train.py --lr 3", "goes behind --: launcher run train.py -- --lr 3"),
-    ("run torchrun --nproc_per_node 2 train.py", "did you mean --nproc-per-node?"),
+    ("run torchrun --nproc_per_node 2 train.py", "fix: launcher run --nproc_per_node 2"),
     ("train.py --lr 3", "train.py: no command of the launcher"),
     ("train.py --nproc-per-node 2", "fix: launcher run train.py --nproc-per-node 2"),
     ("run job.yaml --nnodes 0", "--nnodes 0: nnodes: found 0"),
@@ -292,6 +293,7 @@ LINES = [
     ("init train.py", "init: gone\n  fix: launcher import SCRIPT -o job.yaml"),
     ("check", "FILE"),
     ("check .", "is a folder, not a file"),
+    ("--nonsense", "--nonsense: options stand behind the command"),
 ]
 
 
@@ -303,10 +305,29 @@ def test_a_wrong_line_is_refused_before_anything_is_made(folder, typed, line, wo
     assert tree(folder) == before
 
 
+@pytest.mark.parametrize("argv", [["check"], ["render", "--on", "local"], ["run", "--on", "local"]])
+def test_a_job_whose_script_is_missing_is_refused_by_all_alike(folder, typed, argv):
+    put(folder, JOB.replace("train.py", "trian.py"))
+    told = typed(*argv, "job.yaml")
+    assert_refused(told, "command: found trian.py; no such file in ")
+    assert "job.yaml:2: " in told.err
+    assert "did you mean train.py?" in told.err
+
+
 def test_a_page_is_found_without_its_folder_unless_a_section_has_the_name(typed):
     page = (ROOT / "docs/tutorials/laptop.md").read_text()
     assert typed("docs", "laptop").out == typed("docs", "tutorials/laptop").out == page
     assert typed("docs", "docker").out.startswith("### docker\n")
+
+
+def test_a_page_that_is_written_is_named(folder, typed):
+    assert typed("ps", "--html", "runs.html").err == "wrote runs.html\n"
+    assert (folder / "runs.html").exists()
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_each_cause_has_a_section(typed, cause):
+    assert typed("docs", cause).out.startswith(f"### {cause}\n")
 
 
 def test_fixes_name_the_program_as_it_was_called(folder, capfd, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.ledger import AgentLedger
 from launcher.agent.stopping import StopFiles
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending
@@ -26,7 +27,7 @@ from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder
-from launcher.runs.ledger import agent_ledger
+from launcher.runs.ledger import agent_ledger, tell_moment
 from launcher.verdict import evidence
 from tests.launcher.follow.test_agent import RUNS, ScriptedTarget, begin
 from tests.launcher.follow.test_console import Terminal, screen
@@ -352,6 +353,33 @@ def test_a_run_without_memory_is_told_the_limit_to_set(tmp_path, make_plan, deta
     assert outcome.detail == told
     assert outcome.verdict, "a failed run has one"
     assert json.loads((run.path / "outcome.json").read_text())["detail"] == told
+
+
+def test_a_restart_of_workers_is_told_between_what_they_said_before_and_after(tmp_path, make_plan):
+    run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), Ended())
+    detail = "restart 1 of 2 (worker-fault): rank 0: exit code 1 (ValueError: boom)"
+
+    def restart() -> None:
+        for attempt in (0, 1):
+            folder = run.node_dir(0, 0) / f"attempt-{attempt}/rank-0"
+            folder.mkdir(parents=True)
+            (folder / "stdout").write_text(f"attempt {attempt}\n")
+            (folder / "stderr").touch()
+        ledger = AgentLedger(agent_ledger(run, 0, 0), StoppedClock(), node_index=0, incarnation=0)
+        ledger.write("restart", attempt=0, cause="worker-fault", detail=detail)
+        ledger.write("restart", attempt=1, cause="membership")
+        tell_moment(run, 0, 0, at=5.0, text="agent: restart 2 of 2 (hang): rank 0: it hung")
+
+    follower.follow(restart)
+    lines = [
+        line for line in said.getvalue().splitlines() if "attempt" in line or "restart" in line
+    ]
+    assert lines == [
+        "[0/0] attempt 0",
+        f"launcher: {detail}",
+        "launcher: restart 2 of 2 (hang): rank 0: it hung",
+        "[0/0] attempt 1",
+    ]
 
 
 def test_a_loss_that_the_workers_went_on_from_is_told_once(tmp_path, make_plan):

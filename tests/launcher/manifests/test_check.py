@@ -9,10 +9,12 @@ import pytest
 
 from launcher.commands.cli import run_command
 from launcher.contract.errors import InputError
+from launcher.job.file import parse_job
 from launcher.manifests.check import check_manifests, render_checked
 from launcher.manifests.checks.rules import Rule
 from launcher.manifests.source import render_path
 from launcher.yamlfile import source
+from launcher.yamlfile.problem import FileError
 from tests.launcher.manifests.cases import case
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
@@ -225,13 +227,20 @@ def test_the_command_reads_a_manifest_or_a_script_from_its_standard_input(file, 
 
 
 @pytest.mark.parametrize("text", ["name: digits\ncomand: [train.py]\n", "command: [train.py]\n"])
+def test_of_a_wrong_job_file_it_tells_what_run_would_refuse(text):
+    with pytest.raises(FileError) as caught:
+        check_manifests([("job.yaml", text)])
+    with pytest.raises(FileError) as refused:
+        parse_job(text, "job.yaml")
+    assert caught.value.problems == refused.value.problems
+
+
 @pytest.mark.parametrize(("file", "typed"), [("my job.yaml", "'my job.yaml'"), ("<stdin>", "JOB")])
-def test_a_job_file_is_refused_with_the_commands_that_check_it(text, file, typed):
+def test_a_job_file_is_refused_with_the_commands_that_check_it(file, typed):
+    text = "name: digits\ncommand: [train.py]\n"
     with pytest.raises(InputError) as caught:
         check_manifests([("elastic.yaml", read("elastic")), (file, text)])
-    assert caught.value.what == (
-        f"{file}:1: neither apiVersion nor kind: this is a job file, and no manifest"
-    )
+    assert caught.value.what == (f"{file}:1: a job file, and no file here is its script")
     assert caught.value.hint == f"launcher doctor {typed}, or launcher render {typed}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.contract.errors import InputError
+from launcher.contract.errors import InputError, KeyInputError
 from launcher.job.file import parse_job
 from launcher.plan.devices import describe_crowd, plan_devices
 from launcher.plan.launch_plan import plan_run
@@ -158,6 +158,21 @@ def test_a_job_takes_the_nodes_that_are_there(make_job, wanted, started, nodes):
 def test_processes_and_devices_may_both_be_said(make_job):
     (node,) = plan_devices(make_job(devices=[1, 3], nproc_per_node=4), FOUR)
     assert (node.nproc_per_node, node.device_ids) == (4, ("1", "3"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "named", "fix"),
+    [
+        ({"devices": 2}, ("devices",), "leave it out to train on the CPU"),
+        ({"resources": {"gpus": 2}}, ("resources", "gpus"), "--set resources.gpus=0 to train"),
+    ],
+)
+def test_where_no_gpu_is_the_key_is_named_that_was_given(make_job, keys, named, fix):
+    job = make_job(nproc_per_node=3, **keys)
+    with pytest.raises(KeyInputError, match="2 on each node, but target place") as caught:
+        plan_devices(job, facts_of(()))
+    assert caught.value.key == named
+    assert caught.value.hint.startswith(fix)
 
 
 def test_nodes_of_one_machine_share_the_chosen_ones_out(make_job):

@@ -26,7 +26,7 @@ from launcher.agent.worker.start import STACKS_SIGNAL
 from launcher.contract.process_stat import is_stopped
 from launcher.contract.reports.look import Frame, RankStacks, ThreadStack, cut_threads
 
-NOT_INSTALLED = "py-spy is not installed here: pip install py-spy"
+NOT_INSTALLED = "the Python that trains has no py-spy: pip install py-spy there, or in its image"
 WRITE_LIMIT_S = 20.0
 """How long py-spy may take to write what it has recorded."""
 _SETTLED_S = 0.1

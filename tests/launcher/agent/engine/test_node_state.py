@@ -18,6 +18,7 @@ from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import Ending, WorkerExit
 from tests.launcher.vitals import leave_vitals
+from tests.launcher.worker_ends import worker_end
 from tests.waiting import StoppedClock
 
 
@@ -141,6 +142,7 @@ def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_pat
     ends = node.attempts.collect_ends()
     node.record_ends(ends)
     node.record_ends(ends)
+    node.judge.faults = 1
     node.on_restart(Cause.WORKER_FAULT, ends)
     node.wait_for_gpus()
     node.wait_for_gpus()
@@ -169,7 +171,8 @@ def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_pat
         {"event": "rendezvous-ended", "attempt": 0, "rank": 1, "world_size": 2},
         {"event": "worker-ended", "attempt": 0, "rank": 5, "exit_code": 0, "cause": "completed"},
         {"event": "worker-ended", "attempt": 0, "rank": 4, "exit_code": 1, "cause": "script-error"},
-        {"event": "restart", "attempt": 0, "cause": "worker-fault"},
+        {"event": "restart", "attempt": 0, "cause": "worker-fault",
+         "detail": "restart 1 of 3 (worker-fault): rank 4: exit code 1"},
         {"event": "gpu-wait", "attempt": 0, "waited_s": pytest.approx(0.6)},
         {"event": "rendezvous-began", "attempt": 0},
         {"event": "rendezvous-ended", "attempt": 1, "rank": 0, "world_size": 1},
@@ -178,9 +181,27 @@ def test_a_node_s_ledger_tells_its_phases_rounds_ends_and_restarts(node, tmp_pat
         {"event": "healed", "attempt": 0, "generation": 7, "step": 11, "paused_s": 0.25},
     ]  # fmt: skip
     assert capfd.readouterr().err == (
-        "[agent] restart (worker-fault): rank 4: exit code 1\n"
+        "[agent] restart 1 of 3 (worker-fault): rank 4: exit code 1\n"
         "[agent] healed in 0.25 s: step 11, 3 nodes\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "cause", "exception", "said"),
+    [
+        (0, Cause.HANG, "", "restart 1 of 3 (hang)"),
+        (2, Cause.WORKER_FAULT, "ValueError: x", "restart 3 of 3 (worker-fault)"),
+        (3, Cause.WORKER_FAULT, "ValueError: x", "restart (worker-fault)"),
+        (0, Cause.WORKER_FAULT, "Connection closed by peer", "restart (worker-fault)"),
+        (0, Cause.MEMBERSHIP, "", "restart (membership)"),
+    ],
+)
+def test_a_restart_is_counted_over_all_nodes_by_the_node_that_is_to_blame(
+    node, capfd, before, cause, exception, said
+):
+    node.roster = SimpleNamespace(last=SimpleNamespace(faults=before))
+    node.on_restart(cause, (worker_end(0, exception),))
+    assert capfd.readouterr().err.startswith(f"[agent] {said}: rank 0: exit code 1")
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_a_report_without_a_folder_is_made_of_what_the_pods_say(failed, typed):
     lines = [line.strip() for line in said.splitlines()]
     assert lines[0].startswith(f"{RUN_ID}: FAILED on kubernetes (training-failed")
     assert "exit code 1; 41.0 s" in lines[0]
-    assert "first failure: rank 1 on node 1, attempt 1: ValueError: no data" in lines
+    assert "first failure in attempt 1: rank 1 on node 1: ValueError: no data" in lines
     assert "| Traceback" in lines
     assert "log: python -m launcher logs digits-0a1b2c --rank 1" in lines
     assert "restarts     exit 2 (over all nodes)" in lines

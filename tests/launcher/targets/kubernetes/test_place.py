@@ -458,3 +458,7 @@ def test_a_run_in_a_hold_is_no_object_of_a_cluster(make_plan, tmp_path):
     run.create(replace(make_plan(), target="kubernetes", own=own), "", 0.0)
     with pytest.raises(InputError, match="is on no cluster"):
         move_run(run, {"context": "other"})
+    with pytest.raises(InputError) as caught:
+        move_run(run, {"namespace": "5"})
+    lines = f"launcher logs {run.run_id} | tail -n 5"
+    assert caught.value.hint == f"-n names a namespace; the last lines: {lines}"
