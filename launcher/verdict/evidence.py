@@ -356,8 +356,12 @@ def _read_others(
 
 
 def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
-    """The lines of the exception that a worker left, with the time at which it was raised."""
+    """The lines of the exception that a worker left, with the time at which it was raised.
+
+    The fix that an exception names itself stands in its line.
+    """
     text, raised_at = read_traceback(path)
+    text = text.replace("\n  fix: ", "; fix: ")
     place = replace(place, file=str(path.relative_to(root)), at=raised_at)
     log_lines = list(find_telling(text.encode(errors="replace").split(b"\n"), place))
     return [replace(line, at=raised_at) for line in log_lines if line.raised]

@@ -26,9 +26,10 @@ _VALUES = tuple(
         r"resources\.memory=(?P<SIZE>\w+)",
         r" (?P<MODULE>[\w.]+) is a file of a package",
         r"; it lies in (?P<FOLDER>\S+)$",
+        r"; fix: (?P<FIX>.+)$",
     )
 )
-_PLACEHOLDER = re.compile(r"\b(?:HOST|PORT|NAME|FILE|SIZE|MODULE|FOLDER|PACKAGE|RUN)\b")
+_PLACEHOLDER = re.compile(r"\b(?:HOST|PORT|NAME|FILE|SIZE|MODULE|FOLDER|FIX|PACKAGE|RUN)\b")
 
 
 def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:

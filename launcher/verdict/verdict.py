@@ -14,7 +14,7 @@ from launcher.verdict.evidence import Evidence
 from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_run_cause
-from launcher.verdict.rules.rule import FOLLOWS, Meaning, Weight
+from launcher.verdict.rules.rule import FOLLOWS, OWN_FIX, Meaning, Weight
 from launcher.verdict.rules.standstill import judge_standing
 from launcher.verdict.stacks import name_ranks
 
@@ -130,7 +130,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
-        place=line.frame if line.rank in (rank, None) else "",
+        place=line.frame if line.rank in (rank, None) and best.fix != OWN_FIX else "",
         fell=_fell(failure, rank, line.text),
         evidence=tuple({(m.line.rank, m.line.text): m.line for m in reversed(ordered)}.values())[
             : -MOST_SHOWN - 1 : -1

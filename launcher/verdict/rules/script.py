@@ -95,6 +95,7 @@ wrong-shapes sure
   Given groups=\d+, weight of size|expected .* to have \d+ channels|operands could not be broadcast
   input\.size\(-1\) must be equal
 wrong-argument sure
+  ^fabric_train\.errors\.InputError: .*; fix: => FIX
   saves its checkpoints in the same folder => a folder for each run: --set checkpoint_dir=DIR
   ImportError: attempted relative import => from the folder above the package: -m MODULE
   error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)

@@ -319,6 +319,19 @@ def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
     assert line.text == said + told
 
 
+def test_what_a_training_refuses_is_told_with_its_own_fix_and_no_line_of_the_code(tmp_path):
+    run = ended_run(tmp_path)
+    stack = traceback(1, "fabric_train.errors.InputError: lr is 1\n  fix: give lr 2\n")
+    stack = stack.replace("[rank1]: ", "")
+    error = {"message": "InputError: lr is 1", "extraInfo": {"py_callstack": stack}}
+    rank = run.path / "nodes/0/0/attempt-0/rank-1"
+    (rank / "error.json").write_text(json.dumps({"message": error}))
+    (rank / "stderr").write_text("train: lr is 1\n  fix: give lr 2\n")
+    told = verdict_of(run)
+    assert (told.cause, told.certainty, told.fix) == ("wrong-argument", "certain", "give lr 2")
+    assert told.where == "rank 1 on node 0"
+
+
 def test_the_last_attempt_of_each_node_is_read(tmp_path):
     for node, life, attempt in ((0, 0, 5), (0, 1, 0), (0, 1, 2), (1, 0, 1)):
         folder = tmp_path / f"nodes/{node}/{life}/attempt-{attempt}/rank-{node}"
