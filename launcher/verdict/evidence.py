@@ -24,7 +24,7 @@ from launcher.job.values import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
-from launcher.runs.folder import SUBMITTED_FILE, RunFolder
+from launcher.runs.folder import SUBMITTED_FILE, RunFolder, has_checkpoints
 from launcher.runs.heals import HEALED, Heal, find_survived
 from launcher.runs.ledger import (
     LAUNCHER_LEDGER,
@@ -199,11 +199,16 @@ def read_run(
         detail_node=detail_line.node,
         standing=tuple(tell_standing(run, snapshots)),
         stood=is_stop,
-        fixes=fit_fixes(plan) if plan else {},
+        fixes=_fit_fixes(plan) if plan else {},
         heals=outcome.heals if outcome else read_heals(run, plan) if plan else (),
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
+    # Where the folder is not on this machine, the run may have left a checkpoint.
+    return fit_fixes(plan, can_resume=has_checkpoints(plan.checkpoint_dir) is not False)
 
 
 def _tell_proxies(plan: LaunchPlan) -> Iterator[LogLine]:

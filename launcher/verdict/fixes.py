@@ -32,19 +32,26 @@ _VALUES = tuple(
 _PLACEHOLDER = re.compile(r"\b(?:HOST|PORT|NAME|FILE|SIZE|MODULE|FOLDER|FIX|PACKAGE|RUN)\b")
 
 
-def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
-    """The fixes that differ with where a plan's workers run: in an image, or by this Python."""
+_RESUME = re.compile(r"(?:, with|; then|;) --resume RUN(?: goes on)?")
+
+
+def fit_fixes(plan: LaunchPlan, *, can_resume: bool = True) -> dict[Cause, str]:
+    """The fixes that differ with where a plan's workers run: in an image, or by this Python.
+
+    ``can_resume``: the run may have left a checkpoint.
+    """
+    fixes = {} if can_resume else {cause: _RESUME.sub("", cause.fix) for cause in Cause}
     if plan.image:
         build = typed.command("build", "--base", plan.image, "--tag", "REF")
         fix = f"{build}, with PACKAGE in requirements.txt; then --image REF"
-        return {Cause.MISSING_MODULE: fix}
-    if plan.own and (python := plan.own.own_python):
+        fixes[Cause.MISSING_MODULE] = fix
+    elif plan.own and (python := plan.own.own_python):
         install = f"{shlex.quote(python)} -m pip install PACKAGE"
-        return {
+        fixes |= {
             Cause.MISSING_MODULE: f"{install}; or another Python: --set local.python=PATH",
             Cause.HOST_OUT_OF_MEMORY: "hold less, or fewer workers; free -h shows what there is",
         }
-    return {}
+    return fixes
 
 
 def fill_fix(fix: str, *texts: str, **known: str) -> str:

@@ -89,3 +89,19 @@ def test_a_package_is_put_where_the_workers_look_for_it(make_plan):
         "launcher build --base train:1 --tag REF, with toolkit in requirements.txt; "
         "then --image REF"
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (Cause.STOPPED_BY_USER, "run it again"),
+        (Cause.LAUNCHER_LOST, "run it again; --detach outlives the terminal"),
+        (Cause.TIME_LIMIT, "ask for more time"),
+        (Cause.NETWORK_CUT, "ping, ip -s link between the two"),
+        (Cause.NODE_LOST, "look at its power, kernel log and network"),
+    ],
+)
+def test_a_run_without_a_checkpoint_is_not_resumed(cause, told, make_plan):
+    assert fit_fixes(make_plan(), can_resume=False)[cause] == told
+    assert not any("--resume" in fix for fix in fit_fixes(make_plan(), can_resume=False).values())
+    assert cause not in fit_fixes(make_plan())
