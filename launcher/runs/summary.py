@@ -37,7 +37,7 @@ def render_summary(
 
     ``job`` are the words that name the job, the target and its options, ``extra`` the training's
     arguments. ``has_checkpoints``: some are known to be there. ``resumes_by_run``: ``--resume``
-    names a run. ``resumed`` is the run that this one resumed. ``left`` is what the run's folder has.
+    names a run. ``resumed`` is the run that this one resumed. ``left``: what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = ["", *render_end(outcome)]
