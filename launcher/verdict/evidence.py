@@ -237,6 +237,8 @@ def _read_snapshots(
 
 
 _NO_MODULE = re.compile(r"No module named '(\w+)")
+_NOT_STARTED = re.compile(r"finding module specification for '([\w.]+)'|No module named ([\w.]+)")
+"""What ``python -m`` prints of the module that it was given."""
 
 
 def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
@@ -250,7 +252,10 @@ def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
             package = package.parent
         module = ".".join(script.relative_to(package.parent).parts)
         return replace(line, text=f"{line.text}; {module} is a file of a package")
-    if missing := _NO_MODULE.search(line.text):
+    if given := _NOT_STARTED.search(line.text):
+        if there := _find_in_place(folder, (given[1] or given[2]).split(".")):
+            return replace(line, text=f"{line.text}; {there}")
+    elif missing := _NO_MODULE.search(line.text):
         beside = (f"{missing[1]}/__init__.py", f"{missing[1]}.py")
         if module_path := next(
             (path for name in beside for path in sorted(folder.glob(f"*/{name}"))), None
@@ -258,6 +263,17 @@ def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
             inside = module_path.relative_to(folder).parts[0]
             return replace(line, text=f"{line.text}; it lies in {inside}")
     return line
+
+
+def _find_in_place(folder: Path, names: Sequence[str]) -> str:
+    """What the folder of the code has in place of a module; empty if nothing of its names."""
+    for number, name in enumerate(names):
+        place = Path(*names[:number])
+        if (folder / place / f"{name}.py").is_file():
+            return "" if name == names[-1] else f"{place / name}.py is no package"
+        if not (folder / place / name).is_dir():
+            return f"{place} has no {name}" if number else ""
+    return ""
 
 
 def _cause_so_far(run: RunFolder, newest: Mapping[int, int]) -> Cause | None:

@@ -26,6 +26,8 @@ script-error sure
 script-error sign
   ChildFailedError|failed \(exitcode: \d|task \d+: Exited with exit code
 missing-module sure
+  module .*; (?P<package>[\w/]+)\.py is no package$ => PACKAGE.py is no package: correct the name
+  module .*; (?P<package>[\w/]+) has no \w+$ => correct the name; ls PACKAGE tells what there is
   No module named .*; {name} is not a package => rename PACKAGE.py, which hides that package
   cannot import name .* from {name}.*{installed} => correct it; or python -m pip install -U PACKAGE
   No module named .*; it lies in => --set env.PYTHONPATH=FOLDER, or pip install -e .

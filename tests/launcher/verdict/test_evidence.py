@@ -295,6 +295,14 @@ def test_a_run_is_read_with_its_plan_its_settings_and_the_names_of_its_hosts(
         ("src/one.py", "ImportError: attempted relative import with no known parent package",
          "; src.one is a file of a package"),
         ("-m", "ImportError: attempted relative import with no known parent package", ""),
+        ("-m", "/p/python: No module named a.b.tarin", "; a/b has no tarin"),
+        ("-m", "/p/python: No module named a.one", "; a has no one"),
+        ("-m", "/p/python: No module named b", ""),
+        ("-m", "/p/python: Error while finding module specification for 'src.one.tarin' "
+         "(ModuleNotFoundError: __path__ attribute not found on 'src.one')",
+         "; src/one.py is no package"),
+        ("-m", "/p/python: Error while finding module specification for 'a.b.go' "
+         "(ModuleNotFoundError: No module named 'kit')", ""),
     ],
 )  # fmt: skip
 def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
@@ -314,7 +322,7 @@ def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
     run.create(replace(plan, nodes=(node,)), "", 9.0)
     rank = run.path / "nodes/0/0/attempt-0/rank-0"
     rank.mkdir(parents=True)
-    (rank / "stderr").write_text(traceback(0, said))
+    (rank / "stderr").write_text(traceback(0, said) if said[0] != "/" else said)
     (line,) = read_run(run).lines
     assert line.text == said + told
 
