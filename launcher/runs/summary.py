@@ -122,7 +122,7 @@ def render_failure(failure: FailureReport, cause: str) -> list[str]:
     is_told = cause == Cause.BAD_INPUT and first.last_words and first.steps == 0
     if is_told and all(map(_says_as_much, failure.ranks)):
         # The headline has its last line, and the other workers said the same or nothing.
-        return [f"    log: {first.log}"]
+        return [f"  log          {first.log}"]
     lines = [f"  {what}: {_who(first)}: {first.exception}"]
     lines += [f"    | {line}" for line in first.log_tail]
     lines.append(f"    log: {first.log}")
