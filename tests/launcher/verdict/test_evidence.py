@@ -29,6 +29,7 @@ from launcher.verdict.verdict import Verdict, decide_verdict, render_line, rende
 from tests.faults.corpus import find_fault
 from tests.launcher.looks import write_look
 from tests.launcher.torchrun_report import report, worker
+from tests.launcher.worker_ends import worker_end
 
 TRACEBACK = """\
 [rank{rank}]: Traceback (most recent call last):
@@ -325,6 +326,24 @@ def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
     (rank / "stderr").write_text(traceback(0, said) if said[0] != "/" else said)
     (line,) = read_run(run).lines
     assert line.text == said + told
+
+
+@pytest.mark.parametrize(
+    ("cause", "certainty"), [(Cause.INTERRUPTED, "certain"), (Cause.STOP_REQUESTED, "likely")]
+)
+def test_a_stop_by_a_person_is_told_as_recorded_and_no_rank_failed_after_it(cause, certainty):
+    ends = [worker_end(rank, "ended by its agent", exit_code=-9, cause="terminated", log="")
+            for rank in (0, 1)]  # fmt: skip
+    failure = decide_report(ends, ())
+    told = decide_verdict(
+        Evidence(subject="a-1", state="stopped", run_cause=cause, failure=failure, only_node=0)
+    )
+    assert (told.cause, told.certainty, told.where, told.fell) == (
+        "stopped-by-user",
+        certainty,
+        "",
+        (),
+    )
 
 
 def test_what_a_training_refuses_is_told_with_its_own_fix_and_no_line_of_the_code(tmp_path):
