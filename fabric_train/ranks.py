@@ -86,7 +86,7 @@ class Ranks:
         dist.broadcast_object_list(sent, src=0, group=self.group)
         result: Any = own_result if self.leads else sent[0]
         if isinstance(result, InputError) and not self.leads:
-            raise InputError(f"rank 0 refuses: {result.what}")
+            raise InputError(f"rank 0 refuses: {result.what}", result.fix)
         if isinstance(result, Exception):
             raise result
         value: T = result

@@ -24,7 +24,7 @@ from fabric_train.checkpointing.checkpoint import Checkpoint
 from fabric_train.checkpointing.commit import SaveResult
 from fabric_train.checkpointing.durable import sync_folder
 from fabric_train.checkpointing.lineage import FencedError
-from fabric_train.checkpointing.manifest import find_differences
+from fabric_train.checkpointing.manifest import find_differences, refuse_another
 from fabric_train.checkpointing.retention import KEPT, Interval, Keep
 from fabric_train.checkpointing.saver import Saver
 from fabric_train.errors import InputError
@@ -162,13 +162,10 @@ class Companion:
         saved = {
             name: self.state.get("facts", {}).get(name, value) for name, value in facts.items()
         }
-        if differences := find_differences(saved, facts):
+        differences = find_differences(saved, facts)
+        if differences and self.checkpoint:
             with ending():
-                raise InputError(
-                    "this training differs from the one that wrote the checkpoint "
-                    f"{self.checkpoint and self.checkpoint.path}: " + "; ".join(differences),
-                    "give the earlier values, or start anew with another checkpoint_dir",
-                )
+                raise refuse_another(self.checkpoint.path, differences, "checkpoint_dir")
 
     def begin(self, step: int, until: float = math.inf) -> None:
         """Begins at ``step``; ``until`` is the last step, infinite if there is none."""

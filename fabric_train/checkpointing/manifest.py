@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -17,6 +17,8 @@ from fabric_train.errors import InputError
 FORMAT = 2
 """Increased when an older program could misread what a newer one writes."""
 MANIFEST_FILE = "manifest.json"
+MOST_TOLD = 5
+"""How many differences between two trainings are told, of those of all tensors."""
 
 
 class DamagedError(Exception):
@@ -126,6 +128,20 @@ def find_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
         for key in sorted(saved.keys() | current.keys())
         if saved.get(key, "absent") != current.get(key, "absent")
     ]
+
+
+def refuse_another(checkpoint: Path, differences: Sequence[str], option: str) -> InputError:
+    """The refusal of a checkpoint of another training, with the first of the ``differences``.
+
+    ``option`` is how this training spells that of the folder for its checkpoints.
+    """
+    told = "; ".join(differences[:MOST_TOLD])
+    more = len(differences) - MOST_TOLD
+    return InputError(
+        f"this training differs from the one that wrote the checkpoint {checkpoint}: {told}"
+        + (f"; and in {more} more" if more > 0 else ""),
+        f"give the earlier values, or start anew with another {option}",
+    )
 
 
 def digest(path: Path) -> str:

@@ -30,7 +30,11 @@ from torch import nn
 from fabric_train.checkpointing.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.checkpointing.commit import Save, SaveResult, tensor_files
 from fabric_train.checkpointing.lineage import FencedError
-from fabric_train.checkpointing.manifest import CheckpointManifest, find_differences
+from fabric_train.checkpointing.manifest import (
+    CheckpointManifest,
+    find_differences,
+    refuse_another,
+)
 from fabric_train.checkpointing.memory import (
     describe_memory,
     find_rows,
@@ -51,7 +55,6 @@ from fabric_train.checkpointing.snapshot import (
     restore,
 )
 from fabric_train.communication.parts import as_pieces, is_sharded
-from fabric_train.errors import InputError
 from fabric_train.log import Log
 from fabric_train.ranks import Ranks
 from fabric_train.worker_env import read_generation
@@ -223,11 +226,7 @@ class Saver:
                 shapes = {name: shape for name, shape in shapes.items() if name in before}
             differences += find_differences(before, shapes)
             if differences:
-                raise InputError(
-                    "this training differs from the one that wrote the checkpoint "
-                    f"{checkpoint.path}: {'; '.join(differences)}",
-                    "give the earlier values, or start anew with another --checkpoint_dir",
-                )
+                raise refuse_another(checkpoint.path, differences, "--checkpoint_dir")
         if only_read:
             return self.store.folder
         given = read_generation(self.store.folder, os.environ)

@@ -55,10 +55,10 @@ ENDED_BY_ANOTHER = Ending(cause=Cause.RENDEZVOUS_CLOSED, detail="another node en
 
 def judge_worker(record: WorkerExit, exception: str) -> WorkerEnd:
     """How a worker ended, from its guard's ``record`` and the last line of its exception."""
-    code = record.own_code if record.had_failed and not exception else 0
-    exit_code = code or record.exit_code
     # It had failed by itself, and was still ending when the agent ended all workers.
-    failed_first = record.had_failed and (code != 0 or is_own_failure(exception))
+    is_own = is_own_failure(exception) if exception else record.own_code != 0
+    failed_first = record.had_failed and is_own
+    exit_code = (record.own_code if failed_first else 0) or record.exit_code
     is_silent = exit_code != 0 and not exception
     if record.hung and exit_code != 0:
         cause = Cause.HANG

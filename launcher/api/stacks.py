@@ -98,7 +98,8 @@ def _complete(
     """Adds what the looks show, of all ranks or of one, and what is wrong between collectives."""
     looks, stacks, traces = snapshots.looks, snapshots.stacks, snapshots.traces
     if rank is not None and rank not in traces and traces:
-        raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(traces)} there")
+        what = f"--rank {rank}: {run.run_id} has {name_ranks(traces)} there"
+        raise InputError(what, f"--rank {max(traces)}")
     idle = {node: "no worker runs there" for node, look in looks.items() if not look.ranks}
     return replace(
         begun,
@@ -140,8 +141,10 @@ def _by_reason(report: RunStacks) -> list[str]:
             ranks_of.setdefault(f"no stacks: {worker.no_stacks}", []).append(worker.rank)
         if worker.no_collectives:
             ranks_of.setdefault(f"no collectives: {worker.no_collectives}", []).append(worker.rank)
+    is_native = any(look.native for look in report.looks.values())
     for rank, stacks in report.stacks.items():
         if stacks.missing:
             by = "the worker itself" if stacks.taken_by == "worker" else stacks.taken_by
-            ranks_of.setdefault(f"by {by}, as {stacks.missing}", []).append(rank)
+            without = ", without the frames of C" if is_native else ""
+            ranks_of.setdefault(f"by {by}{without}, as {stacks.missing}", []).append(rank)
     return [f"{name_ranks(ranks)}: {why}" for why, ranks in ranks_of.items()]

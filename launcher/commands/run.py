@@ -21,12 +21,11 @@ from launcher.commands.parsing.arguments import words_of_job_named
 from launcher.commands.parsing.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import InputError, TargetError
-from launcher.contract.generations import FOLDER as OF_AGENTS
 from launcher.contract.protocol import OUTCOME_FILE
 from launcher.follow.console import Console
 from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import RunFolder, has_checkpoints
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_summary
 
@@ -125,6 +124,7 @@ def _tell_end(
             *options_of_job(arguments),
         ),
         extra=arguments.extra,
+        has_checkpoints=bool(has_checkpoints(plan.checkpoint_dir)),
         resumes_by_run=not planned_run.choice.target.traits.own_checkpoints,
         resumed=arguments.resume or "",
         left=[name for name, is_there in there.items() if is_there],
@@ -138,13 +138,7 @@ def _find_checkpoints(plan: LaunchPlan) -> str:
     folder = plan.checkpoint_dir
     if host := next((machine.name for machine in plan.machines), ""):
         return f"{folder} on {host}"
-    try:
-        return folder if any(entry.name != OF_AGENTS for entry in Path(folder).iterdir()) else ""
-    except PermissionError:
-        return folder
-    except OSError:
-        # Gone, or a path inside of containers.
-        return ""
+    return folder if has_checkpoints(folder) else ""
 
 
 def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:

@@ -19,7 +19,7 @@ from launcher.follow.target import NodeObservation, Observation
 from launcher.job.values import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 
-_NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")
+_NO_MODULE = re.compile(r"/\S.*: (No module named [^\s)]+|Error while finding module .+)\)?")
 """What ``python -m`` prints if it cannot start the module."""
 _OF_WORKERS = (Cause.TRAINING_FAILED, Cause.RESTARTS_EXHAUSTED, Cause.BAD_INPUT)
 """Causes of runs that a worker has ended."""

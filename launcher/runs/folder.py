@@ -18,7 +18,7 @@ from launcher.agent import disk
 from launcher.agent.atomic_write import (
     write_atomically as write_atomically,  # for those who write here
 )
-from launcher.contract import protocol, typed
+from launcher.contract import generations, protocol, typed
 from launcher.contract.causes import with_cause
 from launcher.contract.ending import NodeOutcome, parse_node_outcome
 from launcher.contract.errors import DiskFullError, InputError, LauncherError
@@ -295,6 +295,17 @@ def list_runs(run_root: Path) -> list[RunFolder]:
     plans = run_root.absolute().glob(f"*/{protocol.PLAN_FILE}")
     plans = (plan for plan in plans if not plan.parent.is_symlink())
     return sorted((RunFolder(p.parent) for p in plans), key=RunFolder.submitted_at)
+
+
+def has_checkpoints(folder: str) -> bool | None:
+    """Whether a job's folder for checkpoints holds any; None if it is not on this machine."""
+    try:
+        held = os.listdir(folder) if folder else None
+    except PermissionError:
+        return True
+    except OSError:  # gone, or a path inside of containers
+        return None
+    return None if held is None else any(name != generations.FOLDER for name in held)
 
 
 def check_folder(path: Path) -> None:

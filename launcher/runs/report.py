@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import typed
-from launcher.contract.causes import OVER, NodeState
+from launcher.contract.causes import OVER, Cause, NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
@@ -31,6 +31,10 @@ from launcher.runs.timeline import Moment, measure_phases, tell_timeline
 TIMELINE_LINES = 40
 LEAST_SHOWN_S = 0.05
 """A class of goodput that took less is left out: it would read 0.0 s."""
+
+_BY_A_PERSON = (Cause.INTERRUPTED, Cause.STOP_REQUESTED)
+"""Only the launcher knows that a person asked for the end: to its node each SIGTERM is the same."""
+_ASKED = {"stop-requested": "reason", "agent-ended": "cause"}
 
 Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 """The agents' events by (node index, incarnation)."""
@@ -123,11 +127,14 @@ def read_postmortem(
         node: by_launchers_clock(read_ledger(agent_ledger(run, *node)), offsets)
         for node in run.incarnations()
     }
+    asked = outcome.cause if outcome and outcome.cause in _BY_A_PERSON else Cause.PREEMPTED
+    for last in dict(ledgers.keys()).items():
+        ledgers[last] = tuple(_name_who_asked(event, asked) for event in ledgers[last])
     over = state in OVER
     events = [event for events in ledgers.values() for event in events]
     # If the time of submission is lost, count from the first event.
     submitted_at = run.submitted_at() or min((event.at for event in events), default=now)
-    nodes = _read_nodes(run, ledgers, states, None if over else now)
+    nodes = _read_nodes(run, ledgers, states, None if over else now, asked)
     # For a run that goes on: the failure of its present attempt, if there is one.
     failure = outcome.failure if outcome else read_report(run, plan)
     duration_s = outcome.duration_s if outcome else max(0.0, round(now - submitted_at, 3))
@@ -163,15 +170,24 @@ def read_postmortem(
     )
 
 
+def _name_who_asked(event: LedgerEvent, asked: Cause) -> LedgerEvent:
+    """The event with ``asked`` for what the node calls preempted."""
+    key = _ASKED.get(event.name, "")
+    if event.values.get(key) != Cause.PREEMPTED:
+        return event
+    return replace(event, values={**event.values, key: asked.value})
+
+
 def _read_nodes(
     run: RunFolder,
     ledgers: Ledgers,
     states: Mapping[tuple[int, int], tuple[str, str]],
     now: float | None,
+    asked: Cause,
 ) -> list[NodeReport]:
     """Every incarnation that left a folder, or that the target knows.
 
-    ``now`` is None for a run that is over.
+    ``now`` is None for a run that is over. ``asked`` is why nodes were asked to end.
     """
     attempts = Counter(
         node for node, _ in {((w.node_index, w.incarnation), w.attempt) for w in run.worker_logs()}
@@ -187,6 +203,8 @@ def _read_nodes(
         # An agent that could not write its outcome may have written to its ledger.
         ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
         cause = outcome.cause if outcome else ended.get("cause")
+        if cause == Cause.PREEMPTED and newest[index] == incarnation:
+            cause = asked
         goes_on = now is not None and newest[index] == incarnation
         state, on_target = NodeState.MISSING.value, ""
         if goes_on:

@@ -28,6 +28,7 @@ def render_summary(
     folder: str,
     job: Sequence[str],
     extra: Sequence[str] = (),
+    has_checkpoints: bool = False,
     resumes_by_run: bool = True,
     resumed: str = "",
     left: Collection[str] = ("outcome", "logs"),
@@ -35,8 +36,8 @@ def render_summary(
     """The result, a failure's first cause, where things are, and the next commands to type.
 
     ``job`` are the words that name the job, the target and its options, ``extra`` the training's
-    arguments. ``resumes_by_run``: ``--resume`` names a run.
-    ``resumed`` is the run that this one resumed. ``left`` is what the run's folder has.
+    arguments. ``has_checkpoints``: some are known to be there. ``resumes_by_run``: ``--resume``
+    names a run. ``resumed`` is the run that this one resumed. ``left``: what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = ["", *render_end(outcome)]
@@ -51,7 +52,9 @@ def render_summary(
         lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
     earlier = ("--resume", outcome.run_id) if resumes_by_run else ()
     after = ("--", *extra) if extra else ()
-    if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
+    is_stopped = outcome.state == RunState.STOPPED.value
+    has_trained = outcome.metrics.get("steps") or outcome.metrics.get("checkpoint")
+    if has_trained or (is_stopped and has_checkpoints):
         resume = typed.command("run", *job, *earlier, *after)
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
     same = ("--resume", resumed) if resumed else ()
@@ -119,7 +122,7 @@ def render_failure(failure: FailureReport, cause: str) -> list[str]:
     is_told = cause == Cause.BAD_INPUT and first.last_words and first.steps == 0
     if is_told and all(map(_says_as_much, failure.ranks)):
         # The headline has its last line, and the other workers said the same or nothing.
-        return [f"    log: {first.log}"]
+        return [f"  log          {first.log}"]
     if first.attempt:
         what += f" in attempt {first.attempt}"
     lines = [f"  {what}: {first.place}: {first.exception}"]

@@ -24,7 +24,7 @@ from launcher.job.values import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
-from launcher.runs.folder import SUBMITTED_FILE, RunFolder
+from launcher.runs.folder import SUBMITTED_FILE, RunFolder, has_checkpoints
 from launcher.runs.heals import HEALED, Heal, find_survived
 from launcher.runs.ledger import (
     LAUNCHER_LEDGER,
@@ -199,11 +199,16 @@ def read_run(
         detail_node=detail_line.node,
         standing=tuple(tell_standing(run, snapshots)),
         stood=is_stop,
-        fixes=fit_fixes(plan) if plan else {},
+        fixes=_fit_fixes(plan) if plan else {},
         heals=outcome.heals if outcome else read_heals(run, plan) if plan else (),
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
+    # Where the folder is not on this machine, the run may have left a checkpoint.
+    return fit_fixes(plan, can_resume=has_checkpoints(plan.checkpoint_dir) is not False)
 
 
 def _tell_proxies(plan: LaunchPlan) -> Iterator[LogLine]:
@@ -232,6 +237,8 @@ def _read_snapshots(
 
 
 _NO_MODULE = re.compile(r"No module named '(\w+)")
+_NOT_STARTED = re.compile(r"finding module specification for '([\w.]+)'|No module named ([\w.]+)")
+"""What ``python -m`` prints of the module that it was given."""
 
 
 def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
@@ -245,7 +252,10 @@ def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
             package = package.parent
         module = ".".join(script.relative_to(package.parent).parts)
         return replace(line, text=f"{line.text}; {module} is a file of a package")
-    if missing := _NO_MODULE.search(line.text):
+    if given := _NOT_STARTED.search(line.text):
+        if there := _find_in_place(folder, (given[1] or given[2]).split(".")):
+            return replace(line, text=f"{line.text}; {there}")
+    elif missing := _NO_MODULE.search(line.text):
         beside = (f"{missing[1]}/__init__.py", f"{missing[1]}.py")
         if module_path := next(
             (path for name in beside for path in sorted(folder.glob(f"*/{name}"))), None
@@ -253,6 +263,17 @@ def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
             inside = module_path.relative_to(folder).parts[0]
             return replace(line, text=f"{line.text}; it lies in {inside}")
     return line
+
+
+def _find_in_place(folder: Path, names: Sequence[str]) -> str:
+    """What the folder of the code has in place of a module; empty if nothing of its names."""
+    for number, name in enumerate(names):
+        place = Path(*names[:number])
+        if (folder / place / f"{name}.py").is_file():
+            return "" if name == names[-1] else f"{place / name}.py is no package"
+        if not (folder / place / name).is_dir():
+            return f"{place} has no {name}" if number else ""
+    return ""
 
 
 def _cause_so_far(run: RunFolder, newest: Mapping[int, int]) -> Cause | None:
@@ -356,8 +377,12 @@ def _read_others(
 
 
 def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
-    """The lines of the exception that a worker left, with the time at which it was raised."""
+    """The lines of the exception that a worker left, with the time at which it was raised.
+
+    The fix that an exception names itself stands in its line.
+    """
     text, raised_at = read_traceback(path)
+    text = text.replace("\n  fix: ", "; fix: ")
     place = replace(place, file=str(path.relative_to(root)), at=raised_at)
     log_lines = list(find_telling(text.encode(errors="replace").split(b"\n"), place))
     return [replace(line, at=raised_at) for line in log_lines if line.raised]

@@ -26,15 +26,22 @@ _VALUES = tuple(
         r"resources\.memory=(?P<SIZE>\w+)",
         r" (?P<MODULE>[\w.]+) is a file of a package",
         r"; it lies in (?P<FOLDER>\S+)$",
+        r"; fix: (?P<FIX>.+)$",
     )
 )
-_PLACEHOLDER = re.compile(r"\b(?:HOST|PORT|NAME|FILE|SIZE|MODULE|FOLDER|PACKAGE|RUN)\b")
+_PLACEHOLDER = re.compile(r"\b(?:HOST|PORT|NAME|FILE|SIZE|MODULE|FOLDER|FIX|PACKAGE|RUN)\b")
 
 
-def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
+_RESUME = re.compile(r"(?:, with|; then|;) --resume RUN(?: goes on)?")
+
+
+def fit_fixes(plan: LaunchPlan, *, can_resume: bool = True) -> dict[Cause, str]:
     """The fixes that differ with where a plan's workers run: in a hold, in an image, or by this
-    Python."""
-    fixes = dict[Cause, str]()
+    Python.
+
+    ``can_resume``: the run may have left a checkpoint.
+    """
+    fixes = {} if can_resume else {cause: _RESUME.sub("", cause.fix) for cause in Cause}
     if plan.hold:
         name, nnodes = plan.hold.rpartition("-")[0], str(len(plan.nodes))
         fixes[Cause.HOLD_ENDED] = typed.command("hold", "--name", name, "--nnodes", nnodes)
@@ -44,9 +51,10 @@ def fit_fixes(plan: LaunchPlan) -> dict[Cause, str]:
         fixes[Cause.MISSING_MODULE] = fix
     elif plan.own and (python := plan.own.own_python):
         install = f"{shlex.quote(python)} -m pip install PACKAGE"
-        other = "hold less, or fewer workers; free -h shows what there is"
-        fixes[Cause.MISSING_MODULE] = f"{install}; or another Python: --set local.python=PATH"
-        fixes[Cause.HOST_OUT_OF_MEMORY] = other
+        fixes |= {
+            Cause.MISSING_MODULE: f"{install}; or another Python: --set local.python=PATH",
+            Cause.HOST_OUT_OF_MEMORY: "hold less, or fewer workers; free -h shows what there is",
+        }
     return fixes
 
 

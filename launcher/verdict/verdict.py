@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from launcher.contract import typed
+from launcher.contract import protocol, typed
 from launcher.contract.causes import Cause, RunState
 from launcher.contract.ending import WorkerEnd, is_own_failure, show_line
 from launcher.runs.heals import JOINED
@@ -14,7 +14,7 @@ from launcher.verdict.evidence import Evidence
 from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_run_cause
-from launcher.verdict.rules.rule import FOLLOWS, Meaning, Weight
+from launcher.verdict.rules.rule import FOLLOWS, OWN_FIX, Meaning, Weight
 from launcher.verdict.rules.standstill import judge_standing
 from launcher.verdict.stacks import name_ranks
 
@@ -131,8 +131,8 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
-        place=line.frame if line.rank in (rank, None) else "",
-        fell=_fell(failure, rank, line.text),
+        place=line.frame if line.rank in (rank, None) and best.fix != OWN_FIX else "",
+        fell=() if _is_asked(best) else _fell(failure, rank, line.text),
         evidence=tuple({(m.line.rank, m.line.text): m.line for m in reversed(ordered)}.values())[
             : -MOST_SHOWN - 1 : -1
         ],
@@ -153,7 +153,9 @@ def _of_this_moment(meanings: Sequence[Meaning], stands: Sequence[Meaning]) -> l
 def _place(
     best: Meaning, line: LogLine, evidence: Evidence, ordered: Sequence[Meaning]
 ) -> tuple[int | None, int | None]:
-    """The rank and the node at fault, as far as they are known."""
+    """The rank and the node at fault, as far as they are known; none where a person asked."""
+    if _is_asked(best):
+        return None, None
     worker_ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
     of_other = best.cause is Cause.EXITED_EARLY
@@ -228,7 +230,7 @@ def _judge_certainty(
     is_direct = any(
         _is_direct(meaning, first) and node in (None, meaning.line.node) for meaning in same
     )
-    is_own = best.cause is Cause.SCRIPT_ERROR and best.line.is_own
+    is_own = best.line.is_own if best.cause is Cause.SCRIPT_ERROR else _is_asked(best)
     if not is_direct or best.also or (best.cause in FOLLOWS and not is_own):
         return "likely"
     heaviest = {meaning.line.node for meaning in same if meaning.weight is best.weight} - {None}
@@ -238,6 +240,11 @@ def _judge_certainty(
         if meaning.cause is not best.cause
     )
     return "likely" if len(heaviest) > 1 or any(rivals) else "certain"
+
+
+def _is_asked(best: Meaning) -> bool:
+    """Whether the run's own record says that a person asked for the end."""
+    return best.cause is Cause.STOPPED_BY_USER and best.line.file == protocol.OUTCOME_FILE
 
 
 def _is_direct(meaning: Meaning, first: WorkerEnd | None) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from fabric_train.errors import InputError
 from fabric_train.ranks import Agreement, Ranks, rank_zero_first
 from tests.fabric_train.forked import run_forked
 
@@ -27,6 +28,23 @@ def test_what_fails_on_one_rank_fails_on_all_and_none_waits():
             return str(error.strerror)
 
     assert run_forked(gather, 2) == ["Stale file handle"] * 2
+
+
+def test_what_rank_0_refuses_is_told_on_all_with_its_fix():
+    def ask() -> str:
+        def refuse() -> None:
+            raise InputError("no such folder", "make it")
+
+        try:
+            Ranks(30.0).from_rank_zero(refuse)
+        except InputError as error:
+            return str(error)
+        return "nothing was refused"
+
+    assert run_forked(ask, 2) == [
+        "no such folder\n  fix: make it",
+        "rank 0 refuses: no such folder\n  fix: make it",
+    ]
 
 
 def test_a_storage_that_fails_on_one_rank_is_told_on_all(tmp_path):

@@ -19,7 +19,6 @@ from launcher.api.choose_target import Choice, choose_target
 from launcher.code.place import CodePlace, find_code
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
-from launcher.contract.generations import FOLDER as OF_AGENTS
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.job.values import IN_IMAGE
@@ -27,7 +26,7 @@ from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.devices import describe_crowd
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
-from launcher.runs.folder import RunFolder, find_run, list_runs
+from launcher.runs.folder import RunFolder, find_run, has_checkpoints, list_runs
 from launcher.targets.preflight import (
     check_own_disks,
     describe_left_behind,
@@ -255,13 +254,12 @@ def note_no_checkpoint(job: JobSpec, earlier: str, *, is_here: bool) -> list[str
 
     ``is_here``: the nodes have this machine's folders. Else they may have one that is not here.
     """
-    folder = Path(job.checkpoint_dir or "")
-    with contextlib.suppress(PermissionError):
-        held = [*folder.iterdir()] if folder.is_dir() else []
-        if (is_here or folder.is_dir()) and all(path.name == OF_AGENTS for path in held):
-            what = f"{earlier} has no checkpoint in {folder}"
-            return [f"nothing to resume: {what}; the training starts from the beginning"]
-    return []
+    folder = job.checkpoint_dir or ""
+    held = has_checkpoints(folder)
+    if held or (held is None and not is_here):
+        return []
+    what = f"{earlier} has no checkpoint in {folder}"
+    return [f"nothing to resume: {what}; the training starts from the beginning"]
 
 
 def _read_place(place: CodePlace, run_root: Path) -> PackedCode:

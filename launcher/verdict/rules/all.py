@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from launcher.contract import protocol
 from launcher.contract.causes import Cause
 from launcher.contract.ending import (
     ENDED_BY_AGENT,
@@ -160,7 +161,11 @@ def judge_run_cause(ended: Cause | None, detail: str, named: int | None) -> Iter
     """What the launcher's own word for a run's end means; ``named``: the node of its host. Pure."""
     node = _NODE.search(detail)
     number = int(node["node"] or node["pod"]) if node else named
-    line = LogLine(file="outcome.json", text=detail or str(ended), node=number)
+    # The launcher itself got the Ctrl-C.
+    is_seen = ended is Cause.INTERRUPTED
+    line = LogLine(
+        file=protocol.OUTCOME_FILE, text=detail or str(ended), node=number, joined=is_seen
+    )
     by_detail = judge_line(line) if detail else None
     if by_detail and by_detail.weight >= LIKELY:
         is_engines = by_detail.weight is ROOT and not _OF_RANK.search(detail)

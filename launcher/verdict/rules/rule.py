@@ -20,6 +20,8 @@ script-error missing-collective stopped-by-user
 """
 FOLLOWS = tuple(map(parse_cause, _FOLLOWS.split()))
 """Causes that another cause may have led to, the vaguest last. Text alone makes none certain."""
+OWN_FIX = "FIX"
+"""The fix of a rule whose lines name their own: they are about what was given, not about code."""
 _UPPER = re.compile(r"\\.|\(\?P<\w+>|([A-Z])")
 """A capital letter of the text; escapes and group names match first, to stay as they are."""
 

@@ -26,6 +26,8 @@ script-error sure
 script-error sign
   ChildFailedError|failed \(exitcode: \d|task \d+: Exited with exit code
 missing-module sure
+  module .*; (?P<package>[\w/]+)\.py is no package$ => PACKAGE.py is no package: correct the name
+  module .*; (?P<package>[\w/]+) has no \w+$ => correct the name; ls PACKAGE tells what there is
   No module named .*; {name} is not a package => rename PACKAGE.py, which hides that package
   cannot import name .* from {name}.*{installed} => correct it; or python -m pip install -U PACKAGE
   No module named .*; it lies in => --set env.PYTHONPATH=FOLDER, or pip install -e .
@@ -95,6 +97,7 @@ wrong-shapes sure
   Given groups=\d+, weight of size|expected .* to have \d+ channels|operands could not be broadcast
   input\.size\(-1\) must be equal
 wrong-argument sure
+  ^fabric_train\.errors\.InputError: .*; fix: => FIX
   saves its checkpoints in the same folder => a folder for each run: --set checkpoint_dir=DIR
   ImportError: attempted relative import => from the folder above the package: -m MODULE
   error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)

@@ -11,6 +11,7 @@ from fabric_train.checkpointing.manifest import (
     describe_files,
     find_differences,
     read_manifest,
+    refuse_another,
     render_manifest,
 )
 
@@ -122,3 +123,13 @@ def test_differences_name_every_key_that_is_not_equal():
         "c is absent, but 3 in the checkpoint",
         "d is 4, but absent in the checkpoint",
     ]
+
+
+@pytest.mark.parametrize(("number", "end"), [(5, "; d4"), (43, "; d4; and in 38 more")])
+def test_a_checkpoint_of_another_training_is_refused_with_the_first_differences(number, end):
+    refused = refuse_another(Path("/c/step-3"), [f"d{n}" for n in range(number)], "folder")
+    assert refused.what == (
+        "this training differs from the one that wrote the checkpoint /c/step-3: d0; d1; d2; d3"
+        + end
+    )
+    assert refused.fix == "give the earlier values, or start anew with another folder"

@@ -138,6 +138,13 @@ FOUND = RunStacks(
 )
 
 
+def test_a_look_for_the_frames_of_c_says_who_has_none():
+    looks = {node: replace(look, native=True) for node, look in FOUND.looks.items()}
+    told = render_stacks(replace(FOUND, looks=looks))
+    assert "rank 3: by faulthandler, without the frames of C, as no right" in told
+    assert "without the frames of C" not in render_stacks(FOUND)
+
+
 def test_a_look_tells_who_stands_where_and_what_is_missing(run, expect_golden):
     clock = answering(run, 0, 1)
     told = take_stacks(run, clock)
@@ -148,8 +155,9 @@ def test_a_look_tells_who_stands_where_and_what_is_missing(run, expect_golden):
     assert len(FOUND.to_jsonable()["groups"]) == 2
     one = take_stacks(run, answering(run, 0, 1), rank=1)
     assert (list(one.stacks), [len(look.ranks) for look in one.looks.values()]) == ([1], [0, 1])
-    with pytest.raises(InputError, match=f"--rank 7: {NAME} has ranks 0-1 there"):
+    with pytest.raises(InputError, match=f"--rank 7: {NAME} has ranks 0-1 there") as refused:
         take_stacks(run, answering(run, 0, 1), rank=7)
+    assert refused.value.hint == "--rank 1"
     assert take_stacks(run, answering(run), rank=7).stacks == {}
 
 

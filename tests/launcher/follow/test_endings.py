@@ -67,6 +67,8 @@ def test_a_node_with_the_same_exit_code_knows_the_cause(seen, nodes, cause, deta
         (1, "/venv/python: No module named trai", "x", "rank 3: No module named trai"),
         (1, "said: No module named trai", "x", None),
         (1, "/venv/python: No module named trai; or", "x", None),
+        (1, "/venv/python: Error while finding module specification for 'a.b' "
+         "(ModuleNotFoundError: No module named 'a')", "x", "rank 3: No module named 'a'"),
         (1, "/venv/python: Error while finding module specification for 'a.b'", "x",
          "rank 3: Error while finding module specification for 'a.b'"),
     ],

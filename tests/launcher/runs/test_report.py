@@ -289,3 +289,25 @@ def test_starts_are_counted_from_the_ledger_where_no_worker_left_a_folder(tmp_pa
     told = read_postmortem(run, plan, "running", None, SUBMITTED_AT + 9, {(0, 0): ("running", "")})
     assert "    0.0: 1 attempt, running" in render_postmortem(told)
     assert told.timeline[0].after_s == 0.0, "no time is negative"
+
+
+@pytest.mark.parametrize("cause", [Cause.INTERRUPTED, Cause.STOP_REQUESTED, Cause.PREEMPTED])
+def test_nodes_that_a_person_ended_are_told_as_the_outcome_has_it(cause, run):
+    stop = ("stop-requested", {"reason": "preempted", "grace_s": 30.0})
+    ended = ("agent-ended", {"cause": "preempted", "exit_code": 143})
+    node = NodeOutcome(node_index=0, incarnation=0, cause=Cause.PREEMPTED, attempts=1)
+    write_node_outcome(run.node_dir(0, 0) / protocol.OUTCOME_FILE, node)
+    (run.node_dir(1, 1) / protocol.OUTCOME_FILE).unlink()
+    for place in ((0, 0), (1, 0), (1, 1)):
+        ledger_path(run.path, *place).unlink()
+        write_ledger(run, *place, (1, "agent-started", {}), (20, *stop), (21, *ended))
+    plan = run.read_plan()
+    write_outcome(run, plan, Ending(cause=cause), SUBMITTED_AT + 25)
+    told = render_postmortem(read_postmortem(run, plan, "stopped", run.read_outcome(), 1030.0, {}))
+    assert f"    0.0: 1 attempt, {cause}, exit code 143" in told
+    assert f"    1.1: 1 attempt, {cause}, exit code 143" in told
+    # An earlier one was ended before anybody asked.
+    assert "    1.0: 1 attempt, preempted, exit code 143" in told
+    for place, why in (("0.0", cause), ("1.0", "preempted"), ("1.1", cause)):
+        assert f"{place}  stop requested: {why}" in told
+        assert f"{place}  agent ended: {why}, exit code 143" in told

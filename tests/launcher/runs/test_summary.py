@@ -63,6 +63,12 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "done in a hold, nothing found": (
         {**DONE, "replaced_nodes": 2}, {"job": (*JOB, "--in", "held"), "left": ()},
     ),
+    "stopped, with checkpoints of a script of one's own": (
+        {"cause": Cause.INTERRUPTED, "metrics": {}}, {"has_checkpoints": True},
+    ),
+    "stopped before the first checkpoint": (
+        {"cause": Cause.STOP_REQUESTED, "metrics": {}, "checkpoint_dir": ""}, {},
+    ),
     "failed": (
         failed(attempts=4, failure=report(replace(BOOM, attempt=2), rank(0, PEER)),
                verdict="script-error (certain)", metrics={"checkpoint": "/x"}), {},

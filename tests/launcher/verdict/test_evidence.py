@@ -29,6 +29,7 @@ from launcher.verdict.verdict import Verdict, decide_verdict, render_line, rende
 from tests.faults.corpus import find_fault
 from tests.launcher.looks import write_look
 from tests.launcher.torchrun_report import report, worker
+from tests.launcher.worker_ends import worker_end
 
 TRACEBACK = """\
 [rank{rank}]: Traceback (most recent call last):
@@ -295,6 +296,14 @@ def test_a_run_is_read_with_its_plan_its_settings_and_the_names_of_its_hosts(
         ("src/one.py", "ImportError: attempted relative import with no known parent package",
          "; src.one is a file of a package"),
         ("-m", "ImportError: attempted relative import with no known parent package", ""),
+        ("-m", "/p/python: No module named a.b.tarin", "; a/b has no tarin"),
+        ("-m", "/p/python: No module named a.one", "; a has no one"),
+        ("-m", "/p/python: No module named b", ""),
+        ("-m", "/p/python: Error while finding module specification for 'src.one.tarin' "
+         "(ModuleNotFoundError: __path__ attribute not found on 'src.one')",
+         "; src/one.py is no package"),
+        ("-m", "/p/python: Error while finding module specification for 'a.b.go' "
+         "(ModuleNotFoundError: No module named 'kit')", ""),
     ],
 )  # fmt: skip
 def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
@@ -314,9 +323,40 @@ def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
     run.create(replace(plan, nodes=(node,)), "", 9.0)
     rank = run.path / "nodes/0/0/attempt-0/rank-0"
     rank.mkdir(parents=True)
-    (rank / "stderr").write_text(traceback(0, said))
+    (rank / "stderr").write_text(traceback(0, said) if said[0] != "/" else said)
     (line,) = read_run(run).lines
     assert line.text == said + told
+
+
+@pytest.mark.parametrize(
+    ("cause", "certainty"), [(Cause.INTERRUPTED, "certain"), (Cause.STOP_REQUESTED, "likely")]
+)
+def test_a_stop_by_a_person_is_told_as_recorded_and_no_rank_failed_after_it(cause, certainty):
+    ends = [worker_end(rank, "ended by its agent", exit_code=-9, cause="terminated", log="")
+            for rank in (0, 1)]  # fmt: skip
+    failure = decide_report(ends, ())
+    told = decide_verdict(
+        Evidence(subject="a-1", state="stopped", run_cause=cause, failure=failure, only_node=0)
+    )
+    assert (told.cause, told.certainty, told.where, told.fell) == (
+        "stopped-by-user",
+        certainty,
+        "",
+        (),
+    )
+
+
+def test_what_a_training_refuses_is_told_with_its_own_fix_and_no_line_of_the_code(tmp_path):
+    run = ended_run(tmp_path)
+    stack = traceback(1, "fabric_train.errors.InputError: lr is 1\n  fix: give lr 2\n")
+    stack = stack.replace("[rank1]: ", "")
+    error = {"message": "InputError: lr is 1", "extraInfo": {"py_callstack": stack}}
+    rank = run.path / "nodes/0/0/attempt-0/rank-1"
+    (rank / "error.json").write_text(json.dumps({"message": error}))
+    (rank / "stderr").write_text("train: lr is 1\n  fix: give lr 2\n")
+    told = verdict_of(run)
+    assert (told.cause, told.certainty, told.fix) == ("wrong-argument", "certain", "give lr 2")
+    assert told.where == "rank 1 on node 0"
 
 
 def test_the_last_attempt_of_each_node_is_read(tmp_path):

@@ -57,6 +57,11 @@ def test_what_the_line_does_not_name_the_word_for_the_runs_end_may():
          "DistStoreError: Timed out after 7 seconds waiting for clients. 1/2 clients joined.",
          "before init_process_group"),
         ("script-error", "EOFError: EOF when reading a line", "no stdin"),
+        ("missing-module", "/p/python: No module named pkg.train; pkg has no train",
+         "correct the name; ls PACKAGE"),
+        ("missing-module",
+         "python: Error while finding module specification for 'ddp.tarin'; ddp.py is no package",
+         "PACKAGE.py is no package"),
         ("missing-module",
          "python: Error while finding module specification for 'a.b' (ModuleNotFoundError: No mod",
          "cd to the folder of PACKAGE"),
@@ -108,3 +113,19 @@ def test_a_run_whose_hold_has_ended_is_told_how_to_hold_the_nodes_again(make_pla
     verdict = decide_verdict(ended)
     assert (verdict.cause, verdict.what) == (Cause.HOLD_ENDED, detail)
     assert verdict.fix == "launcher hold --name dev-2 --nnodes 2"
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (Cause.STOPPED_BY_USER, "run it again"),
+        (Cause.LAUNCHER_LOST, "run it again; --detach outlives the terminal"),
+        (Cause.TIME_LIMIT, "ask for more time"),
+        (Cause.NETWORK_CUT, "ping, ip -s link between the two"),
+        (Cause.NODE_LOST, "look at its power, kernel log and network"),
+    ],
+)
+def test_a_run_without_a_checkpoint_is_not_resumed(cause, told, make_plan):
+    assert fit_fixes(make_plan(), can_resume=False)[cause] == told
+    assert not any("--resume" in fix for fix in fit_fixes(make_plan(), can_resume=False).values())
+    assert cause not in fit_fixes(make_plan())
