@@ -121,18 +121,20 @@ def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
 
 
 def tell_restarts(events: Iterable[LedgerEvent]) -> dict[object, str]:
-    """Restarts by a worker's fault, in the words of the agent that saw it; each with a key. Pure.
+    """Restarts by a worker's fault, in the words of the first agent that saw it; each with a key.
 
-    Of an agent whose ledger does not come here, the launcher has what it said on its console.
+    Of an agent whose ledger does not come here, the launcher has what it said on its console. Where
+    workers of many nodes hang, each of these says so. Pure.
     """
     told = dict[object, str]()
-    for event in events:
+    for event in sorted(events, key=lambda each: each.at):
         text = str(event.values.get("detail", "")) if event.name == "restart" else ""
         if event.name == LAUNCHER_SOURCE:
             said = _RESTART_SAID.fullmatch(str(event.values.get("text")))
             text = said[1] if said else ""
         if text:
-            told[event.node_index, event.incarnation, event.at] = text
+            # Its number begins again where the launcher starts all nodes again.
+            told.setdefault((event.incarnation, text.partition(" (")[0]), text)
     return told
 
 

@@ -368,6 +368,11 @@ def test_a_restart_of_workers_is_told_between_what_they_said_before_and_after(tm
         ledger = AgentLedger(agent_ledger(run, 0, 0), StoppedClock(), node_index=0, incarnation=0)
         ledger.write("restart", attempt=0, cause="worker-fault", detail=detail)
         ledger.write("restart", attempt=1, cause="membership")
+        later = AgentLedger(
+            agent_ledger(run, 1, 0), StoppedClock(now=3.0), node_index=1, incarnation=0
+        )
+        later.write("restart", attempt=0, cause="hang", detail="restart 1 of 2 (hang): rank 1: x")
+        run.node_dir(1, 0).mkdir(parents=True)
         tell_moment(run, 0, 0, at=5.0, text="agent: restart 2 of 2 (hang): rank 0: it hung")
 
     follower.follow(restart)
