@@ -107,8 +107,10 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 """
 
 
-@pytest.mark.parametrize("engine", ["agent", "torchrun"])
-def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_once(launcher, engine):
+@pytest.mark.parametrize(("engine", "cause"), [("agent", "script-error"), ("torchrun", "killed")])
+def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_once(
+    launcher, engine, cause
+):
     launcher.write(FALLING)
     done = launcher.fails(
         1,
@@ -121,6 +123,6 @@ def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_onc
     (fell,) = [line for line in told if line.startswith("  failed after it")]
     assert "rank 0 on node 0: RuntimeError: Connection closed by peer" in fell
     first = launcher.outcome["failure"]["first"]
-    assert (first["rank"], first["cause"]) == (1, "killed")
+    assert (first["rank"], first["cause"]) == (1, cause)
     report = launcher("report").stdout
     assert report.count("the cause") <= 4, "first cause, its traceback's two lines, timeline"
