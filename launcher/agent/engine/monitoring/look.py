@@ -164,8 +164,8 @@ class Looker:
         spied = PySpy(pids, native=native)
         left_s = end - self._clock.monotonic()
         leaves_s = NATIVE_LEAVES_S if native else min(PY_SPY_LEAVES_S, left_s / 2)
-        # A thread that runs Python while faulthandler reads its frames may crash the worker: so
-        # faulthandler is for workers whose own thread cannot answer, as none of theirs runs then.
+        # Faulthandler may crash a worker that runs Python meanwhile. So it is asked only where the
+        # worker's own thread has not answered: then no thread of it can run Python.
         self._wait(lambda: spied.are_done() and have_answered(), end - leaves_s)
         # Only py-spy can read a worker that a signal has stopped, so it may use the whole limit.
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)]
